@@ -1,0 +1,1 @@
+"""The stages between captioned pictures and generated ones; each sub-package is one stage."""

@@ -1,0 +1,1 @@
+"""`dalle-collab`: one file per noun, put together in `main`."""

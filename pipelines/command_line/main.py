@@ -1,0 +1,34 @@
+"""`dalle-collab`: from captioned pictures to a model trained together, and pictures drawn by it."""
+
+import typer
+
+from hub_tools.endpoint import prepare_hub_client
+from hub_tools.one_line_errors import run_command_line
+from pipelines.command_line import clip, codec, data, demo, generate, join, run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=(
+        "Train a text-to-image transformer together, over the Internet, on the Hugging Face Hub.\n\n"
+        "Set HF_ENDPOINT to use another Hub than huggingface.co, and HF_TOKEN (or `hf auth login`) to write to it."
+    ),
+)
+app.add_typer(data.app, name="data", help="Turn captioned pictures into a streamable dataset of image codes.")
+app.add_typer(codec.app, name="codec", help="Train and look at the VQGAN codec.")
+app.add_typer(clip.app, name="clip", help="Train the CLIP that ranks generated pictures.")
+app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
+app.command("join")(join.join)
+app.command("generate")(generate.generate)
+app.add_typer(demo.app, name="demo", help="The whole system, small, on this machine.")
+
+
+def main() -> None:
+    """Run the command line; end with exit code 1 and one line where the user can mend something."""
+    prepare_hub_client()
+    run_command_line(app, prog_name="dalle-collab")
+
+
+if __name__ == "__main__":
+    main()
