@@ -1,0 +1,63 @@
+"""Captions of scenes, and the way back from a caption to the scene's attributes."""
+
+import functools
+import re
+
+from pipelines.demo.scenes import BACKGROUND_COLOURS, SHAPE_COLOURS, SHAPES, SIZES, SceneAttributes
+
+# Each says all five attributes in at most twelve words, so that sixteen tokens hold any of them.
+CAPTION_TEMPLATES = (
+    "a {size} {colour} {shape} {place} of a {background} background",
+    "{place} of a {background} background, a {size} {colour} {shape}",
+    "{size} {colour} {shape} {place}, {background} background",
+    "{background} background with a {size} {colour} {shape} {place}",
+)
+_PLACES = {
+    "left": "on the left",
+    "right": "on the right",
+    "top": "at the top",
+    "bottom": "at the bottom",
+    "centre": "in the centre",
+}
+
+
+def caption_of(attributes: SceneAttributes, template_index: int = 0) -> str:
+    """The scene in words; `template_index` counts round through CAPTION_TEMPLATES."""
+    template = CAPTION_TEMPLATES[template_index % len(CAPTION_TEMPLATES)]
+    return template.format(
+        size=attributes.size,
+        colour=attributes.colour,
+        shape=attributes.shape,
+        place=_PLACES[attributes.position],
+        background=attributes.background,
+    )
+
+
+def parse_caption(caption: str) -> SceneAttributes:
+    """The attributes that `caption_of` put into the caption.
+
+    Raises ValueError with the caption and an example when it was not made from one of the templates.
+    """
+    for pattern in _patterns():
+        match = pattern.fullmatch(caption.strip().lower())
+        if match is not None:
+            values = match.groupdict()
+            values["position"] = {place: position for position, place in _PLACES.items()}[values.pop("place")]
+            return SceneAttributes(**values)
+    raise ValueError(
+        f"{caption!r} does not describe a scene; expected for example 'a small red star on the left of a blue "
+        f"background', with a shape out of {', '.join(SHAPES)}."
+    )
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    choices = {
+        "size": SIZES,
+        "colour": SHAPE_COLOURS,
+        "shape": SHAPES,
+        "place": _PLACES.values(),
+        "background": BACKGROUND_COLOURS,
+    }
+    groups = {name: f"(?P<{name}>{'|'.join(values)})" for name, values in choices.items()}
+    return tuple(re.compile(template.format(**groups)) for template in CAPTION_TEMPLATES)
