@@ -1,0 +1,267 @@
+"""The one owner of the image-code dataset's format: Parquet shards of captions with their VQGAN codes.
+
+Axis names: num_records, num_codes (= grid_size * grid_size).
+"""
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FORMAT_VERSION = 1
+KNOWN_FORMAT_VERSIONS = (1,)
+LARGEST_CODEBOOK = 2**15
+BROTLI_LEVEL = 5
+ROWS_PER_ROW_GROUP = 1024
+METADATA_PREFIX = "dalle_collab."
+REPREPARE_COMMAND = "dalle-collab data prepare SOURCE --codec CODEC --output FOLDER"
+
+IMAGE_CODE_SCHEMA = pa.schema(
+    [
+        ("caption", pa.string()),
+        ("codes", pa.list_(pa.int16())),
+        ("key", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("NSFW", pa.string()),
+        ("similarity", pa.float32()),
+    ]
+)
+
+
+class ImageCodeFormatError(ValueError):
+    """A shard that this reader cannot read: the message says what was seen, what was expected and the cure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCodeLayout:
+    """What every record of a dataset shares: which codec made the codes, and their number and range."""
+
+    codec_fingerprint: str
+    """`VQGANCodec.fingerprint` of the codec that made the codes; another codec cannot decode them."""
+    codebook_size: int
+    """Codes are in [0, codebook_size)."""
+    grid_size: int
+    """An image is grid_size x grid_size codes, rows first."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.codebook_size <= LARGEST_CODEBOOK:
+            raise ValueError(
+                f"codebook_size is {self.codebook_size}; int16 codes hold 1 to {LARGEST_CODEBOOK} entries."
+            )
+        if self.grid_size < 1:
+            raise ValueError(f"grid_size is {self.grid_size}; an image needs at least one row of codes.")
+
+    @property
+    def num_codes(self) -> int:
+        """Codes of one image."""
+        return self.grid_size * self.grid_size
+
+    def to_metadata(self) -> dict[str, str]:
+        """The entries that a shard carries in its schema metadata."""
+        return {
+            f"{METADATA_PREFIX}format_version": str(FORMAT_VERSION),
+            f"{METADATA_PREFIX}codec_fingerprint": self.codec_fingerprint,
+            f"{METADATA_PREFIX}codebook_size": str(self.codebook_size),
+            f"{METADATA_PREFIX}grid_size": str(self.grid_size),
+        }
+
+
+def layout_from_metadata(metadata: Mapping[bytes, bytes] | None, shard_name: str) -> ImageCodeLayout:
+    """The layout written in a shard's schema metadata; ImageCodeFormatError when it is absent or of another version."""
+    entries = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
+    version = entries.get(f"{METADATA_PREFIX}format_version")
+    if version is None:
+        raise ImageCodeFormatError(
+            f"Shard {shard_name} says nothing about its codec, expected the metadata {METADATA_PREFIX}format_version. "
+            f"Prepare it again: {REPREPARE_COMMAND}"
+        )
+    if version not in {str(known) for known in KNOWN_FORMAT_VERSIONS}:
+        known = " and ".join(map(str, KNOWN_FORMAT_VERSIONS))
+        raise ImageCodeFormatError(
+            f"Shard {shard_name} has format {version}, this reader knows {known}. "
+            "Update the package: pip install -U dalle-collab"
+        )
+    try:
+        return ImageCodeLayout(
+            codec_fingerprint=entries[f"{METADATA_PREFIX}codec_fingerprint"],
+            codebook_size=int(entries[f"{METADATA_PREFIX}codebook_size"]),
+            grid_size=int(entries[f"{METADATA_PREFIX}grid_size"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise ImageCodeFormatError(
+            f"Shard {shard_name} has damaged metadata ({error}). Prepare it again: {REPREPARE_COMMAND}"
+        ) from error
+
+
+def image_code_table(
+    captions: Sequence[str],
+    image_codes: np.ndarray,
+    layout: ImageCodeLayout,
+    scalars: Mapping[str, Sequence[Any]] | None = None,
+) -> pa.Table:
+    """Records as a table in the published schema.
+
+    image_codes: (num_records, num_codes) integers in [0, codebook_size); scalars: columns of IMAGE_CODE_SCHEMA beside
+    caption and codes (missing ones become null). ValueError for another shape or a code out of range.
+    """
+    image_codes = np.asarray(image_codes)
+    if image_codes.shape != (len(captions), layout.num_codes):
+        raise ValueError(f"Codes have shape {image_codes.shape}, expected {(len(captions), layout.num_codes)}.")
+    check_code_range(image_codes, layout.codebook_size, "these records")
+    offsets = np.arange(len(captions) + 1, dtype=np.int32) * layout.num_codes
+    columns: dict[str, Any] = {
+        "caption": pa.array(captions, pa.string()),
+        "codes": pa.ListArray.from_arrays(offsets, pa.array(image_codes.astype(np.int16).reshape(-1))),
+    }
+    for field in list(IMAGE_CODE_SCHEMA)[2:]:
+        values = (scalars or {}).get(field.name)
+        columns[field.name] = pa.nulls(len(captions), field.type) if values is None else pa.array(values, field.type)
+    return pa.table(columns, schema=IMAGE_CODE_SCHEMA.with_metadata(layout.to_metadata()))
+
+
+def check_code_range(image_codes: np.ndarray, codebook_size: int, where: str) -> None:
+    """Pass when all codes are in [0, codebook_size); else ImageCodeFormatError that names the worst code."""
+    if image_codes.size == 0:
+        return
+    lowest, highest = int(image_codes.min()), int(image_codes.max())
+    if lowest < 0 or highest >= codebook_size:
+        seen = lowest if lowest < 0 else highest
+        raise ImageCodeFormatError(
+            f"Code {seen} in {where} is outside the codebook, expected 0 to {codebook_size - 1}."
+        )
+
+
+def write_image_code_shard(path: str | os.PathLike, table: pa.Table) -> int:
+    """Write a table to one Brotli Parquet shard, whole or not at all; returns the shard's bytes.
+
+    The same table gives the same bytes. Dictionary pages pack codes to about their entropy's whole bits (measured:
+    1,580 bytes for 1,024 codes of a 8,192 codebook), which Brotli alone does not reach.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        pq.write_table(
+            table,
+            temporary,
+            compression="brotli",
+            compression_level=BROTLI_LEVEL,
+            row_group_size=ROWS_PER_ROW_GROUP,
+            use_dictionary=["caption", "codes.list.element", "NSFW"],
+            write_page_index=True,
+        )
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+def open_shard(path: str | os.PathLike) -> pq.ParquetFile:
+    """The opened shard (a context manager); ImageCodeFormatError with the cure when it is truncated or not Parquet."""
+    path = Path(path)
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ImageCodeFormatError(
+            f"Shard {path.name} ({path.stat().st_size} bytes) is truncated or not Parquet: {reason} "
+            f"Delete it and run the same command again, it is then made anew: {REPREPARE_COMMAND}"
+        ) from error
+
+
+def read_layout(path: str | os.PathLike) -> ImageCodeLayout:
+    """The layout of one shard, from its footer alone."""
+    with open_shard(path) as shard:
+        return layout_from_metadata(shard.schema_arrow.metadata, Path(path).name)
+
+
+def iterate_shard(path: str | os.PathLike, batch_size: int = ROWS_PER_ROW_GROUP) -> Iterator[pa.RecordBatch]:
+    """The shard's records in order, at most batch_size at a time; ImageCodeFormatError where its pages are damaged."""
+    with open_shard(path) as shard:
+        try:
+            yield from shard.iter_batches(batch_size)
+        except (pa.ArrowInvalid, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise ImageCodeFormatError(
+                f"Shard {Path(path).name} is damaged: {reason} "
+                f"Delete it and run the same command again, it is then made anew: {REPREPARE_COMMAND}"
+            ) from error
+
+
+def captions_and_codes(
+    batch: pa.RecordBatch | pa.Table | Mapping[str, Sequence[Any]], *, num_codes: int, shard_name: str = "the stream"
+) -> tuple[list[str | None], np.ndarray]:
+    """Captions and codes of a batch, from our layout or from the published `laion_100m_vqgan_f8` layout.
+
+    batch: an Arrow batch or a mapping from column name to values, with `caption` and either `codes` (lists of numbers)
+    or `code` (int16 little-endian bytes, plain or one Brotli blob each).
+    Returns captions and (num_records, num_codes) int16. ImageCodeFormatError for other columns or another length.
+    """
+    names = batch.keys() if isinstance(batch, Mapping) else batch.schema.names
+    if "caption" not in names or not {"codes", "code"} & set(names):
+        raise ImageCodeFormatError(
+            f"{shard_name} has the columns {', '.join(names)}; expected `caption` with `codes` or `code`. "
+            f"Make a dataset of image codes: {REPREPARE_COMMAND}"
+        )
+    captions = _captions(batch["caption"])
+    if "codes" in names:
+        return captions, _codes_from_lists(batch["codes"], num_codes, shard_name)
+    rows = [codes_from_bytes(_as_python(blob), num_codes) for blob in batch["code"]]
+    return captions, np.stack(rows) if rows else np.empty((0, num_codes), np.int16)
+
+
+def codes_from_bytes(blob: bytes, num_codes: int) -> np.ndarray:
+    """(num_codes,) int16 from int16 little-endian bytes, plain or Brotli-compressed; ImageCodeFormatError otherwise."""
+    raw = blob if len(blob) == 2 * num_codes else _decompress(blob)
+    if len(raw) != 2 * num_codes:
+        raise ImageCodeFormatError(
+            f"An image has {len(blob)} bytes of codes, expected {2 * num_codes} ({num_codes} codes of int16)."
+        )
+    return np.frombuffer(raw, "<i2").astype(np.int16)
+
+
+def _decompress(blob: bytes) -> bytes:
+    try:
+        return pa.CompressedInputStream(io.BytesIO(blob), "brotli").read()
+    except OSError:
+        return b""
+
+
+def _as_python(value: Any) -> Any:
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
+def _captions(column: Sequence[Any]) -> list[str | None]:
+    values = (_as_python(value) for value in column)
+    return [_decompress(value).decode() if isinstance(value, bytes) else value for value in values]
+
+
+def _codes_from_lists(column: Any, num_codes: int, shard_name: str) -> np.ndarray:
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        codes = np.asarray(column)
+        if codes.ndim == 2 and codes.shape[1] == num_codes:
+            return codes.astype(np.int16)
+        lengths = {len(row) for row in column}
+        if not lengths <= {num_codes}:
+            raise ImageCodeFormatError(_wrong_length(shard_name, lengths, num_codes))
+        return np.asarray([list(row) for row in column], np.int16).reshape(-1, num_codes)
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    lengths = set(column.value_lengths().to_pylist()) if len(column) else set()
+    if not lengths <= {num_codes}:
+        raise ImageCodeFormatError(_wrong_length(shard_name, lengths, num_codes))
+    return column.flatten().to_numpy(zero_copy_only=False).astype(np.int16).reshape(-1, num_codes)
+
+
+def _wrong_length(shard_name: str, lengths: set, num_codes: int) -> str:
+    seen = ", ".join(str(length) for length in sorted(lengths, key=str) if length != num_codes)
+    return (
+        f"{shard_name} has images of {seen} codes, expected {num_codes}. Check the dataset and the model's image grid."
+    )

@@ -1,0 +1,79 @@
+"""Reads published taming-transformers checkpoints (`.ckpt` with `.yaml`) without running any code in them."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from pipelines.image_codes.vqgan_config import CodecLoadError, VQGANConfig
+
+QUANTIZER_OF_TARGET = {"GumbelVQ": "gumbel", "VQModel": "nearest"}
+
+
+class InertObject:
+    """Stands for an object of a class that the checkpoint names: it accepts everything and does nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.Tensor]:
+    """The tensors under `state_dict` of a Lightning checkpoint, by name, on the CPU.
+
+    Lightning stores callback objects beside the tensors. Every class that torch does not know becomes an inert
+    placeholder, and the file is read by torch's restricted reader, so that nothing in it is imported or called.
+    CodecLoadError for a file that is no such checkpoint, or one that asks for the operating system.
+    """
+    path = Path(checkpoint_path)
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        placeholders = [(type(name.rpartition(".")[2], (InertObject,), {}), name) for name in names]
+        with torch.serialization.safe_globals(placeholders):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except (pickle.UnpicklingError, ValueError, RuntimeError, EOFError, OSError) as error:
+        raise CodecLoadError(
+            f"{path} cannot be read as a tensors-only checkpoint: {str(error).splitlines()[0]} "
+            "Expected a taming `.ckpt` saved by torch 1.6 or newer, from a source that you trust."
+        ) from error
+    state = content.get("state_dict", content) if isinstance(content, dict) else {}
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise CodecLoadError(f"{path} holds no tensors under `state_dict`, expected a taming VQGAN checkpoint.")
+    return tensors
+
+
+def read_taming_config(yaml_path: str | os.PathLike) -> VQGANConfig:
+    """The sizes in a taming model `.yaml`; CodecLoadError when it describes another kind of model."""
+    path = Path(yaml_path)
+    try:
+        model = yaml.safe_load(path.read_text())["model"]
+        target = model["target"].rpartition(".")[2]
+        parameters = model["params"]
+        sizes = parameters["ddconfig"]
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise CodecLoadError(
+            f"{path} is not a taming model description: {error!r}. Use the checkpoint's own .yaml."
+        ) from error
+    if target not in QUANTIZER_OF_TARGET:
+        raise CodecLoadError(f"{path} describes a {target} with an unknown quantizer; expected GumbelVQ or VQModel.")
+    if parameters.get("remap") or sizes.get("double_z"):
+        raise CodecLoadError(f"{path} uses remap or double_z, which have no codes of their own; use a plain VQGAN.")
+    return VQGANConfig(
+        image_size=sizes["resolution"],
+        codebook_size=parameters["n_embed"],
+        embedding_dim=parameters["embed_dim"],
+        z_channels=sizes["z_channels"],
+        channels=sizes["ch"],
+        channel_multipliers=tuple(sizes["ch_mult"]),
+        num_residual_blocks=sizes["num_res_blocks"],
+        attention_resolutions=tuple(sizes["attn_resolutions"]),
+        quantizer=QUANTIZER_OF_TARGET[target],
+    )
