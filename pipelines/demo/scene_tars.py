@@ -4,23 +4,19 @@ A tar holds `KEY.jpg`, `KEY.txt` and `KEY.json` for each picture. About one pict
 filter after the paper's section 3.2 must drop it; `Dirt` names the ways.
 """
 
-import hashlib
-import io
-import json
-import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
+from pipelines.demo.picture_tars import TarPicture, encode_jpeg, write_picture_tars
 from pipelines.demo.scene_captions import CAPTION_TEMPLATES, caption_of
 from pipelines.demo.scenes import ScenesConfig, draw_training_attributes, render_scene, scene_random
 
-_SHORT_CAPTIONS = ("", "a", "ok", ".", "  ")
+_SHORT_CAPTIONS = ("a", "ok", ".", "  ")
 
 
 class Dirt(StrEnum):
@@ -83,33 +79,13 @@ def write_scene_tars(
 ) -> Counter[Dirt]:
     """Write `00000.tar`, `00001.tar`, ... into the folder and count the pictures by their dirt.
 
-    Each tar is written under a temporary name and then renamed, so that a tar which is there is whole. `on_progress`
-    hears the number of pictures written so far. Raises FileExistsError when the folder holds other tars already.
+    Running it twice does no harm: equal configurations write equal bytes. Raises FileExistsError when the folder holds
+    other tars.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    _refuse_other_tars(output, config)
-    dirt_counts: Counter[Dirt] = Counter()
-    for tar_index, start in enumerate(range(0, config.num_pictures, config.pictures_per_tar)):
-        stop = min(start + config.pictures_per_tar, config.num_pictures)
-        partial = output / f"{tar_index:05d}.tar.partial"
-        with tarfile.open(partial, "w") as tar:
-            for index in range(start, stop):
-                dirt_counts[_add_picture(tar, index, config)] += 1
-                if on_progress is not None:
-                    on_progress(index + 1)
-        partial.rename(output / f"{tar_index:05d}.tar")
+    dirt_counts = Counter(dirt_of(index, config) for index in range(config.num_pictures))
+    pictures = (tar_picture(index, config) for index in range(config.num_pictures))
+    write_picture_tars(output, pictures, pictures_per_tar=config.pictures_per_tar, on_progress=on_progress)
     return dirt_counts
-
-
-def _refuse_other_tars(output: Path, config: SceneTarsConfig) -> None:
-    num_tars = -(-config.num_pictures // config.pictures_per_tar)
-    expected = {f"{index:05d}.tar" for index in range(num_tars)}
-    others = sorted(path.name for path in output.glob("*.tar") if path.name not in expected)
-    if others:
-        raise FileExistsError(
-            f"{output} already holds {others[0]}, which this run of {num_tars} tars would not write: expected an "
-            "empty folder. Pass another --output, or remove the old tars."
-        )
 
 
 def dirt_of(index: int, config: SceneTarsConfig) -> Dirt:
@@ -132,61 +108,26 @@ def scene_of(index: int, config: SceneTarsConfig) -> tuple[str, Image.Image]:
     return caption, render_scene(attributes, random, config.scenes, picture_size=extreme)
 
 
-def _add_picture(tar: tarfile.TarFile, index: int, config: SceneTarsConfig) -> Dirt:
-    key = f"{index // config.pictures_per_tar:05d}{index % config.pictures_per_tar:04d}"
-    for suffix, content in _picture_files(key, index, config):
-        member = tarfile.TarInfo(f"{key}.{suffix}")
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
-    return dirt_of(index, config)
-
-
-def _picture_files(key: str, index: int, config: SceneTarsConfig) -> Iterator[tuple[str, bytes]]:
-    """The suffix and content of the files that describe one picture."""
+def tar_picture(index: int, config: SceneTarsConfig) -> TarPicture:
+    """The picture of this index as it is stored, with its dirt."""
     dirt = dirt_of(index, config)
     caption, picture = scene_of(index, config)
-    random = scene_random(config.seed, "metadata", index)
+    jpeg = encode_jpeg(picture, config.jpeg_quality)
+    return TarPicture(
+        jpeg=_corrupted(jpeg, index) if dirt is Dirt.CORRUPT else jpeg,
+        caption=_stored_caption(caption, dirt, index),
+        size=picture.size,
+        url=f"https://scenes.invalid/{config.seed}/{index}.jpg",
+        license="CC0-1.0",
+        nsfw=str(dirt) if dirt in (Dirt.NSFW, Dirt.UNSURE) else "UNLIKELY",
+        similarity=round(float(scene_random(config.seed, "similarity", index).uniform(0.30, 0.45)), 4),
+    )
+
+
+def _stored_caption(caption: str, dirt: Dirt, index: int) -> str:
     if dirt is Dirt.EMPTY_CAPTION:
-        caption = ""
-    elif dirt is Dirt.SHORT_CAPTION:
-        caption = _SHORT_CAPTIONS[1 + index % (len(_SHORT_CAPTIONS) - 1)]
-    jpeg = _jpeg(picture, config.jpeg_quality)
-    if dirt is Dirt.CORRUPT:
-        jpeg = _corrupted(jpeg, index)
-    metadata = _metadata(key, caption, picture.size, jpeg, dirt, random)
-    yield "jpg", jpeg
-    yield "txt", caption.encode()
-    yield "json", json.dumps(metadata).encode()
-
-
-def _metadata(
-    key: str, caption: str, size: tuple[int, int], jpeg: bytes, dirt: Dirt, random: np.random.Generator
-) -> dict[str, object]:
-    """LAION's and img2dataset's fields of one picture."""
-    width, height = size
-    return {
-        "caption": caption,
-        "url": f"https://scenes.invalid/{key}.jpg",
-        "key": key,
-        "status": "success",
-        "error_message": None,
-        "width": width,
-        "height": height,
-        "original_width": width,
-        "original_height": height,
-        "exif": "{}",
-        "sha256": hashlib.sha256(jpeg).hexdigest(),
-        "NSFW": str(dirt) if dirt in (Dirt.NSFW, Dirt.UNSURE) else "UNLIKELY",
-        "similarity": round(float(random.uniform(0.30, 0.45)), 4),
-        "license": "CC0-1.0",
-    }
-
-
-def _jpeg(picture: Image.Image, quality: int) -> bytes:
-    buffer = io.BytesIO()
-    # Subsampled chroma would smear a small shape over the neighbouring image codes.
-    picture.save(buffer, "JPEG", quality=quality, subsampling=0)
-    return buffer.getvalue()
+        return ""
+    return _SHORT_CAPTIONS[index % len(_SHORT_CAPTIONS)] if dirt is Dirt.SHORT_CAPTION else caption
 
 
 def _corrupted(jpeg: bytes, index: int) -> bytes:

@@ -38,8 +38,8 @@ BACKGROUND_COLOURS: dict[str, Colour] = {
     "pink": (245, 130, 175),
 }
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")
-# The largest extent of a shape and its centre, as shares of the picture's side. With 8 x 8 image codes of 64 x 64 pixels
-# even a small shape covers two and a half codes a side; fewer, and a star could not be told from a circle.
+# The largest extent of a shape and its centre, as shares of the picture's side. With 8 x 8 image codes even a small
+# shape covers two and a half codes a side; fewer, and a star could not be told from a circle.
 SIZES: dict[str, float] = {"small": 0.31, "medium": 0.40, "large": 0.49}
 POSITIONS: dict[str, tuple[float, float]] = {
     "left": (0.27, 0.5),
