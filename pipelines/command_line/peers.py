@@ -1,0 +1,214 @@
+"""Running a peer in its own process group: set-up, signals, progress on the terminal, events for programs."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from pipelines.training.peer_options import PeerOptions
+from pipelines.training.process_group import guard_process_group, is_worker, run_as_worker
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def run_training_peer(repository: str, options: PeerOptions, *, events: Path | None) -> None:
+    """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
+    _become_worker()
+    import dataclasses
+
+    import torch
+
+    from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
+    from pipelines.training.run_creation import check_codec_fits, check_dataset_fits, package_version
+    from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
+    from pipelines.training.swarm import open_dht
+    from pipelines.training.training_peer import RunFinishedError, TrainingPeer, finished_message
+    from pipelines.training.training_run import stable_seed
+
+    console = _start_logging()
+    run, run_state = read_run(repository), read_run_state(repository)
+    if run_state is not None and run_state["epoch"] >= run.num_epochs:
+        raise RunFinishedError(finished_message(run))
+    if not run.entry_addresses:
+        raise ValueError(
+            f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces itself: "
+            f"dalle-collab run assist {repository}"
+        )
+    layout, processor = dataset_layout(run.dataset_repository, run.dataset_revision), read_processor(repository)
+    check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
+    check_dataset_fits(run, layout)
+    options = dataclasses.replace(options, device=_resolve_device(options.device))
+    torch.set_num_threads(options.cpu_threads or os.cpu_count() or 1)
+    username = _username()
+
+    with (
+        open_dht(repository, run.entry_addresses, options) as dht,
+        TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
+        _stop_on_signals() as stop,
+    ):
+        source = peer.synchronise(lambda: download_checkpoint(repository) if run_state else None)
+        console.print(f"Joined {repository} as {username} at epoch {peer.optimizer.local_epoch} (state: {source}).")
+        seed = stable_seed(run.run_id, dht.peer_id)
+        with prefetched(
+            lambda: stream_batches(
+                run.dataset_repository,
+                run.dataset_revision,
+                processor,
+                num_codes=layout.num_codes,
+                batch_size=options.micro_batch_size,
+                seed=seed,
+                shuffle_buffer_size=options.shuffle_buffer_size,
+            )
+        ) as batches:
+            _show_training(console, peer.train(batches, stop), run.num_epochs, events)
+    console.print(f"Left {repository}: contributed {peer.num_samples} samples.")
+
+
+def run_auxiliary_peer(repository: str, options: PeerOptions, *, follow_seconds: float, events: Path | None) -> None:
+    """Assist a run until it is finished and published, or a signal asks to stop; publish what is held at the end."""
+    _become_worker()
+    import torch
+
+    from pipelines.training.auxiliary_peer import AuxiliaryPeer
+    from pipelines.training.run_creation import package_version
+    from pipelines.training.run_repository import (
+        announce_entry_addresses,
+        download_checkpoint,
+        read_history,
+        read_processor,
+        read_run,
+        read_run_state,
+    )
+    from pipelines.training.swarm import SwarmUnreachableError, open_dht, visible_addresses
+    from pipelines.training.training_peer import RunFinishedError, finished_message
+
+    console = _start_logging()
+    torch.set_num_threads(1)
+    run, run_state, processor = read_run(repository), read_run_state(repository), read_processor(repository)
+    if run_state is not None and run_state["epoch"] >= run.num_epochs:
+        raise RunFinishedError(finished_message(run))
+    with contextlib.ExitStack() as stack:
+        try:
+            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options))
+        except SwarmUnreachableError:
+            if not run.entry_addresses:
+                raise
+            console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
+            dht = stack.enter_context(open_dht(repository, (), options))
+        peer = stack.enter_context(
+            AuxiliaryPeer(
+                repository,
+                run,
+                dht,
+                processor,
+                package_version=package_version(),
+                history=read_history(repository) if run_state else None,
+                follow_interval_seconds=follow_seconds,
+            )
+        )
+        stop = stack.enter_context(_stop_on_signals())
+        epoch = peer.restore(download_checkpoint(repository) if run_state else None)
+        addresses = visible_addresses(dht)
+        announce_entry_addresses(repository, addresses)
+        console.print(f"Assisting {repository} from epoch {epoch}; entry addresses: {', '.join(addresses)}")
+        _show_assistance(console, peer.follow(stop), events)
+        if (commit := peer.publish_held_state()) is not None:
+            console.print(f"Published epoch {peer.published_epoch} as commit {commit[:12]} before leaving.")
+
+
+def _become_worker() -> None:
+    """Continue only in a process group of our own; in the process that the person started, wait for that group."""
+    if not is_worker():
+        raise typer.Exit(run_as_worker(sys.argv[1:]))
+    guard_process_group()
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set. Enter it after hivemind has forked: its children must die of them."""
+    stop = threading.Event()
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, events: Path | None) -> None:
+    last_line = 0.0
+    with console.status("training") as status:
+        for report in reports:
+            text = (
+                f"epoch {report.epoch}/{num_epochs}  loss {report.loss:.4f}  {report.num_peers} peers  "
+                f"{report.samples_per_second:.1f} samples/s  share averaged {report.share_averaged:.0%}  "
+                f"yours {report.num_samples} samples"
+            )
+            status.update(text)
+            if report.ended_epoch:
+                _append_event(events, report)
+                if not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                    console.print(text)
+                    last_line = time.monotonic()
+
+
+def _show_assistance(console: Console, reports: Iterator[Any], events: Path | None) -> None:
+    with console.status("waiting for trainers") as status:
+        for report in reports:
+            loss = f"{report.summary.loss:.4f}" if report.summary else "-"
+            status.update(
+                f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
+                f"{report.num_trainers} trainers  loss {loss}"
+            )
+            _append_event(events, report)
+            if report.published is not None:
+                console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
+
+
+def _append_event(path: Path | None, report: Any) -> None:
+    if path is None:
+        return
+    import dataclasses
+
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dict(dataclasses.asdict(report), time=time.time())) + "\n")
+
+
+def _resolve_device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device is {name!r}, but torch sees no GPU here; use --device cpu.")
+    return name
+
+
+def _username() -> str:
+    """Return the Hub user's name, or `anonymous` without a token; a token that is refused is an error."""
+    from huggingface_hub import get_token, whoami
+
+    return whoami()["name"] if get_token() else "anonymous"
+
+
+def _start_logging() -> Console:
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("pipelines").setLevel(logging.INFO)
+    return console

@@ -1,0 +1,145 @@
+"""`dalle-collab run`: for the organiser: create a training run, assist it, look at it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
+
+
+@app.command()
+def create(
+    repository: Repository,
+    dataset: Annotated[str, typer.Option(help="Dataset Hub repository of image codes, ORG/NAME.")],
+    codec: Annotated[str, typer.Option(help="Model Hub repository of the codec that made the image codes.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
+    clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set goes before it.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
+) -> None:
+    """Create a training run: publish its settings, tokenizer and processor to the Model Hub.
+
+    Settings are the fields of TrainingRun and of DalleCollabConfig; the defaults are those of the paper.
+
+    Examples:
+
+      dalle-collab run create my-org/birds --dataset my-org/birds-codes --codec my-org/vqgan-f8
+
+      dalle-collab run create my-org/tiny --dataset my-org/shapes --codec my-org/codec --tokenizer ./tokenizer
+      --set hidden_size=128 --set num_hidden_layers=6 --set target_batch_size=256
+    """
+    import tempfile
+
+    from transformers import AutoTokenizer
+
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.training.image_code_stream import dataset_layout
+    from pipelines.training.run_creation import compose_processor, compose_run
+    from pipelines.training.run_repository import create_run_repository
+
+    values = _read_settings(settings) | dict(_parse_setting(text) for text in set_ or [])
+    layout = dataset_layout(dataset, "main")
+    fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    run = compose_run(
+        run_id=values.pop("run_id", repository.replace("/", "-").replace(".", "-")),
+        dataset_repository=dataset,
+        layout=layout,
+        tokenizer=fast_tokenizer,
+        settings=values,
+    )
+    processor = compose_processor(
+        fast_tokenizer,
+        run,
+        layout,
+        codec_repository=codec,
+        codec_fingerprint=VQGANCodec.from_pretrained(codec).fingerprint,
+        clip_repository=clip,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        address = create_run_repository(repository, run, processor, Path(folder))
+    typer.echo(f"Created {repository}: {address}")
+    typer.echo(f"Next, start its auxiliary peer: dalle-collab run assist {repository}")
+
+
+@app.command()
+def assist(
+    repository: Repository,
+    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
+    follow_seconds: Annotated[float, typer.Option(help="Seconds between downloads of the newest state.")] = 30.0,
+    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
+    events: Annotated[
+        Path | None, typer.Option(help="Append one JSON line per look at the swarm to this file.")
+    ] = None,
+) -> None:
+    """Start the auxiliary peer: newcomers find the swarm through it, and it publishes the checkpoints.
+
+    It needs no GPU. It announces its addresses in the run's repository, holds the training state, hands it out when
+    all trainers are gone, and continues from the newest checkpoint when it is started again.
+
+    Examples:
+
+      dalle-collab run assist my-org/birds --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key
+
+      dalle-collab run assist my-org/tiny --host /ip4/127.0.0.1/tcp/0
+    """
+    from pipelines.command_line import peers
+    from pipelines.training.peer_options import PeerOptions
+
+    options = PeerOptions(
+        host_addresses=tuple(host or PeerOptions.host_addresses),
+        announce_addresses=tuple(announce or ()),
+        identity_file=identity_file,
+        startup_timeout_seconds=startup_timeout,
+    )
+    peers.run_auxiliary_peer(repository, options, follow_seconds=follow_seconds, events=events)
+
+
+@app.command()
+def show(repository: Repository) -> None:
+    """Print a run's settings and how far its newest checkpoint is.
+
+    Example:
+
+      dalle-collab run show my-org/birds
+    """
+    import dataclasses
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipelines.training.run_repository import read_run, read_run_state
+
+    run, state = read_run(repository), read_run_state(repository)
+    table = Table("setting", "value", title=repository)
+    for name, value in dataclasses.asdict(run).items():
+        table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
+    table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
+    Console().print(table)
+
+
+def _read_settings(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); expected an object of settings.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; expected a JSON object of settings.")
+    return values
+
+
+def _parse_setting(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError(f"--set got {text!r}; expected NAME=VALUE, for example --set target_batch_size=256.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

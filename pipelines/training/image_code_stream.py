@@ -1,0 +1,136 @@
+"""The streaming reader: image codes from the Dataset Hub, captions tokenised on the fly, each peer in its own order."""
+
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from huggingface_hub import HfFileSystem
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
+from pipelines.training.training_run import stable_seed
+
+NUM_OPEN_SHARDS = 2
+"""Shards read at the same time. `datasets` would open 10 and fetch them whole before the first record."""
+
+NUM_PREFETCHED_BATCHES = 8
+
+
+class Batch(NamedTuple):
+    """One micro-batch."""
+
+    input_ids: torch.Tensor
+    """(batch, text_sequence) int64"""
+
+    image_codes: torch.Tensor
+    """(batch, image_sequence) int64 in [0, codebook_size)"""
+
+
+def dataset_layout(repository: str, revision: str) -> ImageCodeLayout:
+    """Return which codec made the dataset's codes, from the footer of its first shard.
+
+    Raises:
+        ValueError: there is no such dataset, it has no shards, or they are not image codes of a known format.
+    """
+    files = HfFileSystem()
+    try:
+        shards = sorted(files.glob(f"datasets/{repository}@{revision}/**/*.parquet"))
+    except (FileNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+        shards = []
+    if not shards:
+        raise ValueError(
+            f"There is no dataset repository {repository} with Parquet shards at revision {revision} on this Hub, or "
+            f"your token may not read it. Publish one with: hub-tools publish dataset FOLDER {repository}"
+        )
+    with files.open(shards[0]) as shard:
+        try:
+            metadata = pq.read_schema(shard).metadata
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(
+                f"Shard {shards[0].rsplit('/', 1)[-1]} of {repository} cannot be read ({error}). "
+                f"Check and publish it again: dalle-collab data verify FOLDER"
+            ) from error
+    return layout_from_metadata(metadata, shards[0].rsplit("/", 1)[-1])
+
+
+def stream_batches(
+    repository: str,
+    revision: str,
+    processor: DalleCollabProcessor,
+    *,
+    num_codes: int,
+    batch_size: int,
+    seed: int,
+    shuffle_buffer_size: int,
+) -> Iterator[Batch]:
+    """Yield micro-batches without end, pass after pass, each pass in another order that only the seed decides.
+
+    Raises:
+        ValueError: the dataset has fewer records than one batch, or records that are not image codes.
+    """
+    # The anonymous download counter and the viewer's Parquet export live on other hosts than the Hub in use.
+    datasets.config.USE_PARQUET_EXPORT = False
+    source = datasets.load_dataset(repository, revision=revision, split="train", streaming=True)
+    for number in itertools.count():
+        order = source.shuffle(
+            seed=stable_seed(seed, number) % 2**32,
+            buffer_size=shuffle_buffer_size,
+            max_buffer_input_shards=NUM_OPEN_SHARDS,
+        )
+        num_batches = 0
+        for table in order.with_format("arrow").iter(batch_size, drop_last_batch=True):
+            captions, codes = captions_and_codes(table, num_codes=num_codes, shard_name=repository)
+            input_ids = processor(text=[caption or "" for caption in captions])["input_ids"]
+            yield Batch(torch.as_tensor(input_ids), torch.from_numpy(codes).long())
+            num_batches += 1
+        if num_batches == 0:
+            raise ValueError(
+                f"Dataset {repository} has fewer records than one micro-batch of {batch_size}. "
+                f"Choose a smaller one with --micro-batch-size."
+            )
+
+
+@contextlib.contextmanager
+def prefetched(make_batches: Callable[[], Iterator[Batch]]) -> Iterator[Iterator[Batch]]:
+    """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order."""
+    ahead: queue.Queue[Batch | Exception] = queue.Queue(NUM_PREFETCHED_BATCHES)
+    stop = threading.Event()
+
+    def fill() -> None:
+        try:
+            for batch in make_batches():
+                if not _put(ahead, batch, stop):
+                    return
+        except Exception as error:  # handed to the consumer, which raises it
+            _put(ahead, error, stop)
+
+    def drain() -> Iterator[Batch]:
+        while True:
+            item = ahead.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    thread = threading.Thread(target=fill, name="image-code-stream", daemon=True)
+    thread.start()
+    try:
+        yield drain()
+    finally:
+        stop.set()
+        thread.join(timeout=10)
+
+
+def _put(ahead: queue.Queue, item: Batch | Exception, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        with contextlib.suppress(queue.Full):
+            ahead.put(item, timeout=0.2)
+            return True
+    return False

@@ -1,0 +1,97 @@
+"""What peers tell each other about themselves: signed records in the DHT, checked before use."""
+
+import math
+from typing import Any
+
+import hivemind
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
+from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
+from hivemind.utils import get_dht_time
+
+# hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
+from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
+
+
+class PeerMetrics(BaseModel):
+    """One training peer's figures, published after every epoch."""
+
+    username: constr(max_length=96)
+    epoch: conint(ge=0, strict=True)
+    loss: confloat(ge=0.0, strict=True)
+    num_samples: conint(ge=0, strict=True)
+    samples_per_second: confloat(ge=0.0, strict=True)
+    share_averaged: confloat(ge=0.0, le=1.0, strict=True)
+    bytes_sent: conint(ge=0, strict=True)
+    num_rounds: conint(ge=0, strict=True)
+    round_seconds: confloat(ge=0.0, strict=True)
+    num_refused_gradients: conint(ge=0, strict=True)
+    client_mode: StrictBool
+    package_version: constr(max_length=32)
+
+
+class AuxiliaryStatus(BaseModel):
+    """What an auxiliary peer holds and has published."""
+
+    held_epoch: conint(ge=0, strict=True)
+    published_epoch: conint(ge=0, strict=True)
+    addresses: conlist(constr(max_length=256), max_items=16)
+
+
+class _SwarmRecords(BaseModel):
+    metrics: dict[BytesWithPublicKey, PeerMetrics]
+    auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
+
+
+class SwarmRecords:
+    """Reads and writes the run's signed records; every process that touches them makes one of these first.
+
+    Without the validators a reader sees the signature as trailing bytes and fails.
+    """
+
+    def __init__(self, dht: hivemind.DHT, run_id: str) -> None:
+        self._dht, self._run_id = dht, run_id
+        signature = RSASignatureValidator()
+        self._owner = signature.local_public_key
+        dht.add_validators(
+            [
+                SchemaValidator(_SwarmRecords, prefix=run_id),
+                SchemaValidator(TrainingProgressSchema, prefix=run_id),
+                signature,
+            ]
+        )
+
+    def publish_metrics(self, metrics: PeerMetrics, lifetime_seconds: float) -> None:
+        """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""
+        self._publish("metrics", metrics, lifetime_seconds)
+
+    def publish_auxiliary(self, status: AuxiliaryStatus, lifetime_seconds: float) -> None:
+        """Sign and store what this auxiliary peer holds for `lifetime_seconds`."""
+        self._publish("auxiliary", status, lifetime_seconds)
+
+    def metrics(self) -> dict[bytes, PeerMetrics]:
+        """Return the figures of the peers that are alive, by public key; impossible values are left out."""
+        records = self._read("metrics", PeerMetrics)
+        return {key: record for key, record in records.items() if math.isfinite(record.loss)}
+
+    def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
+        """Return what the auxiliary peers that are alive hold, by public key."""
+        return self._read("auxiliary", AuxiliaryStatus)
+
+    def progress(self) -> list[LocalTrainingProgress]:
+        """Return the progress records of the training peers that are alive."""
+        return list(self._read("progress", LocalTrainingProgress).values())
+
+    def _publish(self, name: str, record: BaseModel, lifetime_seconds: float) -> None:
+        self._dht.store(
+            key=f"{self._run_id}_{name}",
+            subkey=self._owner,
+            value=record.dict(),
+            expiration_time=get_dht_time() + lifetime_seconds,
+            return_future=True,
+        )
+
+    def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
+        found = self._dht.get(f"{self._run_id}_{name}", latest=True)
+        values = found.value if found is not None and isinstance(found.value, dict) else {}
+        return {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}

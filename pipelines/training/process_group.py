@@ -1,0 +1,69 @@
+"""A peer is many processes (hivemind's, p2pd): they run in one process group and end together, whatever happens.
+
+The command that a person started stays in the terminal's foreground and passes signals on; the worker leads a group
+of its own. A guard inside that group watches both and kills the group when either of them dies, even by SIGKILL.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
+
+
+def is_worker() -> bool:
+    """Tell whether this process is the worker that `run_as_worker` started."""
+    return os.environ.get(WORKER_VARIABLE) == "1"
+
+
+def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run the same program again as the leader of a process group; return its exit code when all of it is gone.
+
+    The first Ctrl-C or SIGTERM asks the worker to stop, the second one kills the group.
+    """
+    command = [sys.executable, "-m", "pipelines.command_line.main", *arguments]
+    worker = subprocess.Popen(
+        command, start_new_session=True, env={**os.environ, **(environment or {}), WORKER_VARIABLE: "1"}
+    )
+    requests = 0
+
+    def pass_on(number: int, _frame: object) -> None:
+        nonlocal requests
+        requests += 1
+        with contextlib.suppress(ProcessLookupError):
+            if requests == 1:
+                os.kill(worker.pid, signal.SIGTERM)
+            else:
+                os.killpg(worker.pid, signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    try:
+        code = worker.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+    if requests and code < 0:
+        return 130
+    return code if code >= 0 else 128 - code
+
+
+def guard_process_group() -> None:
+    """Kill this process's whole group as soon as this process or its parent dies; call it first in a worker."""
+    watched = [os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid())]
+    if os.fork() != 0:
+        for descriptor in watched:
+            os.close(descriptor)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    poll = select.poll()
+    for descriptor in watched:
+        poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    # A worker that ends by itself has shut its children down; a short grace would only keep orphans longer.
+    os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,0 +1,118 @@
+"""The run's Model Hub repository: reading and writing what peers need before they meet."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
+from pipelines.training.checkpoint_publishing import METRICS_FILE
+from pipelines.training.checkpoints import RUN_STATE_FILE
+from pipelines.training.training_run import TRAINING_RUN_FILE, TrainingRun
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
+
+
+def create_run_repository(repository: str, run: TrainingRun, processor: DalleCollabProcessor, folder: Path) -> str:
+    """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
+
+    `folder` is an empty folder for the files. Raises ValueError if the repository already holds a run.
+    """
+    api = HfApi()
+    if api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE):
+        raise ValueError(
+            f"{repository} already holds a training run. Choose another name, or delete the repository: "
+            f"hf repos delete {repository}"
+        )
+    processor.save_pretrained(folder)
+    (folder / TRAINING_RUN_FILE).write_text(run.to_json(), encoding="utf-8")
+    (folder / "README.md").write_text(_card_before_training(repository, run), encoding="utf-8")
+    api.create_repo(repository, exist_ok=True)
+    operations = [
+        CommitOperationAdd(path_in_repo=str(path.relative_to(folder)), path_or_fileobj=str(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return api.create_commit(repository, operations, commit_message=f"Create training run {run.run_id}").commit_url
+
+
+def read_run(repository: str) -> TrainingRun:
+    """Download the settings of a run.
+
+    Raises:
+        ValueError: there is no such repository, or it holds no training run.
+    """
+    try:
+        path = hf_hub_download(repository, TRAINING_RUN_FILE)
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"There is no model repository {repository} on this Hub, or your token may not read it. "
+            "Check the name and HF_ENDPOINT; log in with: hf auth login"
+        ) from error
+    except EntryNotFoundError as error:
+        raise ValueError(
+            f"{repository} holds no {TRAINING_RUN_FILE}: it is not a training run. Its organiser creates one with: "
+            f"dalle-collab run create {repository} --dataset ORG/DATASET"
+        ) from error
+    return TrainingRun.from_file(Path(path))
+
+
+def read_processor(repository: str) -> DalleCollabProcessor:
+    """Download the run's tokenizer and processor."""
+    return DalleCollabProcessor.from_pretrained(repository)
+
+
+def read_run_state(repository: str) -> dict[str, Any] | None:
+    """Return the state of the newest checkpoint (`epoch`, ...), or None while there is none."""
+    try:
+        path = hf_hub_download(repository, RUN_STATE_FILE)
+    except EntryNotFoundError:
+        return None
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def read_history(repository: str) -> list[dict[str, Any]]:
+    """Return the run's published history, one point per epoch; empty if none was published."""
+    try:
+        path = hf_hub_download(repository, METRICS_FILE)
+    except EntryNotFoundError:
+        return []
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def download_checkpoint(repository: str) -> Path:
+    """Download the newest checkpoint's tensors and settings; return the folder."""
+    return Path(snapshot_download(repository, allow_patterns=list(MODEL_FILES)))
+
+
+def announce_entry_addresses(repository: str, addresses: tuple[str, ...]) -> bool:
+    """Write the addresses through which newcomers find the swarm into the run; return whether that was a change.
+
+    The commit is made on top of the settings that were read, so that two writers cannot undo each other.
+    """
+    api = HfApi()
+    head = api.repo_info(repository).sha
+    run = TrainingRun.from_file(Path(hf_hub_download(repository, TRAINING_RUN_FILE, revision=head)))
+    if run.entry_addresses == addresses:
+        return False
+    content = run.replace(entry_addresses=addresses).to_json().encode()
+    operation = CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=content)
+    api.create_commit(repository, [operation], commit_message="Announce entry addresses", parent_commit=head)
+    return True
+
+
+def model_configuration(run: TrainingRun) -> DalleCollabConfig:
+    """Return the model's sizes; raises ValueError if they cannot work."""
+    return DalleCollabConfig(**run.model_config)
+
+
+def _card_before_training(repository: str, run: TrainingRun) -> str:
+    return (
+        "---\nlibrary_name: transformers\npipeline_tag: text-to-image\ntags: [collaborative-training, hivemind]\n"
+        f"datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
+        f"A text-to-image transformer that is being trained together. Give it GPU time:\n\n"
+        f"```bash\ndalle-collab join {repository}\n```\n\n"
+        "The first checkpoint is published by the run's auxiliary peer.\n"
+    )

@@ -1,0 +1,72 @@
+"""Entering the swarm: the DHT node of this process, its addresses, and errors that say what is wrong."""
+
+import logging
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import hivemind
+from hivemind.p2p import P2PDaemonError
+
+from pipelines.training.peer_options import PeerOptions
+
+logger = logging.getLogger(__name__)
+
+
+class SwarmUnreachableError(ConnectionError):
+    """No entry address of the run answers."""
+
+
+@contextmanager
+def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions) -> Iterator[hivemind.DHT]:
+    """Start this process's DHT node, joined to the swarm; shut it down on exit.
+
+    Call it in the main thread of a process that has not started others: hivemind forks.
+
+    Raises:
+        SwarmUnreachableError: none of the entry addresses answers.
+    """
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        dht = hivemind.DHT(
+            initial_peers=list(entry_addresses),
+            host_maddrs=list(options.host_addresses),
+            announce_maddrs=list(options.announce_addresses) or None,
+            client_mode=options.client_mode,
+            identity_path=str(options.identity_file) if options.identity_file else None,
+            startup_timeout=options.startup_timeout_seconds,
+            use_relay=True,
+            start=True,
+        )
+    except (P2PDaemonError, RuntimeError, TimeoutError) as error:
+        raise SwarmUnreachableError(_explain(run_name, entry_addresses, error)) from error
+    try:
+        yield dht
+    finally:
+        dht.shutdown()
+
+
+def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
+    """Return the multiaddresses, with the peer id, under which others can reach this node."""
+    return tuple(str(address) for address in dht.get_visible_maddrs(latest=True))
+
+
+def donors(dht: hivemind.DHT, run_id: str) -> dict[bytes, float]:
+    """Return the peers that hand out the training state, with the epoch each one claims to hold."""
+    found = dht.get(f"{run_id}_state_averager.all_averagers", latest=True)
+    values = found.value if found is not None and isinstance(found.value, dict) else {}
+    return {
+        peer: float(entry.value)
+        for peer, entry in values.items()
+        if isinstance(entry.value, (int, float)) and peer != dht.peer_id.to_bytes()
+    }
+
+
+def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException) -> str:
+    if not entry_addresses:
+        return f"The libp2p daemon did not start ({error}). On a busy machine try again with --startup-timeout 180."
+    return (
+        f"None of the {len(entry_addresses)} entry addresses of {run_name} answers ({error}). Either this machine has "
+        f"no way there, or the run's auxiliary peer is down; its organiser starts it with: "
+        f"dalle-collab run assist {run_name}"
+    )

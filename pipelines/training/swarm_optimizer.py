@@ -1,0 +1,187 @@
+"""`hivemind.Optimizer` for a training run: our LAMB and averagers, a guard against bad gradients, bounded loading."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.compression import NoCompression
+
+from pipelines.training.averaging import SwarmGradientAverager, SwarmStateAverager, averaging_compression, check_codec
+from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
+from pipelines.training.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+NUM_LOADING_ATTEMPTS = 3
+
+
+class SwarmOptimizer(hivemind.Optimizer):
+    """Gathers gradients until the swarm has `target_batch_size` samples, averages them and steps.
+
+    `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round.
+    """
+
+    def __init__(self, *, run: TrainingRun, dht: hivemind.DHT, model: torch.nn.Module, verbose: bool = False) -> None:
+        compression = averaging_compression(run)
+        check_codec(compression)
+        self.num_refused_gradients = 0
+        self.num_gradients = 0
+        self.last_gradient_was_used = False
+        options = averager_options(run)
+        super().__init__(
+            dht=dht,
+            run_id=run.run_id,
+            target_batch_size=run.target_batch_size,
+            **optimizer_parts(run, model),
+            matchmaking_time=run.matchmaking_seconds,
+            averaging_timeout=run.averaging_timeout_seconds,
+            allreduce_timeout=run.averaging_timeout_seconds / 2,
+            next_chunk_timeout=chunk_timeout(run),
+            load_state_timeout=run.averaging_timeout_seconds * 4,
+            delay_optimizer_step=run.delay_optimizer_step,
+            delay_state_averaging=True,
+            offload_optimizer=True,
+            average_state_every=run.average_state_every,
+            client_mode=dht.client_mode,
+            grad_compression=compression,
+            state_averaging_compression=compression,
+            load_state_compression=NoCompression(),
+            grad_averager_factory=partial(SwarmGradientAverager, allow_state_sharing=False, **options),
+            averager_opts=dict(options, allow_state_sharing=False),
+            tracker_opts=tracker_options(run),
+            verbose=verbose,
+        )
+
+    def _make_state_averager(self, **kwargs: Any) -> SwarmStateAverager:
+        return make_state_averager(
+            SwarmStateAverager,
+            dht=self.dht,
+            run_id=self.run_id,
+            matchmaking_seconds=self.matchmaking_time,
+            allreduce_timeout=self.allreduce_timeout,
+            next_chunk_timeout=self.next_chunk_timeout,
+            shutdown_timeout=self.shutdown_timeout,
+            status_loglevel=self.status_loglevel,
+            client_mode=self.client_mode,
+            **kwargs,
+        )
+
+    def share_state(self) -> None:
+        """Let newcomers download this peer's state; call it once this peer is known to be in step with the swarm."""
+        if not self.client_mode:
+            self.state_averager.allow_state_sharing = True
+            self.state_averager.state_sharing_priority = self.local_epoch
+
+    def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
+        """Add the local gradient, unless a value is not finite: then it is dropped and counted, the rest is kept."""
+        self.num_gradients += 1
+        if not _gradients_are_finite(self.grad_averager.parameters):
+            self.num_refused_gradients += 1
+            logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
+            self.last_gradient_was_used = False
+            return False
+        self.last_gradient_was_used = super()._check_and_accumulate_gradients(batch_size, grad_scaler)
+        return self.last_gradient_was_used
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """See `hivemind.Optimizer.step`; afterwards `last_gradient_was_used` tells whether the gradient counts."""
+        self.last_gradient_was_used = False
+        return super().step(*args, **kwargs)
+
+    def load_state_from_peers(self, **kwargs: Any) -> bool:
+        """Download the newest state of another peer; return whether that brought this peer up to the swarm's epoch.
+
+        Unlike hivemind's loop this gives up after a few attempts: the caller may try again or use a checkpoint.
+        """
+        if self.scheduled_grads is not None and not self.scheduled_grads.done():
+            self._tag_along_with_zero_weight(self.scheduled_grads)
+            self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+        with self.tracker.pause_updates():
+            _attempt(partial(self.state_averager.load_state_from_peers, timeout=self.load_state_timeout, **kwargs))
+            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
+                self.state_averager.local_epoch = self.tracker.global_epoch
+            self.begin_epoch()
+        return self.local_epoch >= self.tracker.global_epoch
+
+    def begin_epoch(self) -> None:
+        """Forget gradients gathered so far and report the local epoch; after any change of the state from outside."""
+        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
+        self.grad_averager.reset_accumulated_grads_()
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = self.local_epoch
+
+
+def make_state_averager(
+    kind: type[SwarmStateAverager],
+    *,
+    dht: hivemind.DHT,
+    run_id: str,
+    matchmaking_seconds: float,
+    **kwargs: Any,
+) -> SwarmStateAverager:
+    """Start the averager that holds the training state; trainers and the auxiliary peer must build it alike."""
+    return kind(
+        dht=dht,
+        prefix=f"{run_id}_state_averager",
+        min_matchmaking_time=matchmaking_seconds,
+        offload_optimizer=True,
+        custom_gradients=True,
+        start=True,
+        **kwargs,
+    )
+
+
+def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
+    """Return the parameters, optimizer factory and schedule factory of the run, in the order all peers share."""
+    make = partial(
+        Lamb,
+        lr=run.peak_learning_rate,
+        betas=run.betas,
+        eps=run.epsilon,
+        max_gradient_norm=run.max_gradient_norm,
+        bits=run.optimizer_bits,
+    )
+    return dict(
+        params=weight_decay_groups(model.named_parameters(), run.weight_decay),
+        optimizer=make,
+        scheduler=partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs),
+    )
+
+
+def averager_options(run: TrainingRun) -> dict[str, Any]:
+    """Return the group-forming options of both averagers; a request must fit twice into the matchmaking time."""
+    return dict(request_timeout=min(5.0, run.matchmaking_seconds * 0.4), min_group_size=2)
+
+
+def chunk_timeout(run: TrainingRun) -> float:
+    """Return the seconds after which a silent sender is given up; below 3 s busy but healthy peers ban each other."""
+    return max(3.0, run.averaging_timeout_seconds / 8)
+
+
+def tracker_options(run: TrainingRun) -> dict[str, Any]:
+    """Return how often peers look at each other's progress: in proportion to the time that silence may last."""
+    expiration = run.progress_expiration_seconds
+    return dict(
+        min_refresh_period=min(0.5, expiration / 80),
+        max_refresh_period=min(10.0, expiration / 8),
+        default_refresh_period=min(3.0, expiration / 25),
+        metadata_expiration=expiration,
+    )
+
+
+def _gradients_are_finite(parameters: tuple[torch.Tensor, ...]) -> bool:
+    norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+    return not norms or bool(torch.isfinite(torch.stack(norms)).all())
+
+
+def _attempt(load: Callable[[], Any]) -> None:
+    for attempt in range(1, NUM_LOADING_ATTEMPTS + 1):
+        try:
+            load()
+            return
+        except Exception as error:  # donors vanish in the middle of a download in many ways
+            logger.warning("Download of the state failed (%d of %d): %r", attempt, NUM_LOADING_ATTEMPTS, error)

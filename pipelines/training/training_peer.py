@@ -1,0 +1,201 @@
+"""A training peer: takes over the swarm's state, computes gradients, averages them, reports, hands its state on."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hivemind
+import torch
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.training.checkpoints import RunState, load_training_state
+from pipelines.training.image_code_stream import Batch
+from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
+from pipelines.training.peer_options import PeerOptions
+from pipelines.training.run_repository import model_configuration
+from pipelines.training.swarm import donors
+from pipelines.training.swarm_optimizer import SwarmOptimizer
+from pipelines.training.training_run import TrainingRun, stable_seed
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS = 60.0
+"""A peer that finishes the run stays this long, until an auxiliary peer holds the final state."""
+
+
+class RunFinishedError(ValueError):
+    """The run has reached its last epoch; there is nothing left to train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one local step did."""
+
+    epoch: int
+    """Epoch for which the gradient was computed."""
+
+    loss: float
+    was_used: bool
+    """Whether the gradient counts towards the epoch; not if it was computed on an outdated state."""
+
+    ended_epoch: bool
+    num_peers: int
+    samples_per_second: float
+    share_averaged: float
+    num_samples: int
+    """Samples this peer has contributed so far."""
+
+
+def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
+    """Return the model with the initial parameters that the run's seed decides, equal on all peers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(run.run_id, run.seed) % 2**63)
+        return DalleCollabForConditionalGeneration(model_configuration(run))
+
+
+class TrainingPeer:
+    """Trains in a swarm. Use as a context manager around `synchronise` and `train`."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        dht: hivemind.DHT,
+        options: PeerOptions,
+        *,
+        username: str,
+        package_version: str,
+        model: torch.nn.Module | None = None,
+    ) -> None:
+        self.run, self.options = run, options
+        self.model = (model or initial_model(run)).to(options.device)
+        self.records = SwarmRecords(dht, run.run_id)
+        self.num_samples = 0
+        self._dht, self._username, self._package_version = dht, username, package_version
+        self._epoch_losses: list[float] = []
+
+    def __enter__(self) -> "TrainingPeer":
+        self.optimizer = SwarmOptimizer(
+            run=self.run, dht=self._dht, model=self.model, verbose=logger.isEnabledFor(logging.DEBUG)
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.optimizer.shutdown()
+
+    def synchronise(self, fetch_checkpoint: Callable[[], Path | None]) -> str:
+        """Take over the newest state there is; return where it came from: `peers`, `checkpoint` or `start`.
+
+        `fetch_checkpoint` downloads the newest checkpoint's folder and is asked only when no peer has the state.
+
+        Raises:
+            RunFinishedError: the run is at its last epoch.
+        """
+        source = "start"
+        if max(donors(self._dht, self.run.run_id).values(), default=0) > 0:
+            self.optimizer.load_state_from_peers()
+            source = "peers"
+        elif (folder := fetch_checkpoint()) is not None:
+            self.restore(folder)
+            source = "checkpoint"
+        if self.optimizer.local_epoch >= self.run.num_epochs:
+            raise RunFinishedError(finished_message(self.run))
+        self.optimizer.share_state()
+        return source
+
+    def restore(self, folder: Path) -> RunState:
+        """Load a checkpoint from its folder; the peer continues at its epoch."""
+        averager = self.optimizer.state_averager
+        with averager.lock_averaged_tensors:
+            state = load_training_state(folder, self.model, averager.optimizer)
+        averager.local_epoch = state.epoch
+        averager._update_scheduler()
+        self.optimizer.begin_epoch()
+        return state
+
+    def train(self, batches: Iterable[Batch], stop: threading.Event) -> Iterator[StepReport]:
+        """Train until `stop` is set, the run's last epoch is reached, or `max_epochs` of one's own have passed.
+
+        Yields a report after every micro-batch.
+        """
+        first_epoch = self.optimizer.local_epoch
+        limit = self.run.num_epochs
+        if self.options.max_epochs is not None:
+            limit = min(limit, first_epoch + self.options.max_epochs)
+        for batch in batches:
+            if stop.is_set() or self.optimizer.local_epoch >= limit:
+                break
+            yield self.step(batch)
+        self.optimizer.state_averager.step(wait_for_delayed_updates=True)
+        if self.optimizer.local_epoch >= self.run.num_epochs:
+            self._hand_over(stop)
+
+    def step(self, batch: Batch) -> StepReport:
+        """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
+        epoch, (input_ids, image_codes) = self.optimizer.local_epoch, (t.to(self.options.device) for t in batch)
+        loss = self.model(input_ids=input_ids, image_codes=image_codes, return_logits=False).loss
+        loss.backward()
+        self.optimizer.step(batch_size=len(input_ids))
+        self.optimizer.zero_grad()
+        was_used = self.optimizer.last_gradient_was_used
+        if was_used:
+            self.num_samples += len(input_ids)
+            self._epoch_losses.append(loss.item())
+        ended = self.optimizer.local_epoch != epoch
+        if ended:
+            self._report_epoch()
+        return self._step_report(epoch, loss.item(), was_used, ended)
+
+    def _step_report(self, epoch: int, loss: float, was_used: bool, ended_epoch: bool) -> StepReport:
+        tracker = self.optimizer.tracker
+        return StepReport(
+            epoch=epoch,
+            loss=loss,
+            was_used=was_used,
+            ended_epoch=ended_epoch,
+            num_peers=tracker.global_progress.num_peers,
+            samples_per_second=tracker.performance_ema.samples_per_second,
+            share_averaged=self.optimizer.grad_averager.last_round.share_averaged,
+            num_samples=self.num_samples,
+        )
+
+    def _report_epoch(self) -> None:
+        if not self._epoch_losses:
+            return
+        averaging = self.optimizer.grad_averager.last_round
+        metrics = PeerMetrics(
+            username=self._username,
+            epoch=self.optimizer.local_epoch,
+            loss=sum(self._epoch_losses) / len(self._epoch_losses),
+            num_samples=self.num_samples,
+            samples_per_second=self.optimizer.tracker.performance_ema.samples_per_second,
+            share_averaged=averaging.share_averaged,
+            bytes_sent=averaging.bytes_sent,
+            num_rounds=averaging.num_rounds,
+            round_seconds=averaging.seconds,
+            num_refused_gradients=self.optimizer.num_refused_gradients,
+            client_mode=bool(self.options.client_mode),
+            package_version=self._package_version,
+        )
+        self._epoch_losses.clear()
+        self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
+
+    def _hand_over(self, stop: threading.Event) -> None:
+        """Stay until an auxiliary peer holds the final state, so that the last epochs are not lost."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < deadline and not stop.is_set():
+            auxiliaries = self.records.auxiliaries().values()
+            if not auxiliaries or any(status.held_epoch >= self.run.num_epochs for status in auxiliaries):
+                return
+            stop.wait(0.5)
+        logger.warning("No auxiliary peer took over the final state within %.0f s.", LINGER_SECONDS)
+
+
+def finished_message(run: TrainingRun) -> str:
+    """Say that a run is over and what can be done with it."""
+    return (
+        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
+        "dalle-collab generate ORG/RUN 'a caption'; or create a new run with: dalle-collab run create"
+    )

@@ -1,0 +1,158 @@
+"""What all peers of a training run must share, kept as `training_run.json` in the run's Model Hub repository."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+TRAINING_RUN_FILE = "training_run.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """The settings that peers must share. Defaults are those of *Training Transformers Together*, section 3."""
+
+    run_id: str
+    """Name of the swarm, prefix of its keys in the DHT: letters, digits, `-` and `_`."""
+
+    model_config: dict[str, Any]
+    """Arguments of `DalleCollabConfig`."""
+
+    dataset_repository: str
+    """Dataset Hub repository of image-code shards, `ORG/NAME`."""
+
+    dataset_revision: str
+    """Commit of the dataset: all peers stream the same records."""
+
+    entry_addresses: tuple[str, ...] = ()
+    """Multiaddresses through which newcomers find the swarm; the auxiliary peer keeps them fresh."""
+
+    target_batch_size: int = 4096
+    """Samples that the swarm gathers for one epoch, that is, for one optimizer step."""
+
+    num_epochs: int = 31_250
+    """Length of the schedule; peers stop when the swarm reaches it."""
+
+    num_warmup_epochs: int = 3_125
+    """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero."""
+
+    peak_learning_rate: float = 2.5e-3
+    betas: tuple[float, float] = (0.9, 0.96)
+    epsilon: float = 1e-6
+    weight_decay: float = 0.045
+
+    max_gradient_norm: float = 4.0
+    """Global norm to which the averaged gradient is clipped."""
+
+    optimizer_bits: int = 8
+    """8: block-wise quantised LAMB statistics; 32: float32 statistics."""
+
+    averaging_compression: str = "size_adaptive_8bit"
+    """`size_adaptive_8bit`: 8 bits for tensors of at least `min_8bit_elements`, float16 below; `float16`; or `none`."""
+
+    min_8bit_elements: int = 2**16
+    """Smallest number of elements that is sent in 8 bits (paper, section 3.3)."""
+
+    delay_optimizer_step: bool = True
+    """Run the optimizer on the CPU while the next micro-batch is computed; costs one micro-batch of staleness."""
+
+    average_state_every: int = 5
+    """Epochs between averagings of the parameters, which mend what partly failed rounds have pulled apart."""
+
+    matchmaking_seconds: float = 10.0
+    """Time for peers to find each other before a round. Increase if fewer than 90 % of peers join a round."""
+
+    averaging_timeout_seconds: float = 120.0
+    """A round that takes longer is given up. Increase on slow links, at least to twice the usual round."""
+
+    progress_expiration_seconds: float = 30.0
+    """A peer that is silent for this long no longer counts."""
+
+    checkpoint_interval_epochs: int = 100
+    """Epochs between checkpoints on the Model Hub."""
+
+    seed: int = 0
+    """Seed of the initial parameters, which every peer draws for itself and so need not download."""
+
+    package_version: str = "0.1.0"
+    """Version of this package with which the run was created."""
+
+    format_version: int = field(default=FORMAT_VERSION)
+    """Version of this file's format."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entry_addresses", tuple(self.entry_addresses))
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if self.format_version != FORMAT_VERSION:
+            raise ValueError(
+                f"{TRAINING_RUN_FILE} has format {self.format_version}, this package knows {FORMAT_VERSION}. "
+                "Update the package: pip install -U dalle-collab"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,96}", self.run_id):
+            raise ValueError(f"run_id is {self.run_id!r}; expected 1 to 96 letters, digits, '-' or '_'.")
+        _check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
+        _check_positive(self, "average_state_every", "matchmaking_seconds", "progress_expiration_seconds")
+        _check_positive(self, "checkpoint_interval_epochs", "min_8bit_elements")
+        if not 0 <= self.num_warmup_epochs <= self.num_epochs:
+            raise ValueError(
+                f"num_warmup_epochs is {self.num_warmup_epochs}; expected 0 to num_epochs ({self.num_epochs})."
+            )
+        if self.averaging_timeout_seconds <= self.matchmaking_seconds:
+            raise ValueError(
+                f"averaging_timeout_seconds is {self.averaging_timeout_seconds}; expected more than "
+                f"matchmaking_seconds ({self.matchmaking_seconds})."
+            )
+        _check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
+        _check_choice("averaging_compression", self.averaging_compression, ("size_adaptive_8bit", "float16", "none"))
+
+    def to_json(self) -> str:
+        """Return the text of `training_run.json`."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build a run from parsed JSON; raises ValueError that names an unknown or missing setting."""
+        known = {item.name for item in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"Unknown setting {', '.join(unknown)} in {TRAINING_RUN_FILE}; known: {sorted(known)}.")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"{TRAINING_RUN_FILE} is incomplete or has a value of a wrong type: {error}") from error
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read `training_run.json`; raises ValueError if it is not valid."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{path.name} is not JSON ({error}). Create the run again: dalle-collab run create"
+            ) from error
+        return cls.from_mapping(values)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some settings changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def stable_seed(*parts: object) -> int:
+    """Return a 63-bit seed that depends only on the text of the parts, on every machine."""
+    text = "\0".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _check_positive(run: TrainingRun, *names: str) -> None:
+    for name in names:
+        if not getattr(run, name) > 0:
+            raise ValueError(f"{name} is {getattr(run, name)}; expected a number above 0.")
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}.")
