@@ -1,0 +1,170 @@
+"""The DALL-E-like transformer as a transformers model: embedding, layers, tied head, weighted loss.
+
+Axes: batch, text (`text_sequence_length`), image (`num_image_codes`), position (`<bos>`, text, image), hidden.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
+
+from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack
+from .configuration_dalle_collab import AUTO_MAP, DalleCollabConfig
+from .generation_dalle_collab import ImageCodeGeneration
+from .inputs_dalle_collab import check_image_codes, check_text
+
+# `<bos>` has no id of its own: it is row 0 of the embedding, as in the model's ancestor. A text id 0 never gets there,
+# because it stands for "padding of this position".
+BOS_ID = 0
+
+
+@dataclass
+class DalleCollabOutput(ModelOutput):
+    """What a forward pass of `DalleCollabForConditionalGeneration` returns."""
+
+    loss: Tensor | None = None
+    """Scalar: (text_loss + image_loss_weight * image_loss) / (1 + image_loss_weight)."""
+    text_loss: Tensor | None = None
+    """Scalar: mean cross-entropy of the text tokens, padding included, in nats."""
+    image_loss: Tensor | None = None
+    """Scalar: mean cross-entropy of the image codes, in nats."""
+    logits: Tensor | None = None
+    """(batch, text + image, vocabulary); ids that a position cannot predict hold the dtype's lowest number."""
+
+
+class DalleCollabPreTrainedModel(PreTrainedModel):
+    """Initialisation, saving and loading shared by the two models."""
+
+    config: DalleCollabConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    input_modalities = ("text", "image")
+    output_modalities = ("image",)
+    supports_gradient_checkpointing = False  # `config.recompute` is the dial
+    _no_split_modules = ("DalleCollabStack",)
+    _supports_sdpa = True
+    _auto_class = "AutoModel"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        # The ancestor's initialisation: torch's own for linear layers, and the tied table as a linear layer's weight.
+        if isinstance(module, nn.Linear | nn.Embedding):
+            bound = 1 / math.sqrt(module.weight.shape[1])
+            init.uniform_(module.weight, -bound, bound)
+            if getattr(module, "bias", None) is not None:
+                init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, DalleCollabBranch):
+            init.constant_(module.scale, module.initial_scale)
+        elif isinstance(module, DalleCollabForConditionalGeneration):
+            bound = 1 / math.sqrt(self.config.hidden_size)
+            init.uniform_(module.output_bias, -bound, bound)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
+        """Save weights (safetensors), configuration and the code that reads them, for `trust_remote_code=True`."""
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, **kwargs)
+
+
+class DalleCollabModel(DalleCollabPreTrainedModel):
+    """The transformer without its head: from text ids and image codes to hidden states."""
+
+    def __init__(self, config: DalleCollabConfig) -> None:
+        super().__init__(config)
+        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.stack = DalleCollabStack(config)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the tied table: rows of text ids, of position-wise padding ids, then of image codes."""
+        return self.token_embedding
+
+    def forward(self, input_ids: Tensor, image_codes: Tensor) -> BaseModelOutput:
+        """Return the normalised hidden states (batch, text + image, hidden) that predict each text id and image code.
+
+        `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
+        [0, codebook_size). Raises `ValueError` for another shape or range.
+        """
+        device = self.token_embedding.weight.device
+        check_text(input_ids, self.config, device)
+        check_image_codes(image_codes, self.config, device, batch=len(input_ids))
+        image_ids = image_codes.long() + self.config.num_text_ids
+        x = self.token_embedding(torch.cat([self.text_block_ids(input_ids), image_ids], dim=1))
+        # The last image code predicts nothing; it is there so that the image is a whole grid.
+        return BaseModelOutput(last_hidden_state=self.norm(self.stack(x))[:, :-1])
+
+    def text_labels(self, input_ids: Tensor) -> Tensor:
+        """Return the text ids with every 0 replaced by the padding id of its position: (batch, text) int64."""
+        padding_ids = self.config.text_vocab_size + torch.arange(input_ids.shape[1], device=input_ids.device)
+        return torch.where(input_ids == 0, padding_ids, input_ids.long())
+
+    def text_block_ids(self, input_ids: Tensor) -> Tensor:
+        """Return the embedding rows of the text block: (batch, text) to (batch, 1 + text) int64."""
+        return F.pad(self.text_labels(input_ids), (1, 0), value=BOS_ID)
+
+
+class DalleCollabForConditionalGeneration(DalleCollabPreTrainedModel, ImageCodeGeneration, GenerationMixin):
+    """The transformer with its tied head: losses, logits and generated image codes.
+
+    Example:
+        model = AutoModel.from_pretrained("ORG/RUN", trust_remote_code=True)
+        processor = AutoProcessor.from_pretrained("ORG/RUN", trust_remote_code=True)
+        image_codes = model.generate_image_codes(processor(text=["a red circle"]).input_ids, num_candidates=4)
+    """
+
+    def __init__(self, config: DalleCollabConfig) -> None:
+        super().__init__(config)
+        self.model = DalleCollabModel(config)
+        self.output_bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.post_init()
+        self.set_generation_defaults()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        image_codes: Tensor,
+        return_logits: bool = True,
+    ) -> DalleCollabOutput:
+        """Return the losses, and the logits unless `return_logits=False` (three times less work in the head).
+
+        `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
+        [0, codebook_size). Raises `ValueError` for another shape or range.
+        """
+        hidden = self.model(input_ids, image_codes).last_hidden_state
+        text_logits, image_logits = self.block_logits(hidden)
+        text_loss = F.cross_entropy(text_logits.flatten(0, 1).float(), self.model.text_labels(input_ids).flatten())
+        image_loss = F.cross_entropy(image_logits.flatten(0, 1).float(), image_codes.long().flatten())
+        weight = self.config.image_loss_weight
+        return DalleCollabOutput(
+            loss=(text_loss + weight * image_loss) / (1 + weight),
+            text_loss=text_loss,
+            image_loss=image_loss,
+            logits=self._full_logits(text_logits, image_logits) if return_logits else None,
+        )
+
+    def block_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what can be predicted: (batch, text, text ids) at text places, (batch, image, codes) at image ones."""
+        sizes = [self.config.num_text_ids, self.config.codebook_size]
+        text_weight, image_weight = self.model.token_embedding.weight.split(sizes)
+        text_bias, image_bias = self.output_bias.split(sizes)
+        text_hidden, image_hidden = hidden.split([self.config.text_sequence_length, self.config.num_image_codes], dim=1)
+        return F.linear(text_hidden, text_weight, text_bias), F.linear(image_hidden, image_weight, image_bias)
+
+    def _full_logits(self, text_logits: Tensor, image_logits: Tensor) -> Tensor:
+        lowest = torch.finfo(text_logits.dtype).min
+        text = F.pad(text_logits, (0, self.config.codebook_size), value=lowest)
+        image = F.pad(image_logits, (self.config.num_text_ids, 0), value=lowest)
+        return torch.cat([text, image], dim=1)
+
+
+__all__ = ["DalleCollabForConditionalGeneration", "DalleCollabModel", "DalleCollabOutput", "DalleCollabPreTrainedModel"]
