@@ -1,0 +1,5 @@
+"""An embedded Hub that speaks the Hugging Face Hub's HTTP protocol, for one machine or a trusted network."""
+
+from .local_hub_process import LocalHub
+
+__all__ = ["LocalHub"]

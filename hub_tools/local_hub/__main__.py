@@ -1,0 +1,26 @@
+"""The process behind `LocalHub`: prints its endpoint as the only line, and ends with its parent."""
+
+import argparse
+from pathlib import Path
+
+
+def main() -> None:
+    """Serve until told to stop, or until the process that started this one has ended."""
+    from .server import ServerOptions, serve
+
+    parser = argparse.ArgumentParser(prog="python -m hub_tools.local_hub")
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--part-mebibytes", type=int, default=256)
+    arguments = parser.parse_args()
+    options = ServerOptions(
+        root=arguments.root, port=arguments.port, part_mebibytes=arguments.part_mebibytes, exit_with_parent=True
+    )
+    try:
+        serve(options, lambda endpoint: print(endpoint, flush=True))
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The web application of the embedded Hub: all routes over one storage."""
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from . import (
+    account_routes,
+    content_routes,
+    history_routes,
+    page_routes,
+    repository_routes,
+    space_routes,
+    upload_routes,
+)
+from .hub_error import HubError, disk_full
+from .object_store import DISK_FULL_ERRORS
+from .request_parts import HubSettings
+from .storage import HubStorage
+
+logger = logging.getLogger(__name__)
+Message = MutableMapping[str, Any]
+
+
+def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPaths":
+    """Return the ASGI application that serves this storage."""
+    application = FastAPI(title="Embedded Hub", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    application.state.storage = storage
+    application.state.settings = settings
+    application.add_exception_handler(HubError, _answer_refusal)
+    application.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    application.add_exception_handler(HTTPException, _answer_http_error)
+    application.add_exception_handler(ClientDisconnect, _answer_nobody)
+    application.add_exception_handler(OSError, _answer_os_error)
+    # Earlier routes win: fixed words come before the names of repositories.
+    for routes in (
+        account_routes,
+        upload_routes,
+        repository_routes,
+        history_routes,
+        space_routes,
+        content_routes,
+        page_routes,
+    ):
+        application.include_router(routes.router)
+    return EncodedPaths(application)
+
+
+class EncodedPaths:
+    """Routes on the path as it was sent: a decoded '%2F' could no longer be told from a separator."""
+
+    def __init__(self, application: FastAPI) -> None:
+        self.application = application
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
+        await self.application(scope, receive, send)
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HubError)
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _answer_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    return JSONResponse({"error": f"Invalid request: {problems}"}, status_code=HTTPStatus.BAD_REQUEST)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"The embedded Hub has no {request.method} {request.url.path}"
+    known = error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+    return JSONResponse({"error": message if known else error.detail}, status_code=error.status_code)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    logger.info("The client left in the middle of %s %s", request.method, request.url.path)
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
+
+
+async def _answer_os_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
+        return await _answer_refusal(request, disk_full(error.strerror))
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse({"error": "The Hub failed; its log says why"}, status_code=HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,123 @@
+"""An embedded Hub in a process of its own, for as long as a `with` block lasts."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from .accounts import create_organization, create_token, create_user, set_member
+from .hub_error import HubError
+from .storage import HubStorage
+
+STOP_SECONDS = 5
+Result = TypeVar("Result")
+
+
+class LocalHub:
+    """Serves the Hub in `root` from another process, which ends with the `with` block and with its parent.
+
+    `with LocalHub(root) as hub:` gives `hub.endpoint`; accounts are made by the methods below, with no request.
+    A token is returned once and kept by nobody.
+    """
+
+    def __init__(self, root: Path | str, *, port: int = 0, part_mebibytes: int = 256) -> None:
+        self.root = Path(root).resolve()
+        self.port = port
+        self.part_mebibytes = part_mebibytes
+        self.endpoint = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, and wait until it accepts connections. A second start uses the same port again."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "server.log").open("a") as log:
+            self.process = subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        self.endpoint = self.process.stdout.readline().strip()
+        if not self.endpoint:
+            self.kill()
+            log_lines = (self.root / "server.log").read_text().strip().splitlines() or ["nothing"]
+            raise RuntimeError(f"The embedded Hub did not start, it said: {log_lines[-1]}")
+        self.port = int(self.endpoint.rsplit(":", 1)[1])
+
+    def stop(self) -> None:
+        """Ask the server to end, and make it end if it does not within seconds."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the server and all its children at once, with SIGKILL."""
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process = None
+
+    def create_user(self, name: str, *, token_role: str = "write") -> str:
+        """Create a user and return a token for it. Raises ValueError for a name that is taken or invalid."""
+        return self._change(lambda connection: create_user(connection, name, token_role=token_role))
+
+    def create_token(self, user: str, *, role: str = "write", name: str = "extra") -> str:
+        """Return one more token of a user, with role "read" or "write"."""
+        return self._change(lambda connection: create_token(connection, user, role=role, name=name))
+
+    def create_organization(self, name: str, members: Mapping[str, str] | None = None) -> None:
+        """Create an organization with members, given as `{"alice": "admin"}` with roles read, write and admin."""
+
+        def create(connection: sqlite3.Connection) -> None:
+            create_organization(connection, name)
+            for user, role in (members or {}).items():
+                set_member(connection, name, user, role)
+
+        self._change(create)
+
+    def environment(self, token: str | None = None) -> dict[str, str]:
+        """Return the variables that lead Hugging Face clients in other processes here, with a cache of their own.
+
+        They must be set before the first import of a client. Without a token the caller is anonymous.
+        """
+        return {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_TOKEN": token or "",
+            "HF_HOME": str(self.root / "client_home"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+            "GRADIO_ANALYTICS_ENABLED": "False",
+        }
+
+    def _change(self, change: Callable[[sqlite3.Connection], Result]) -> Result:
+        try:
+            with HubStorage(self.root).prepare().database.writing() as connection:
+                return change(connection)
+        except HubError as error:
+            raise ValueError(error.message) from error
+
+    def _command(self) -> list[str]:
+        arguments = ["--root", str(self.root), "--port", str(self.port), "--part-mebibytes", str(self.part_mebibytes)]
+        return [sys.executable, "-m", "hub_tools.local_hub", *arguments]
