@@ -1,0 +1,1 @@
+"""Publishing to the Hub, and an embedded Hub for one machine. Imports nothing else of this project."""

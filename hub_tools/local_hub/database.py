@@ -1,6 +1,6 @@
 """The Hub's one database: who may do what, which repositories there are, and which commits they consist of.
 
-A commit becomes visible in one SQLite transaction (write-ahead log, synchronous), after all of its contents are on disk.
+A commit becomes visible in one SQLite transaction (write-ahead log, synchronous), after its contents are on disk.
 """
 
 import contextlib
@@ -105,7 +105,8 @@ class Database:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA_VERSION):
                 raise ValueError(
-                    f"{self.path} has format {version}, this Hub knows {SCHEMA_VERSION}. Update the package: pip install -U ."
+                    f"{self.path} has format {version}, this Hub knows {SCHEMA_VERSION}. "
+                    "Update the package: pip install -U dalle-collab"
                 )
             if version == 0:
                 for statement in filter(str.strip, SCHEMA.split(";")):

@@ -19,6 +19,18 @@ STOP_SECONDS = 5
 Result = TypeVar("Result")
 
 
+def client_environment(endpoint: str) -> dict[str, str]:
+    """Return the variables that lead Hugging Face clients to this Hub and nowhere else."""
+    return {
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+        "GRADIO_ANALYTICS_ENABLED": "False",
+    }
+
+
 class LocalHub:
     """Serves the Hub in `root` from another process, which ends with the `with` block and with its parent.
 
@@ -95,21 +107,17 @@ class LocalHub:
 
         self._change(create)
 
+    def add_member(self, organization: str, user: str, role: str = "write") -> None:
+        """Make a user a member of an organization, or change the role: "read", "write" or "admin"."""
+        self._change(lambda connection: set_member(connection, organization, user, role))
+
     def environment(self, token: str | None = None) -> dict[str, str]:
         """Return the variables that lead Hugging Face clients in other processes here, with a cache of their own.
 
         They must be set before the first import of a client. Without a token the caller is anonymous.
         """
-        return {
-            "HF_ENDPOINT": self.endpoint,
-            "HF_TOKEN": token or "",
-            "HF_HOME": str(self.root / "client_home"),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
-            "GRADIO_ANALYTICS_ENABLED": "False",
-        }
+        own = {"HF_TOKEN": token or "", "HF_HOME": str(self.root / "client_home")}
+        return {**client_environment(self.endpoint), **own}
 
     def _change(self, change: Callable[[sqlite3.Connection], Result]) -> Result:
         try:

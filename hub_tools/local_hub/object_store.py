@@ -69,7 +69,7 @@ class ObjectStore:
         return stored
 
     def adopt(self, path: Path, file: BinaryIO, sha256: str) -> None:
-        """Make the complete temporary file at `path` the content `sha256`, durably. The caller has checked the digest."""
+        """Make the complete temporary file at `path` the content `sha256`, durably. The caller checked the digest."""
         file.flush()
         os.fsync(file.fileno())
         target = self.path_of(sha256)

@@ -88,7 +88,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ValueError(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another port: hub-tools serve --port {port + 1}"
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. "
+            f"Stop what uses it, or choose another port: hub-tools serve --root FOLDER --port {port + 1}"
         ) from error
     return listener
 

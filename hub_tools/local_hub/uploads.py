@@ -91,7 +91,7 @@ def is_available(
 
 
 def holds_content(connection: sqlite3.Connection, caller: Caller, repository: Repository, sha256: str) -> bool:
-    """Say whether this caller may refer to a content here: it was uploaded here, or is in a repository they can read."""
+    """Say whether this caller may refer to a content: it was uploaded here, or is in a repository they can read."""
     query = "SELECT 1 FROM uploads WHERE repository=? AND sha256=?"
     if connection.execute(query, (repository.id, sha256)).fetchone():
         return True

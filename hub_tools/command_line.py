@@ -1,0 +1,267 @@
+"""`hub-tools`: publish to a Hub, and serve one from a folder."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .endpoint import prepare_hub_client
+from .one_line_errors import run_command_line
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Publish datasets, models and Spaces to a Hugging Face Hub, and serve a Hub from a folder.",
+)
+user_app = typer.Typer(no_args_is_help=True, help="Users of the Hub in a folder.")
+organization_app = typer.Typer(no_args_is_help=True, help="Organizations of the Hub in a folder.")
+publish_app = typer.Typer(no_args_is_help=True, help="Put something on the Hub that HF_ENDPOINT names.")
+bundle_app = typer.Typer(no_args_is_help=True, help="Collect something with all it needs into a folder.")
+app.add_typer(user_app, name="user")
+app.add_typer(organization_app, name="org")
+app.add_typer(publish_app, name="publish")
+app.add_typer(bundle_app, name="bundle")
+
+Root = Annotated[Path, typer.Option(help="Folder that holds everything the Hub keeps.")]
+Private = Annotated[bool, typer.Option("--private", help="Let members alone see a new repository.")]
+Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub; made if missing.")]
+
+
+@app.command()
+def serve(
+    root: Root,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")] = 8300,
+    part_mebibytes: Annotated[
+        int, typer.Option(help="Larger files are uploaded in parts of this size. Decrease for bad links.")
+    ] = 256,
+) -> None:
+    """Serve a Hub from a folder until Ctrl-C: for one machine or a trusted network.
+
+    \b
+    Examples:
+      hub-tools serve --root my-hub
+      hub-tools serve --root my-hub --port 9000
+      hub-tools serve --root my-hub --host 0.0.0.0
+    """
+    from .local_hub.server import LOOPBACK_HOSTS, ServerOptions, serve
+
+    options = ServerOptions(root=root, host=host, port=port, part_mebibytes=part_mebibytes)
+    if host not in LOOPBACK_HOSTS:
+        typer.secho(
+            f"WARNING: listening on {host}, without encryption. TRUSTED NETWORKS ONLY: tokens travel readable.",
+            fg="red",
+            bold=True,
+            err=True,
+        )
+    serve(options, lambda endpoint: _say_how_to_use(endpoint, root))
+
+
+@app.command()
+def check(
+    root: Root,
+    remove_unused: Annotated[
+        bool, typer.Option("--remove-unused", help="Free the space of contents in no commit; the Hub must be stopped.")
+    ] = False,
+) -> None:
+    """Compare everything that the Hub in a folder promises with what is on its disk.
+
+    \b
+    Examples:
+      hub-tools check --root my-hub
+      hub-tools check --root my-hub --remove-unused
+    """
+    from .local_hub import consistency
+
+    report = consistency.check_consistency(root)
+    for problem in report.problems:
+        typer.echo(problem, err=True)
+    typer.echo(
+        f"{report.num_commits} commits, {report.num_contents} contents, {len(report.unused)} unused, "
+        f"{len(report.problems)} problems"
+    )
+    if remove_unused:
+        typer.echo(f"removed {consistency.remove_unused(root)} unused contents")
+    if report.problems:
+        raise ValueError(f"{root} has {len(report.problems)} problems, listed above. Restore those files from a copy")
+
+
+@user_app.command("create")
+def create_user(
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    root: Root,
+    token_role: Annotated[str, typer.Option(help="What the token may do: read or write.")] = "write",
+) -> None:
+    """Create a user and print a token, once: only its digest is kept. The Hub may be running.
+
+    \b
+    Examples:
+      hub-tools user create alice --root my-hub
+      export HF_TOKEN=$(hub-tools user create alice --root my-hub)
+    """
+    from .local_hub import LocalHub
+
+    typer.echo(LocalHub(root).create_user(name, token_role=token_role))
+
+
+@user_app.command("token")
+def create_token(
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    root: Root,
+    role: Annotated[str, typer.Option(help="What the token may do: read or write.")] = "write",
+) -> None:
+    """Print one more token of a user, once.
+
+    \b
+    Examples:
+      hub-tools user token alice --root my-hub --role read
+    """
+    from .local_hub import LocalHub
+
+    typer.echo(LocalHub(root).create_token(name, role=role))
+
+
+@organization_app.command("create")
+def create_organization(name: Annotated[str, typer.Argument(help="Name of the organization.")], root: Root) -> None:
+    """Create an organization. The Hub may be running.
+
+    \b
+    Examples:
+      hub-tools org create birds --root my-hub
+    """
+    from .local_hub import LocalHub
+
+    LocalHub(root).create_organization(name)
+    typer.echo(f"Created {name}. Add members: hub-tools org add {name} USER --role admin --root {root}")
+
+
+@organization_app.command("add")
+def add_member(
+    name: Annotated[str, typer.Argument(help="Name of the organization.")],
+    user: Annotated[str, typer.Argument(help="Name of the user.")],
+    root: Root,
+    role: Annotated[str, typer.Option(help="read, write or admin.")] = "write",
+) -> None:
+    """Make a user a member of an organization, or change the role. The Hub may be running.
+
+    \b
+    Examples:
+      hub-tools org add birds alice --role admin --root my-hub
+      hub-tools org add birds bob --role read --root my-hub
+    """
+    from .local_hub import LocalHub
+
+    LocalHub(root).add_member(name, user, role)
+    typer.echo(f"{user} has role {role} in {name}")
+
+
+@publish_app.command("dataset")
+def publish_dataset(
+    folder: Annotated[Path, typer.Argument(help="Folder of Parquet shards.")],
+    repository: Repository,
+    private: Private = False,
+    license: Annotated[str | None, typer.Option(help="Licence for the card, such as cc-by-4.0.")] = None,
+    message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
+) -> None:
+    """Check Parquet shards and publish them with a dataset card, in one commit. Doing it twice makes no second commit.
+
+    \b
+    Examples:
+      hub-tools publish dataset shards my-org/birds-codes
+      hub-tools publish dataset shards my-org/birds-codes --private --license cc-by-4.0
+    """
+    from rich.progress import Progress
+
+    from . import dataset_publishing
+
+    with Progress(transient=True) as progress:
+        task = progress.add_task("Checking shards", total=None)
+        dataset = dataset_publishing.inspect_shards(
+            folder, lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    typer.echo(f"{len(dataset.shards)} shards, {dataset.num_rows:,} records, {dataset.num_bytes:,} bytes: all readable")
+    published = dataset_publishing.publish_checked_dataset(
+        dataset, repository, private=private, message=message, license=license
+    )
+    _say_published(published.url, changed=published.changed)
+
+
+@publish_app.command("folder")
+def publish_folder(
+    folder: Annotated[Path, typer.Argument(help="Folder to publish as it is.")],
+    repository: Repository,
+    type: Annotated[str, typer.Option(help="model, dataset or space.")] = "model",
+    private: Private = False,
+    message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
+) -> None:
+    """Publish a folder as it is, in one commit: a codec, a CLIP, a tokenizer. Doing it twice makes no second commit.
+
+    \b
+    Examples:
+      hub-tools publish folder codec my-org/birds-codec
+      hub-tools publish folder my-space my-org/my-space --type space
+    """
+    from . import folder_publishing
+
+    published = folder_publishing.publish_folder(folder, repository, repo_type=type, private=private, message=message)
+    _say_published(published.url, changed=published.changed)
+
+
+@publish_app.command("space")
+def publish_space(
+    name: Annotated[str, typer.Argument(help="Which Space of this project.")],
+    repository: Repository,
+    private: Private = False,
+) -> None:
+    """Publish one of this project's Spaces, bundled with the modules that it imports.
+
+    \b
+    Examples:
+      hub-tools publish space training_dashboard my-org/dashboard
+    """
+    from . import space_bundling
+
+    published = space_bundling.publish_space(name, repository, private=private)
+    _say_published(published.url, changed=published.changed)
+
+
+@bundle_app.command("space")
+def bundle_space(
+    name: Annotated[str, typer.Argument(help="Which Space of this project.")],
+    output: Annotated[Path, typer.Option(help="Folder to write; an earlier bundle is replaced.")],
+) -> None:
+    """Write one of this project's Spaces, with the modules that it imports, into a folder.
+
+    \b
+    Examples:
+      hub-tools bundle space text_to_image_demo --output bundle
+      cd bundle && python app.py
+    """
+    from . import space_bundling
+
+    files = space_bundling.bundle_space(name, output)
+    typer.echo(f"{len(files)} files in {output}")
+
+
+def main() -> None:
+    """Run the command line; end with exit code 1 and one line where the user can mend something."""
+    prepare_hub_client()
+    run_command_line(app, prog_name="hub-tools")
+
+
+def _say_how_to_use(endpoint: str, root: Path) -> None:
+    from .local_hub.local_hub_process import client_environment
+
+    typer.echo(f"Embedded Hub at {endpoint}, kept in {root}. Ctrl-C stops it. Other shells reach it after:")
+    for name, value in client_environment(endpoint).items():
+        typer.echo(f"export {name}={value}")
+    typer.echo(f"export HF_TOKEN=$(hub-tools user create {os.environ.get('USER') or 'NAME'} --root {root})")
+
+
+def _say_published(url: str, *, changed: bool) -> None:
+    typer.echo(url if changed else f"Nothing to do: the Hub has exactly this already, {url}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The card of an image-code dataset: what is in it, which codec made it, and how to stream it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import yaml
+
+SPLITS = ("train", "validation", "test")
+SIZE_CATEGORIES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+LARGEST_SIZE_CATEGORY = "n>1M"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSummary:
+    """One Parquet file of a dataset."""
+
+    name: str
+    """Path below the dataset's folder."""
+
+    num_rows: int
+    """Records in the shard."""
+
+    num_bytes: int
+    """Bytes of the file."""
+
+    column_types: tuple[tuple[str, str], ...]
+    """Names and Arrow types of the columns."""
+
+    metadata: dict[str, str] = field(default_factory=dict)
+    """What the schema says about the format and the codec; empty for foreign Parquet files."""
+
+    @property
+    def split(self) -> str:
+        """The split that the file's name announces, "train" if none."""
+        announced = Path(self.name).name.partition("-")[0]
+        return announced if announced in SPLITS else "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSummary:
+    """All shards of a dataset; they agree in columns and metadata."""
+
+    folder: Path
+    """Where the shards lie."""
+
+    shards: tuple[ShardSummary, ...]
+    """The shards by name."""
+
+    schema: pa.Schema
+    """Their columns."""
+
+    metadata: dict[str, str]
+    """Format version, codec fingerprint, codebook and grid size, where known."""
+
+    @property
+    def num_rows(self) -> int:
+        """Records in all shards."""
+        return sum(shard.num_rows for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+    def of_split(self, split: str) -> tuple[ShardSummary, ...]:
+        """Return the shards of a split."""
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that have shards."""
+        return tuple(split for split in SPLITS if self.of_split(split))
+
+
+def dataset_card(dataset: DatasetSummary, repo_id: str, *, license: str | None = None) -> str:
+    """Return the README.md of a dataset: YAML block for the Hub, text for people."""
+    front_matter = yaml.safe_dump(_card_data(dataset, license), sort_keys=False, allow_unicode=True)
+    return f"---\n{front_matter}---\n\n{_text(dataset, repo_id)}"
+
+
+def _card_data(dataset: DatasetSummary, license: str | None) -> dict:
+    data: dict = {"license": license} if license else {}
+    data |= {"task_categories": ["text-to-image"], "tags": ["dalle-collab", "image-codes"]}
+    data |= {"size_categories": [_size_category(dataset.num_rows)]}
+    files = [{"split": split, "path": _patterns(dataset, split)} for split in dataset.splits]
+    data["configs"] = [{"config_name": "default", "data_files": files}]
+    features = [_feature(column) for column in dataset.schema]
+    if None not in features:
+        data["dataset_info"] = {"features": features, "splits": _split_infos(dataset), **_sizes(dataset)}
+    return data
+
+
+def _split_infos(dataset: DatasetSummary) -> list[dict]:
+    infos = []
+    for split in dataset.splits:
+        shards = dataset.of_split(split)
+        num_bytes = sum(shard.num_bytes for shard in shards)
+        infos.append({"name": split, "num_bytes": num_bytes, "num_examples": sum(shard.num_rows for shard in shards)})
+    return infos
+
+
+def _sizes(dataset: DatasetSummary) -> dict[str, int]:
+    return {"download_size": dataset.num_bytes, "dataset_size": dataset.num_bytes}
+
+
+def _patterns(dataset: DatasetSummary, split: str) -> str | list[str]:
+    shards = dataset.of_split(split)
+    places = [shard.name if shard.name.startswith("data/") else f"data/{shard.name}" for shard in shards]
+    flat = all(Path(place).parent == Path("data") for place in places)
+    announced = all(Path(place).name.startswith(f"{split}-") for place in places)
+    if flat and announced:
+        return f"data/{split}-*.parquet"
+    return "data/**/*.parquet" if len(dataset.splits) == 1 else places
+
+
+def _feature(column: pa.Field) -> dict | None:
+    """Return a column as `datasets` writes it in cards, or None for a type that readers have to find out themselves."""
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        item = _scalar_type(kind.value_type)
+        return item and {"name": column.name, "list": item}
+    scalar = _scalar_type(kind)
+    return scalar and {"name": column.name, "dtype": scalar}
+
+
+def _scalar_type(kind: pa.DataType) -> str | None:
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind):
+        return str(kind)
+    if pa.types.is_integer(kind):
+        return str(kind)
+    names = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
+    return names.get(kind)
+
+
+def _size_category(num_rows: int) -> str:
+    return next((name for bound, name in SIZE_CATEGORIES if num_rows < bound), LARGEST_SIZE_CATEGORY)
+
+
+def _text(dataset: DatasetSummary, repo_id: str) -> str:
+    columns = "\n".join(f"| `{name}` | {kind} |" for name, kind in dataset.shards[0].column_types)
+    per_record = dataset.num_bytes / max(1, dataset.num_rows)
+    facts = [
+        f"- {dataset.num_rows:,} records in {len(dataset.shards)} Parquet shards, {dataset.num_bytes:,} bytes "
+        f"({per_record:.0f} bytes per record)",
+        *(f"- {key.replace('_', ' ')}: `{value}`" for key, value in sorted(dataset.metadata.items())),
+    ]
+    listed = "\n".join(facts)
+    split = dataset.splits[0]
+    return f"""# {repo_id.partition("/")[2]}
+
+Captions with the VQGAN codes of their pictures, for training text-to-image transformers.
+
+{listed}
+
+| column | type |
+|---|---|
+{columns}
+
+Stream it; no download comes first:
+
+```python
+from datasets import load_dataset
+
+dataset = load_dataset("{repo_id}", split="{split}", streaming=True)
+for record in dataset.take(3):
+    print(record["{dataset.schema.names[0]}"])
+```
+{_codec_note(dataset)}"""
+
+
+def _codec_note(dataset: DatasetSummary) -> str:
+    fingerprint = dataset.metadata.get("codec_fingerprint")
+    return (
+        f"\nOnly the codec with fingerprint `{fingerprint}` turns these codes into pictures.\n" if fingerprint else ""
+    )

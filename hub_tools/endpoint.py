@@ -1,0 +1,43 @@
+"""Which Hub the clients talk to, and what must be switched off when it is not huggingface.co."""
+
+import os
+import sys
+from urllib.parse import urlsplit
+
+PUBLIC_ENDPOINT = "https://huggingface.co"
+PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co", "hub-ci.huggingface.co"})
+PRIVATE_HUB_SETTINGS = {
+    # The client never falls back from Xet: on a Hub without it every LFS upload fails.
+    "HF_HUB_DISABLE_XET": "1",
+    # These would be sent to other hosts than the Hub that the user chose.
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+}
+
+
+def current_endpoint() -> str:
+    """Return the Hub's address that the clients use, without a trailing slash."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is not None:
+        return constants.ENDPOINT
+    return (os.environ.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
+
+
+def is_public_hub(endpoint: str) -> bool:
+    """Say whether the address is huggingface.co's."""
+    return urlsplit(endpoint).hostname in PUBLIC_HOSTS
+
+
+def prepare_hub_client() -> None:
+    """Make the Hub clients of this process and its children fit the Hub that HF_ENDPOINT names.
+
+    Does nothing for huggingface.co. Call it first thing in `main`; it also works after the clients were imported.
+    """
+    if is_public_hub(current_endpoint()):
+        return
+    for name, value in PRIVATE_HUB_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is not None:
+        constants.HF_HUB_DISABLE_XET = True
+        constants.HF_HUB_DISABLE_TELEMETRY = True

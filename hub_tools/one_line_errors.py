@@ -1,0 +1,114 @@
+"""Running a command line so that a person's mistake gives one line with its cure, and a bug its traceback."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import NoReturn
+
+from .endpoint import current_endpoint
+
+TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
+OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab"})
+CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
+INTERRUPTED_EXIT_CODE = 130
+
+
+def run_command_line(app: Callable[..., object], prog_name: str) -> NoReturn:
+    """Run a typer app and exit: 0 when it went well, 1 with one line on stderr for an error that a person can mend.
+
+    Usage errors exit with 2 and Ctrl-C with 130. With DALLE_COLLAB_TRACEBACK=1 the traceback is shown too. Errors that
+    are nobody's input but a defect of ours go through with their traceback.
+    """
+    try:
+        app(prog_name=prog_name)
+    except KeyboardInterrupt:
+        _leave(prog_name, "stopped by Ctrl-C.", INTERRUPTED_EXIT_CODE)
+    except SystemExit as leaving:
+        # typer turns Ctrl-C into this code without a word.
+        if leaving.code == INTERRUPTED_EXIT_CODE:
+            _leave(prog_name, "stopped by Ctrl-C.", INTERRUPTED_EXIT_CODE)
+        raise
+    except Exception as error:
+        shown = _error_for_people(error)
+        if shown is None:
+            raise
+        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+            traceback.print_exception(error)
+        _leave(prog_name, explain_error(shown), 1)
+    sys.exit(0)
+
+
+def explain_error(error: BaseException) -> str:
+    """Return one line that says what happened, what was expected, and what to do."""
+    explanation = _explain_hub_error(error) or _explain_connection_error(error)
+    if explanation is None and isinstance(error, OSError) and error.strerror:
+        explanation = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join((explanation or str(error) or type(error).__name__).split())
+
+
+def _error_for_people(error: BaseException | None) -> BaseException | None:
+    """Return the error that a person can act on: this one or the one that caused it. None for a defect."""
+    while error is not None:
+        package = type(error).__module__.partition(".")[0]
+        if isinstance(error, (ValueError, OSError)) or package in OUR_PACKAGES | CLIENT_PACKAGES:
+            return error
+        error = error.__cause__
+    return None
+
+
+def _explain_hub_error(error: BaseException) -> str | None:
+    errors = sys.modules.get("huggingface_hub.errors")
+    if errors is None:
+        return None
+    endpoint = current_endpoint()
+    if isinstance(error, errors.LocalTokenNotFoundError):
+        return f"No token for the Hub at {endpoint}. Set HF_TOKEN, or run: hf auth login"
+    if not isinstance(error, errors.HfHubHTTPError):
+        return None
+    return _explain_answer(error, endpoint)
+
+
+def _explain_answer(error: BaseException, endpoint: str) -> str:
+    response = error.response  # type: ignore[attr-defined]
+    said = _server_words(error)
+    kind = type(error).__name__
+    if kind == "RepositoryNotFoundError":
+        return (
+            f"{_repository_in(error)} is not on the Hub at {endpoint}, or your token may not see it. "
+            "Check the name; for a private repository set HF_TOKEN, or run: hf auth login"
+        )
+    if kind == "RevisionNotFoundError":
+        return f"{_repository_in(error)} has no such revision ({said}). Check the branch, tag or commit"
+    if kind == "RemoteEntryNotFoundError":
+        return f"{_repository_in(error)} has no such file ({said}). Check the path and the revision"
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        return f"The Hub at {endpoint} refuses the token ({said}). Set HF_TOKEN to a valid one, or run: hf auth login"
+    if response.status_code == HTTPStatus.FORBIDDEN:
+        return f"The Hub at {endpoint} forbids this ({said}). Use a token with role write of a member with write access"
+    return f"The Hub at {endpoint} answers {response.status_code}: {said}"
+
+
+def _server_words(error: BaseException) -> str:
+    said = getattr(error, "server_message", None) or error.response.headers.get("X-Error-Message")  # type: ignore[attr-defined]
+    return said or str(error).strip().partition("\n")[0]
+
+
+def _repository_in(error: BaseException) -> str:
+    repo_id, repo_type = getattr(error, "repo_id", None), getattr(error, "repo_type", None)
+    return f"The {repo_type or 'model'} repository {repo_id}" if repo_id else "The repository"
+
+
+def _explain_connection_error(error: BaseException) -> str | None:
+    if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2"):
+        return None
+    return (
+        f"Cannot reach the Hub at {current_endpoint()} ({error}). Check HF_ENDPOINT and that the Hub runs; "
+        "for a Hub on this machine: hub-tools serve --root FOLDER"
+    )
+
+
+def _leave(prog_name: str, message: str, code: int) -> NoReturn:
+    print(f"{prog_name}: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
