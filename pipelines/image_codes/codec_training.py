@@ -1,6 +1,10 @@
 """Trains a small VQGAN codec on one's own pictures, without a discriminator or a downloaded perceptual network.
 
-Axis names: batch, height, width, embedding, position (= batch * grid_size * grid_size).
+A codebook learned from scratch wastes most of its codes on what is frequent (flat areas). So training starts from the
+patches' principal components as the codec's linear shortcut, with a codebook that k-means places over them; encoder and
+decoder start at zero beside it and learn what neighbouring patches say about each other.
+
+Axis names: batch, height, width, embedding, grid, position (= batch * grid * grid).
 """
 
 import math
@@ -10,7 +14,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from pipelines.image_codes.codebook import Codebook
 from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+NUM_PLACING_POSITIONS = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,31 +26,32 @@ class CodecTrainingOptions:
 
     num_steps: int = 4000
     """Steps of one batch each."""
-    batch_size: int = 32
+    batch_size: int = 16
     """Pictures per step."""
     learning_rate: float = 2e-3
     """Peak of the schedule: 2 % warm-up, then a half cosine down to zero."""
     commitment_weight: float = 0.25
     """Pull of the encoder towards its codes. Increase if the loss rises late in training."""
+    locality_weight: float = 0.25
+    """Cost of what the encoder adds to the linear map of a code's own patch. Increase if equal areas have different
+    codes in different pictures, which a transformer finds hard to learn."""
     edge_weight: float = 1.0
     """Weight of the differences between neighbouring pixels. Increase if edges come out soft."""
-    codebook_decay: float = 0.98
+    codebook_decay: float = 0.99
     """A codebook vector is the moving average of the latents it stands for, with this decay per step."""
-    restart_share: float = 0.6
-    """Codes that nothing uses move to badly served latents during this first share of the steps."""
     restart_interval_steps: int = 50
-    """Steps between two such restarts."""
+    """Steps between moves of unused codes to badly served latents, in the first two thirds of the steps."""
     seed: int = 0
-    """Seed of the weights, the order of pictures and the restarts."""
+    """Seed of the codebook's placing and restarts."""
 
     def __post_init__(self) -> None:
         for name in ("num_steps", "batch_size", "restart_interval_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
-        if self.learning_rate <= 0:
+        if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}, expected a positive number.")
-        if not 0 < self.codebook_decay < 1:
-            raise ValueError(f"codebook_decay is {self.codebook_decay}, expected a number between 0 and 1.")
+        if not 0 <= self.codebook_decay < 1:
+            raise ValueError(f"codebook_decay is {self.codebook_decay}, expected at least 0 and less than 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,77 +68,27 @@ class CodecTrainingProgress:
     """Codes that recent batches used."""
 
 
-class Codebook:
-    """The moving averages behind a codec's codebook: which codes are used, and where their latents lie."""
-
-    def __init__(self, codec: VQGANCodec, options: CodecTrainingOptions, generator: torch.Generator):
-        self.vectors = codec.codebook
-        self.decay = options.codebook_decay
-        self.generator = generator
-        self.usage = torch.ones(len(self.vectors), device=self.vectors.device)
-        self.sums = self.vectors.detach().clone()
-
-    def place_on(self, latents: torch.Tensor) -> None:
-        """Start from latents picked by chance. latents: (position, embedding)."""
-        picked = torch.randint(len(latents), (len(self.vectors),), generator=self.generator)
-        self._move(torch.arange(len(self.vectors)), latents[picked])
-
-    def follow(self, latents: torch.Tensor, codes: torch.Tensor) -> None:
-        """Move each vector towards the latents that chose it. latents: (position, embedding), codes: (position,)."""
-        counts = torch.bincount(codes, minlength=len(self.vectors)).float()
-        sums = torch.zeros_like(self.sums).index_add_(0, codes, latents)
-        self.usage.mul_(self.decay).add_(counts, alpha=1 - self.decay)
-        self.sums.mul_(self.decay).add_(sums, alpha=1 - self.decay)
-        with torch.no_grad():
-            self.vectors.copy_(self.sums / self.usage.clamp_min(1e-5)[:, None])
-
-    def unused(self) -> torch.Tensor:
-        """Codes that fewer than a thirtieth of the even share of recent positions chose."""
-        return torch.nonzero(self.usage < self.usage.mean() / 30).flatten()
-
-    def restart_unused(self, latents: torch.Tensor, codes: torch.Tensor) -> None:
-        """Move unused codes to latents, the more likely the worse these are served now."""
-        unused = self.unused()
-        error = (latents - self.vectors[codes]).pow(2).sum(1).cpu() + 1e-9
-        if len(unused):
-            picked = torch.multinomial(error, len(unused), replacement=True, generator=self.generator)
-            self._move(unused, latents[picked])
-
-    def _move(self, codes: torch.Tensor, latents: torch.Tensor) -> None:
-        spread = latents.std(0, keepdim=True) if len(latents) > 1 else torch.zeros_like(latents)
-        noise = torch.randn(latents.shape, generator=self.generator).to(latents.device)
-        with torch.no_grad():
-            self.vectors[codes] = latents + 0.01 * spread * noise
-        self.usage[codes] = self.usage.mean().clamp_min(1.0)
-        self.sums[codes] = self.vectors[codes] * self.usage[codes, None]
-
-
 def train_codec(
     codec: VQGANCodec,
     batches: Iterator[torch.Tensor],
     options: CodecTrainingOptions,
     on_step: Callable[[CodecTrainingProgress], None] = lambda progress: None,
-    *,
-    place_codebook: bool = True,
 ) -> CodecTrainingProgress:
     """Train the codec in place on batches of (batch, 3, height, width) floats in [0, 1]; returns the last progress.
 
-    place_codebook starts the codebook from the first batch's latents; switch it off to continue a trained codec.
-    An interrupted call leaves a usable codec behind. ValueError for a gumbel codec and for a loss that is not finite.
+    The first batches, about 60,000 codes of them, place the codebook. An interrupted call leaves the codec in
+    evaluation mode and as far as it came. ValueError for a codec without linear shortcut and a loss
+    that is not finite.
     """
-    if codec.config.quantizer != "nearest":
-        raise ValueError(f"Training needs the quantizer `nearest`, this codec has `{codec.config.quantizer}`.")
-    trained = [parameter for name, parameter in codec.named_parameters() if not name.startswith("quantize.")]
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    codec.train()
-    optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
-    codebook = Codebook(codec, options, torch.Generator().manual_seed(options.seed))
+    if codec.config.quantizer != "nearest" or not codec.config.linear_shortcut:
+        raise ValueError(
+            f"Training needs the quantizer `nearest` and a linear shortcut, this codec has `{codec.config.quantizer}` "
+            f"and linear_shortcut={codec.config.linear_shortcut}. Start from a new codec."
+        )
+    training = _CodecTraining(codec, batches, options)
     try:
         for step in range(1, options.num_steps + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate * learning_rate_factor(step, options.num_steps)
-            progress = _train_step(codec, codebook, optimizer, next(batches), step, options, place_codebook)
+            progress = training.run_step(step, next(batches))
             on_step(progress)
     finally:
         codec.eval().requires_grad_(False)
@@ -153,37 +111,82 @@ def reconstruction_loss(images: torch.Tensor, reconstructions: torch.Tensor, edg
     return difference.abs().mean() + 2 * difference.pow(2).mean() + 0.5 * edge_weight * edges
 
 
-def _train_step(
-    codec: VQGANCodec,
-    codebook: Codebook,
-    optimizer: torch.optim.Optimizer,
-    images: torch.Tensor,
-    step: int,
-    options: CodecTrainingOptions,
-    place_codebook: bool,
-) -> CodecTrainingProgress:
-    latents = codec.latents(images)  # (batch, embedding, grid, grid)
-    flat = latents.detach().permute(0, 2, 3, 1).flatten(0, 2)  # (position, embedding)
-    if step == 1 and place_codebook:
-        codebook.place_on(flat)
+def start_at_principal_components(codec: VQGANCodec, images: torch.Tensor, codebook: Codebook) -> None:
+    """Make the codec a k-means codec of the images' patches: encoder and decoder add nothing yet.
+
+    images: (batch, 3, height, width) in [0, 1]. The components are scaled to a mean variance of one.
+    """
+    factor, size = codec.config.downsampling_factor, codec.config.embedding_dim
+    centred = 2 * images - 1
+    mean = centred.mean(dim=(0, 2, 3))
+    patches = F.pixel_unshuffle(centred - mean[:, None, None], factor).permute(0, 2, 3, 1).flatten(0, 2)
+    values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+    num_components = min(size, vectors.shape[1])
+    components = vectors.new_zeros(size, vectors.shape[0])
+    components[:num_components] = vectors[:, -num_components:].T.flip(0)
+    scale = (values[-num_components:].sum() / size).clamp_min(1e-8).sqrt()
+    projection = components.view(size, 3, factor, factor)
     with torch.no_grad():
-        codes = codec.nearest_codes(latents)
-        quantized = F.embedding(codes, codec.codebook).permute(0, 3, 1, 2)
-    reconstructions = codec.reconstruct(latents + (quantized - latents).detach())
-    loss = reconstruction_loss(images, reconstructions, options.edge_weight)
-    loss = loss + options.commitment_weight * F.mse_loss(latents, quantized)
-    if not torch.isfinite(loss):
-        raise ValueError(f"The loss is {loss.item()} at step {step}. Use a smaller --learning-rate.")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
-    optimizer.step()
-    codebook.follow(flat, codes.flatten())
-    if step % options.restart_interval_steps == 0 and step <= options.restart_share * options.num_steps:
-        codebook.restart_unused(flat, codes.flatten())
-    return CodecTrainingProgress(
-        step=step,
-        loss=loss.item(),
-        mean_absolute_error=(reconstructions.detach() - images).abs().mean().item(),
-        codes_in_use=len(codebook.vectors) - len(codebook.unused()),
-    )
+        codec.shortcut_in.weight.copy_(projection / scale)
+        codec.shortcut_in.bias.copy_(-(projection.sum((2, 3)) @ mean) / scale)
+        codec.shortcut_out.weight.copy_(projection * scale)
+        codec.shortcut_out.bias.copy_(mean)
+        for layer in (codec.quant_conv, codec.decoder.conv_out):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        # Flat patches are frequent and alike: drawn evenly, they would take most of the codes.
+        chances = 0.01 + patches.std(dim=1).cpu()
+        picked = torch.multinomial(chances, len(patches), replacement=True, generator=codebook.generator)
+        codebook.place_by_k_means(_by_position(codec.latents(images))[picked.to(images.device)])
+
+
+class _CodecTraining:
+    def __init__(self, codec: VQGANCodec, batches: Iterator[torch.Tensor], options: CodecTrainingOptions):
+        self.codec, self.options = codec, options
+        self.trained = [part for name, part in codec.named_parameters() if not name.startswith("quantize.")]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
+        generator = torch.Generator().manual_seed(options.seed)
+        self.codebook = Codebook(codec.codebook, decay=options.codebook_decay, generator=generator)
+        num_placing = -(-NUM_PLACING_POSITIONS // (options.batch_size * codec.config.num_codes))
+        images = torch.cat([next(batches) for _ in range(min(num_placing, 4 * options.num_steps))])
+        start_at_principal_components(codec, images, self.codebook)
+        codec.train().requires_grad_(True)
+
+    def run_step(self, step: int, images: torch.Tensor) -> CodecTrainingProgress:
+        options = self.options
+        for group in self.optimizer.param_groups:
+            group["lr"] = options.learning_rate * learning_rate_factor(step, options.num_steps)
+        learned = self.codec.encoder_latents(images)  # (batch, embedding, grid, grid)
+        latents = learned + self.codec.shortcut_in(2 * images - 1)
+        codes = self.codec.nearest_codes(latents.detach())
+        quantized = F.embedding(codes, self.codec.codebook.detach()).permute(0, 3, 1, 2)
+        # Straight through: the decoder sees the codebook's vectors, the encoder gets the decoder's gradient.
+        reconstructions = self.codec.reconstruct(latents + (quantized - latents).detach())
+        loss = reconstruction_loss(images, reconstructions, options.edge_weight)
+        loss = loss + options.commitment_weight * F.mse_loss(latents, quantized)
+        loss = loss + options.locality_weight * learned.pow(2).mean()
+        self._descend(loss, step)
+        self._move_codebook(_by_position(latents.detach()), codes.flatten(), step)
+        return CodecTrainingProgress(
+            step=step,
+            loss=loss.item(),
+            mean_absolute_error=(reconstructions.detach() - images).abs().mean().item(),
+            codes_in_use=len(self.codebook.vectors) - len(self.codebook.unused()),
+        )
+
+    def _descend(self, loss: torch.Tensor, step: int) -> None:
+        if not torch.isfinite(loss):
+            raise ValueError(f"The loss is {loss.item()} at step {step}. Use a smaller --learning-rate.")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+
+    def _move_codebook(self, latents: torch.Tensor, codes: torch.Tensor, step: int) -> None:
+        self.codebook.follow(latents, codes)
+        if step % self.options.restart_interval_steps == 0 and 3 * step <= 2 * self.options.num_steps:
+            self.codebook.restart_unused(latents, codes)
+
+
+def _by_position(latents: torch.Tensor) -> torch.Tensor:
+    return latents.permute(0, 2, 3, 1).flatten(0, 2)  # (position, embedding)

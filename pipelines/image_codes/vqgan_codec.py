@@ -58,6 +58,11 @@ class VQGANCodec(nn.Module):
         # taming's GumbelVQ keeps the first convolution at embedding_dim, which must then equal z_channels.
         self.quant_conv = nn.Conv2d(config.z_channels, config.embedding_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.embedding_dim, config.z_channels, 1)
+        self.shortcut_in, self.shortcut_out = None, None
+        if config.linear_shortcut:
+            factor = config.downsampling_factor
+            self.shortcut_in = nn.Conv2d(3, config.embedding_dim, factor, stride=factor)
+            self.shortcut_out = nn.ConvTranspose2d(config.embedding_dim, 3, factor, stride=factor)
         self._adapt_taming_modules()
         self.to(memory_format=torch.channels_last)
 
@@ -107,8 +112,13 @@ class VQGANCodec(nn.Module):
 
     def latents(self, images: torch.Tensor) -> torch.Tensor:
         """What the quantizer sees: (batch, 3, height, width) in [0, 1] -> (batch, embedding, grid, grid)."""
-        hidden = F.pixel_unshuffle(2 * images - 1, self.config.patch_size)
-        return self.quant_conv(self.encoder(hidden.contiguous(memory_format=torch.channels_last)))
+        learned = self.encoder_latents(images)
+        return learned if self.shortcut_in is None else learned + self.shortcut_in(2 * images - 1)
+
+    def encoder_latents(self, images: torch.Tensor) -> torch.Tensor:
+        """The encoder's part of the latents; all of them without a linear shortcut."""
+        patches = F.pixel_unshuffle(2 * images - 1, self.config.patch_size)
+        return self.quant_conv(self.encoder(patches.contiguous(memory_format=torch.channels_last)))
 
     def nearest_codes(self, latents: torch.Tensor) -> torch.Tensor:
         """(batch, embedding, grid, grid) -> (batch, grid, grid) int64."""
@@ -120,8 +130,11 @@ class VQGANCodec(nn.Module):
 
     def reconstruct(self, quantized: torch.Tensor) -> torch.Tensor:
         """Codebook vectors (batch, embedding, grid, grid) -> pictures (batch, 3, height, width), not clamped."""
-        hidden = self.post_quant_conv(quantized.contiguous(memory_format=torch.channels_last))
-        return (F.pixel_shuffle(self.decoder(hidden), self.config.patch_size) + 1) / 2
+        quantized = quantized.contiguous(memory_format=torch.channels_last)
+        pictures = F.pixel_shuffle(self.decoder(self.post_quant_conv(quantized)), self.config.patch_size)
+        if self.shortcut_out is not None:
+            pictures = pictures + self.shortcut_out(quantized)
+        return (pictures + 1) / 2
 
     def save_pretrained(self, folder: str | os.PathLike, *, half_precision: bool = False) -> Path:
         """Write `vqgan_config.json` and `vqgan.safetensors` into folder, each whole or not at all; returns the folder.

@@ -1,0 +1,182 @@
+"""Samples to image codes: decode, judge, crop, encode, in batches on all cores, in the order of the samples."""
+
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import io
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from pipelines.data_preparation.caption_image_sources import CaptionImage, SourceDamage
+from pipelines.data_preparation.filtering import (
+    DropReason,
+    FilterPolicy,
+    FilterReport,
+    drop_reason,
+    drop_reason_of_size,
+    report_of_drop,
+)
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+PICTURE_FORMATS = ("JPEG", "PNG", "WEBP")
+BATCHES_AHEAD_PER_WORKER = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSamples:
+    """Records made from some samples, and what became of the others."""
+
+    captions: tuple[str, ...] = ()
+    """Captions of the kept samples."""
+    image_codes: np.ndarray
+    """(num_records, num_codes) int16."""
+    scalars: dict[str, tuple] = field(default_factory=dict)
+    """Columns beside captions and codes."""
+    report: FilterReport = field(default_factory=FilterReport)
+    """What was kept and dropped."""
+
+
+def decode_picture(
+    image_bytes: bytes, image_size: int, policy: FilterPolicy
+) -> tuple[np.ndarray, int, int] | DropReason:
+    """The picture cropped to its central square and resized, (image_size, image_size, 3) uint8, with its own size.
+
+    As img2dataset's `center_crop`: the shorter side becomes image_size. Transparent areas become white. Returns the
+    reason instead where the picture cannot be decoded or is too flat.
+    """
+    try:
+        with Image.open(io.BytesIO(image_bytes), formats=PICTURE_FORMATS) as opened:
+            width, height = opened.size
+            if reason := drop_reason_of_size(width, height, policy):
+                return reason
+            opened.draft("RGB", (2 * image_size, 2 * image_size))  # JPEGs: decode large pictures at a fraction
+            picture = ImageOps.fit(_on_white(opened), (image_size, image_size), Image.Resampling.BICUBIC)
+            return np.asarray(picture), width, height
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        EOFError,
+        Image.DecompressionBombError,
+    ):  # what Pillow raises on bad files
+        return DropReason.CORRUPT_IMAGE
+
+
+def encode_batch(samples: list[CaptionImage], codec: VQGANCodec, policy: FilterPolicy) -> EncodedSamples:
+    """Judge and encode a few samples together."""
+    report, kept, pictures = FilterReport(), [], []
+    for sample in samples:
+        reason = drop_reason(sample, policy)
+        decoded = reason or decode_picture(sample.image_bytes, codec.config.image_size, policy)
+        if isinstance(decoded, DropReason):
+            report += report_of_drop(sample, decoded)
+        else:
+            picture, width, height = decoded
+            pictures.append(picture)
+            kept.append((sample, sample.original_width or width, sample.original_height or height))
+    return EncodedSamples(
+        captions=tuple(sample.caption.strip() for sample, _, _ in kept),
+        image_codes=_encode_pictures(pictures, codec),
+        scalars=_scalars(kept),
+        report=report + FilterReport(kept=len(kept)),
+    )
+
+
+def encode_samples(
+    samples: Iterable[CaptionImage],
+    codec: VQGANCodec,
+    policy: FilterPolicy,
+    *,
+    batch_size: int,
+    num_workers: int,
+    on_samples: Callable[[int], None] = lambda num_samples: None,
+) -> EncodedSamples:
+    """All samples encoded, in their order; `on_samples` hears how many were done after each batch.
+
+    Each worker thread takes a whole batch with one torch thread: faster than sharing small convolutions, and the result
+    does not depend on the number of workers. At most a few batches per worker are in memory.
+    """
+    encode = functools.partial(encode_batch, codec=codec, policy=policy)
+    parts = []
+    with contextlib.closing(_in_order(encode, _batched(samples, batch_size), num_workers)) as encoded_batches:
+        for encoded in encoded_batches:
+            parts.append(encoded)
+            on_samples(encoded.report.seen)
+    return _joined(parts, codec.config.num_codes)
+
+
+def sum_reports(reports: Iterable[FilterReport]) -> FilterReport:
+    """One report over all."""
+    return functools.reduce(lambda left, right: left + right, reports, FilterReport())
+
+
+def damage_report(damage: SourceDamage) -> FilterReport:
+    """A damaged source as a report."""
+    return FilterReport(damaged_sources=(str(damage),))
+
+
+def _in_order(function: Callable, items: Iterator, num_workers: int) -> Iterator:
+    executor = concurrent.futures.ThreadPoolExecutor(
+        num_workers, "encoding", initializer=torch.set_num_threads, initargs=(1,)
+    )
+    try:
+        pending: collections.deque = collections.deque()
+        for item in items:
+            pending.append(executor.submit(function, item))
+            if len(pending) > BATCHES_AHEAD_PER_WORKER * num_workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _batched(samples: Iterable[CaptionImage], batch_size: int) -> Iterator[list[CaptionImage]]:
+    samples = iter(samples)
+    while batch := list(itertools.islice(samples, batch_size)):
+        yield batch
+
+
+def _on_white(picture: Image.Image) -> Image.Image:
+    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _encode_pictures(pictures: list[np.ndarray], codec: VQGANCodec) -> np.ndarray:
+    if not pictures:
+        return np.empty((0, codec.config.num_codes), np.int16)
+    device = codec.codebook.device
+    images = torch.from_numpy(np.stack(pictures)).to(device).permute(0, 3, 1, 2).float() / 255  # (batch, 3, size, size)
+    return codec.encode(images).to("cpu", torch.int16).numpy()
+
+
+def _scalars(kept: list[tuple[CaptionImage, int, int]]) -> dict[str, tuple[Any, ...]]:
+    return {
+        "key": tuple(f"{sample.source}/{sample.key}" for sample, _, _ in kept),
+        "width": tuple(width for _, width, _ in kept),
+        "height": tuple(height for _, _, height in kept),
+        "NSFW": tuple(sample.nsfw for sample, _, _ in kept),
+        "similarity": tuple(sample.similarity for sample, _, _ in kept),
+    }
+
+
+def _joined(parts: list[EncodedSamples], num_codes: int) -> EncodedSamples:
+    codes = [part.image_codes for part in parts]
+    return EncodedSamples(
+        captions=tuple(itertools.chain.from_iterable(part.captions for part in parts)),
+        image_codes=np.concatenate(codes) if codes else np.empty((0, num_codes), np.int16),
+        scalars={
+            name: tuple(itertools.chain.from_iterable(part.scalars[name] for part in parts))
+            for name in ("key", "width", "height", "NSFW", "similarity")
+        },
+        report=sum_reports(part.report for part in parts),
+    )
