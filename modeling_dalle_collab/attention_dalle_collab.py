@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from .configuration_dalle_collab import DalleCollabConfig
 
 # Up to this many positions one masked product over everything beats the banded one, which has more and smaller steps.
-# Measured on CPU (one thread, forward and backward): 1.6 times faster at 81 positions, equal near 300.
-DENSE_ATTENTION_MAX_POSITIONS = 256
+# Measured on one CPU thread, forward and backward, dense against banded (row, convolutional): 19 and 26 against 40 and
+# 62 ms at 81 positions, 30 and 29 against 32 and 64 at 177, 30 and 27 against 20 and 41 at 321, 438 and 455 against 175
+# and 233 at the paper's 1281.
+DENSE_MAX_POSITIONS = {"row": 192, "column": 192, "convolutional": 704}
 
 
 def rotary_angles(config: DalleCollabConfig, device: torch.device | str | None = None) -> Tensor:
@@ -126,20 +128,27 @@ class AttentionTables:
     rotations: Tensor
     """(position, head_dim / 2) complex64."""
     masks: dict[str, Tensor]
-    """For each kind 0 where a key is visible, -inf elsewhere; dense or banded, as `dense` says."""
-    dense: bool
-    """Whether the masks are (position, position) or those of `band_mask`."""
+    """For each kind 0 where a key is visible, -inf elsewhere; as `visible_mask` for dense kinds, else `band_mask`."""
+    dense_kinds: frozenset[str]
+    """The kinds that are computed as one masked product over all positions."""
 
     @classmethod
-    def build(cls, config: DalleCollabConfig, device: torch.device, dtype: torch.dtype) -> "AttentionTables":
-        dense = config.text_block_length + config.num_image_codes <= DENSE_ATTENTION_MAX_POSITIONS
-        make = visible_mask if dense else band_mask
-        visible = {kind: make(config, kind, device) for kind in dict.fromkeys(config.layer_kinds)}
-        masks = {
-            kind: torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, -math.inf)
-            for kind, mask in visible.items()
-        }
-        return cls(rotations=rotary_table(config, device), masks=masks, dense=dense)
+    def build(
+        cls,
+        config: DalleCollabConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        dense_kinds: frozenset[str] | None = None,
+    ) -> "AttentionTables":
+        """Make the tables for whole sequences; without `dense_kinds` each kind is computed the faster way."""
+        num_positions = config.text_block_length + config.num_image_codes
+        if dense_kinds is None:
+            dense_kinds = frozenset(kind for kind, limit in DENSE_MAX_POSITIONS.items() if num_positions <= limit)
+        masks = {}
+        for kind in dict.fromkeys(config.layer_kinds):
+            visible = (visible_mask if kind in dense_kinds else band_mask)(config, kind, device)
+            masks[kind] = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
+        return cls(rotations=rotary_table(config, device), masks=masks, dense_kinds=dense_kinds)
 
 
 class DalleCollabAttention(nn.Module):
@@ -156,7 +165,7 @@ class DalleCollabAttention(nn.Module):
         """Attend over whole sequences: (batch, position, hidden_size) to the same shape."""
         query, key, value = self.project(x, tables.rotations)
         mask = tables.masks[kind]
-        if tables.dense:
+        if kind in tables.dense_kinds:
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
         else:
             attended = self._banded(query, key, value, kind, mask.to(query.dtype))

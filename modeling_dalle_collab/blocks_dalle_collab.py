@@ -128,9 +128,9 @@ class DalleCollabStack(nn.Module):
         self.groups = nn.ModuleList(DalleCollabSharedGroup(config) for _ in range(config.num_shared_groups))
         self.layers = nn.ModuleList(DalleCollabLayer(config, index) for index in range(config.num_hidden_layers))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tables: AttentionTables | None = None) -> Tensor:
         """Run all layers over whole sequences: (batch, position, hidden_size) to the mean of the two streams."""
-        calls = list(self._calls(AttentionTables.build(self.config, x.device, x.dtype)))
+        calls = list(self._calls(tables or AttentionTables.build(self.config, x.device, x.dtype)))
         if self.config.recompute == "reversible" and torch.is_grad_enabled():
             parameters = dict.fromkeys(parameter for call in calls for parameter in call.parameters)
             return _ReversibleStack.apply(x, calls, *parameters)

@@ -1,0 +1,163 @@
+"""Cached generation equals full passes; candidates are exact, and the sampling options mean what they say."""
+
+import pytest
+import torch
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabModel
+from modeling_dalle_collab.cache_dalle_collab import GenerationCache, TextPrefix
+from modeling_dalle_collab.generation_dalle_collab import SamplingOptions, candidate_batches, choose_codes, keep_likely
+
+NO_LIMIT = SamplingOptions(top_k=None)
+
+
+@pytest.mark.parametrize("window", ["centred", "corner"])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_cached_logits_equal_those_of_a_full_pass_at_every_position(tiny_model, tiny_batch, window, kernel):
+    model = tiny_model(conv_window=window, conv_kernel_size=kernel, image_grid_size=7)
+    text, _ = tiny_batch(batch=2)
+    codes = torch.randint(0, model.config.codebook_size, (2 * 3, 49))  # three candidates for each caption
+    with torch.no_grad():
+        cache = GenerationCache(model.model.stack, model.read_text(text), num_candidates=3)
+        cached = [model.next_code_logits(cache.first_hidden())]
+        for place in range(48):
+            cached.append(model.next_code_logits(cache.step(model.embed_codes(codes[:, place]), place)))
+        full = model(text.repeat_interleave(3, dim=0), codes).logits
+    expected = full[:, model.config.text_sequence_length :, model.config.num_text_ids :]
+    torch.testing.assert_close(torch.stack(cached, dim=1), expected, atol=1e-4, rtol=0)
+
+
+def test_a_candidate_does_not_depend_on_its_batch(tiny_model, tiny_batch):
+    model = tiny_model()
+    text, _ = tiny_batch(batch=3)
+    together = model.generate_image_codes(text, num_candidates=5, seed=11)
+    for size in (2, 7):
+        apart = model.generate_image_codes(text, num_candidates=5, seed=11, candidate_batch_size=size)
+        assert torch.equal(apart, together)
+    fewer = model.generate_image_codes(text[:2], num_candidates=2, seed=11)
+    assert torch.equal(fewer, together[:2, :2])
+
+
+def test_candidates_captions_and_seeds_differ(tiny_model, tiny_batch):
+    model = tiny_model()
+    text = tiny_batch(batch=1)[0].expand(2, -1)
+    codes = model.generate_image_codes(text, num_candidates=2, seed=1).flatten(0, 1)
+    other = model.generate_image_codes(text, num_candidates=2, seed=2).flatten(0, 1)
+    assert len({tuple(row.tolist()) for row in (*codes, *other)}) == 8
+    assert codes.shape == (4, 16) and codes.dtype == torch.int64
+    assert codes.min() >= 0 and codes.max() < model.config.codebook_size
+
+
+def test_sampling_one_likeliest_code_is_greedy(tiny_model, tiny_batch):
+    model = tiny_model()
+    text, _ = tiny_batch()
+    assert torch.equal(
+        model.generate_image_codes(text, top_k=1), model.generate_image_codes(text, temperature=0, seed=5)
+    )
+
+
+def test_codes_are_drawn_with_the_probabilities_of_the_tempered_softmax():
+    logits = torch.tensor([0.0, 2.0, -1.0, 1.0])
+    options = SamplingOptions(top_k=None, temperature=0.7)
+    numbers = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    chosen = choose_codes(logits.expand(100_000, -1), numbers, options)
+    shares = chosen.bincount(minlength=4) / 100_000
+    torch.testing.assert_close(shares, (logits / 0.7).softmax(dim=-1), atol=2e-5, rtol=0)
+
+
+def test_top_k_keeps_the_likeliest_codes():
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 1.0, 2.0, 3.0]])
+    kept = keep_likely(logits, SamplingOptions(top_k=2)).isfinite()
+    assert kept.tolist() == [[False, True, False, True], [True, False, False, True]]
+    assert keep_likely(logits, SamplingOptions(top_k=9)).isfinite().all()
+
+
+def test_top_p_keeps_codes_until_the_threshold_is_crossed():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    for top_p, number_kept in ((0.4, 1), (0.6, 2), (0.81, 3), (0.99, 4), (1.0, 4)):
+        kept = keep_likely(logits, SamplingOptions(top_k=None, top_p=top_p)).isfinite()
+        assert kept.tolist() == [[place < number_kept for place in range(4)]]
+
+
+def test_top_p_counts_after_top_k():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    # Of the first two codes alone the first has 0.57.
+    assert keep_likely(logits, SamplingOptions(top_k=2, top_p=0.55)).isfinite().tolist() == [
+        [True, False, False, False]
+    ]
+
+
+def test_a_code_without_probability_is_never_chosen():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, -1)
+    numbers = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert choose_codes(logits, numbers, NO_LIMIT).tolist() == [1, 1, 3, 3]
+
+
+def test_progress_counts_every_code_once(tiny_model, tiny_batch):
+    seen = []
+    tiny_model().generate_image_codes(
+        tiny_batch()[0], num_candidates=2, candidate_batch_size=4, on_progress=lambda *counts: seen.append(counts)
+    )
+    assert seen[-1] == (3 * 2 * 16, 3 * 2 * 16)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+@pytest.mark.parametrize(("prompts", "candidates", "size"), [(1, 128, 64), (5, 3, 7), (4, 1, 64), (2, 9, 4), (0, 3, 4)])
+def test_batches_hold_every_candidate_once_and_none_is_too_large(prompts, candidates, size):
+    seen = []
+    for part, ranges in candidate_batches(prompts, candidates, size):
+        assert all(len(part) * len(numbers) <= size for numbers in ranges)
+        seen += [(prompt, number) for numbers in ranges for prompt in part for number in numbers]
+    assert sorted(seen) == [(prompt, number) for prompt in range(prompts) for number in range(candidates)]
+
+
+def test_generate_follows_the_generation_config(tiny_model, tiny_batch):
+    model = tiny_model()
+    text, _ = tiny_batch(batch=2)
+    model.generation_config.top_k, model.generation_config.temperature = 3, 0.5
+    codes = model.generate(text, num_return_sequences=2, seed=4)
+    expected = model.generate_image_codes(text, num_candidates=2, top_k=3, top_p=1.0, temperature=0.5, seed=4)
+    assert torch.equal(codes, expected.flatten(0, 1))
+    greedy = model.generate(text, do_sample=False)
+    assert torch.equal(greedy, model.generate_image_codes(text, temperature=0)[:, 0])
+
+
+def test_generation_leaves_the_model_in_training_mode(tiny_model, tiny_batch):
+    model = tiny_model(feed_forward_dropout=0.5).train()
+    codes = model.generate_image_codes(tiny_batch()[0])
+    assert model.training
+    assert torch.equal(codes, model.eval().generate_image_codes(tiny_batch()[0]))
+
+
+def test_the_cache_holds_what_the_masks_can_still_see_at_the_papers_size():
+    config = DalleCollabConfig()
+    with torch.device("meta"):
+        stack = DalleCollabModel(config).stack
+        text = [torch.empty(1, 16, 257, 64) for _ in config.layer_kinds]
+        cache = GenerationCache(stack, TextPrefix(keys=text, values=text, hidden=torch.empty(1, 1024)), 1)
+    pair = 2 * 1024 * 4  # bytes of a key and a value of one position
+    expected = pair * (64 * 257 + 47 * 32 + 16 * 1024 + 3 * 32)
+    assert cache.num_bytes() == expected == pytest.approx(282e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": -1}, "top_k is -1, expected a count"),
+        ({"top_p": 0.0}, "top_p is 0.0, expected a probability above 0"),
+        ({"top_p": 1.5}, "top_p is 1.5, expected a probability above 0"),
+        ({"temperature": -0.5}, "temperature is -0.5, expected a number of at least 0"),
+        ({"num_candidates": 0}, "num_candidates is 0, expected at least 1"),
+        ({"candidate_batch_size": 0}, "candidate_batch_size is 0, expected at least 1"),
+    ],
+)
+def test_sampling_options_that_mean_nothing_are_refused(tiny_model, tiny_batch, options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_model().generate_image_codes(tiny_batch()[0], **options)
+
+
+def test_damaged_weights_are_named(tiny_model, tiny_batch):
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    with pytest.raises(ValueError, match="logits are not finite, expected numbers: its weights are damaged"):
+        model.generate_image_codes(tiny_batch()[0])

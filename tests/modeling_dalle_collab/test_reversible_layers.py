@@ -1,0 +1,130 @@
+"""Recomputed and stored activations give the same gradients; memory does not grow with depth when recomputing."""
+
+import pytest
+import torch
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from modeling_dalle_collab.blocks_dalle_collab import shift_tokens
+
+
+def gradients(model, batch, recompute):
+    model.config.recompute = recompute
+    model.zero_grad()
+    loss = model(*batch, return_logits=False).loss
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_equal_gradients(one, other, tolerance=1e-5):
+    assert one.keys() == other.keys()
+    for name in one:
+        error = (one[name] - other[name]).norm() / other[name].norm()
+        assert error < tolerance, f"{name}: {error}"
+
+
+def test_recomputed_gradients_equal_stored_ones(golden_model, golden):
+    _, expected = golden
+    model = DalleCollabForConditionalGeneration(golden_model().config)
+    batch = expected["text"], expected["image"]
+    stored, recomputed = gradients(model, batch, "none"), gradients(model, batch, "reversible")
+    assert stored[0] == recomputed[0]
+    assert_equal_gradients(recomputed[1], stored[1])
+
+
+def test_recomputation_is_exact_up_to_rounding(golden_model, golden):
+    # The golden weights make streams that grow a hundredfold, so float32 rounding would hide an error here.
+    _, expected = golden
+    model, batch = golden_model().double(), (expected["text"], expected["image"])
+    stored, recomputed = gradients(model, batch, "none"), gradients(model, batch, "reversible")
+    assert_equal_gradients(recomputed[1], stored[1], tolerance=1e-11)
+
+
+def test_recomputation_drops_the_same_activations(tiny_model, tiny_batch):
+    model = tiny_model(attention_dropout=0.3, feed_forward_dropout=0.3).train()
+    results = []
+    for recompute in ("none", "reversible"):
+        torch.manual_seed(3)
+        results.append(gradients(model, tiny_batch(), recompute))
+    torch.manual_seed(4)
+    other_loss, _ = gradients(model, tiny_batch(), "reversible")
+    assert results[0][0] == results[1][0] != other_loss
+    assert_equal_gradients(results[1][1], results[0][1])
+
+
+def test_recomputation_keeps_autocast(tiny_model, tiny_batch):
+    model = tiny_model()
+    with torch.autocast("cpu", torch.bfloat16):
+        model.config.recompute = "reversible"
+        loss = model(*tiny_batch(), return_logits=False).loss
+    loss.backward()
+    recomputed = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    with torch.autocast("cpu", torch.bfloat16):
+        model.config.recompute, _ = "none", model.zero_grad()
+        loss = model(*tiny_batch(), return_logits=False).loss
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert (recomputed[name] - parameter.grad).norm() < 0.05 * parameter.grad.norm(), name
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same(tiny_model, tiny_batch):
+    model = tiny_model()
+    _, everything = gradients(model, tiny_batch(), "reversible")
+    model.model.stack.groups[1].requires_grad_(False)
+    _, some = gradients(model, tiny_batch(), "reversible")
+    frozen = {name for name in some if "groups.1." in name}
+    assert frozen and all(some[name] is None for name in frozen)
+    rest = some.keys() - frozen
+    assert_equal_gradients({name: some[name] for name in rest}, {name: everything[name] for name in rest})
+
+
+def test_gradients_of_parameters_can_be_asked_for_directly(tiny_model, tiny_batch):
+    model = tiny_model()
+    _, expected = gradients(model, tiny_batch(), "reversible")
+    model.zero_grad()
+    names = list(expected)
+    asked = torch.autograd.grad(model(*tiny_batch()).loss, [model.get_parameter(name) for name in names])
+    assert_equal_gradients(dict(zip(names, asked, strict=True)), expected)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("recompute", "grows"), [("reversible", False), ("none", True)])
+def test_activations_kept_for_the_backward_pass(tiny_model, tiny_batch, recompute, grows):
+    def kept_bytes(depth):
+        model = tiny_model(num_hidden_layers=depth, recompute=recompute)
+        parameters = {parameter.data_ptr() for parameter in model.parameters()}
+        kept = {}
+
+        def pack(tensor):
+            if tensor.data_ptr() not in parameters:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(*tiny_batch(), return_logits=False).loss
+        assert loss.requires_grad
+        return sum(kept.values())
+
+    shallow, deep = kept_bytes(8), kept_bytes(32)
+    assert deep > 2.5 * shallow if grows else deep == shallow
+
+
+def test_token_shift_takes_channels_from_the_neighbours(tiny_config):
+    config = tiny_config()
+    block, size, quarter = config.text_block_length, config.image_grid_size, config.hidden_size // 4
+    x = torch.randn(2, block + size * size, config.hidden_size)
+    expected = x.clone()
+    for position in range(block):
+        expected[:, position, : 2 * quarter] = x[:, position - 1, : 2 * quarter] if position else 0
+    for place in range(size * size):
+        row, column = divmod(place, size)
+        above, left = x[:, block + place - size], x[:, block + place - 1]
+        expected[:, block + place, :quarter] = above[:, :quarter] if row else 0
+        expected[:, block + place, quarter : 2 * quarter] = left[:, quarter : 2 * quarter] if column else 0
+    assert torch.equal(shift_tokens(x, config), expected)
+    assert torch.equal(shift_tokens(x[:, :block], config), expected[:, :block])
+
+
+def test_token_shift_has_the_right_gradient(tiny_config):
+    config = tiny_config(text_sequence_length=2, image_grid_size=3, hidden_size=8)
+    x = torch.randn(1, 12, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda value: shift_tokens(value, config), x)
