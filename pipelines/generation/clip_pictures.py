@@ -1,27 +1,14 @@
 """The captioned pictures a small CLIP learns from, and how they look after a detour through the image codes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torchvision.transforms.functional as vision
 
-OnProgress = Callable[[str, int, int | None, str], None]
-"""Called with the stage, what is done, what is to do (None: unknown) and a few words for people."""
-
-
-class ImageCodec(Protocol):
-    """The part of `VQGANCodec` that training a CLIP needs; its `config` has `image_size` and `codebook_size`."""
-
-    config: Any
-
-    def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """`(batch, 3, height, width)` float in [0, 1] -> `(batch, num_codes)` int64."""
-
-    def decode(self, image_codes: torch.Tensor) -> torch.Tensor:
-        """`(batch, num_codes)` int64 -> `(batch, 3, height, width)` float in [0, 1]."""
+from pipelines.generation.stage_progress import OnProgress
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +52,7 @@ def collect_pictures(
 
 def through_the_codec(
     pictures: torch.Tensor,
-    codec: ImageCodec,
+    codec: VQGANCodec,
     *,
     corruption: float,
     seed: int = 0,
@@ -85,7 +72,7 @@ def through_the_codec(
         codes = codec.encode(_resized(batch.float() / 255, codec.config.image_size))
         codes = corrupt_codes(codes, codec.config.codebook_size, corruption, generator)
         drawn = _resized(codec.decode(codes), pictures.shape[-1])
-        redrawn[start : start + batch_size] = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
+        redrawn[start : start + batch_size] = (drawn * 255).round().to(torch.uint8)
         if on_progress is not None:
             on_progress("redrawing", start + len(batch), len(pictures), "pictures through the codec")
     return redrawn
@@ -114,4 +101,4 @@ def _square(picture: np.ndarray, size: int) -> torch.Tensor:
 def _resized(images: torch.Tensor, size: int) -> torch.Tensor:
     if images.shape[-1] == size and images.shape[-2] == size:
         return images
-    return vision.resize(images, [size, size], antialias=True)
+    return vision.resize(images, [size, size], antialias=True).clamp(0, 1)

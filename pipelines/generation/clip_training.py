@@ -22,15 +22,16 @@ from pipelines.generation.clip_folder import (
 )
 from pipelines.generation.clip_pictures import (
     CaptionedPictures,
-    ImageCodec,
-    OnProgress,
     collect_pictures,
     through_the_codec,
 )
 from pipelines.generation.clip_reranking import new_clip
 from pipelines.generation.contrastive_learning import clip_batches, clip_steps, retrieval_accuracy, token_ids
+from pipelines.generation.stage_progress import OnProgress
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 PREPROCESS = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "resize_mode": "shortest"}
+COUNTS = ("image_size", "patch_size", "vision_layers", "text_layers", "embed_dim", "num_steps", "group_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,10 @@ class ClipTrainingConfig:
     num_steps: int = 700
     """Optimizer steps."""
     batch_size: int = 256
-    """Pairs of a step; the other captions of a batch are the negatives, so larger batches give harder ones."""
+    """Pairs of a step; the other captions of a batch are the negatives."""
+    group_size: int = 16
+    """Pairs of a batch that are chosen for their similar captions, which makes the negatives hard; 1: chosen at random.
+    Increase if ranked pictures are right but for one word; decrease if captions repeat and pictures of them differ."""
     peak_learning_rate: float = 1.5e-3
     """Learning rate after the warm-up of 10 % of the steps; from there it falls as a cosine to zero."""
     weight_decay: float = 0.05
@@ -73,7 +77,15 @@ class ClipTrainingConfig:
     """Seed of initialisation, batches and corruption."""
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "vision_layers", "text_layers", "embed_dim", "num_steps"):
+        for name in (
+            "image_size",
+            "patch_size",
+            "vision_layers",
+            "group_size",
+            "text_layers",
+            "embed_dim",
+            "num_steps",
+        ):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: expected at least 1.")
         _require(
             self.image_size % self.patch_size == 0,
@@ -99,6 +111,9 @@ class ClipTrainingConfig:
                 "width": self.vision_width,
                 "layers": self.vision_layers,
                 "head_width": 32,
+                # Learnt positions start so small that left and right are told apart late.
+                "pos_embed_type": "sin_cos_2d",
+                "pool_type": "avg",
             },
             "text_cfg": {
                 "context_length": self.context_length,
@@ -144,7 +159,7 @@ def train_clip(
     output: Path,
     config: ClipTrainingConfig,
     *,
-    codec: ImageCodec | None = None,
+    codec: VQGANCodec | None = None,
     on_progress: OnProgress | None = None,
 ) -> ClipTrainingReport:
     """Train a CLIP on `(caption, picture (height, width, 3) uint8)` pairs and write it to `output` in one move.
@@ -184,7 +199,7 @@ def _split(data: CaptionedPictures, config: ClipTrainingConfig) -> tuple[Caption
 
 
 def _redrawn(
-    pictures: torch.Tensor, codec: ImageCodec | None, config: ClipTrainingConfig, on_progress: OnProgress | None
+    pictures: torch.Tensor, codec: VQGANCodec | None, config: ClipTrainingConfig, on_progress: OnProgress | None
 ) -> torch.Tensor | None:
     if codec is None:
         return None
@@ -205,6 +220,7 @@ def _learn(
         learnt,
         token_ids(tokenizer, learnt.captions, config.context_length),
         batch_size=config.batch_size,
+        group_size=config.group_size,
         redrawn=redrawn,
         redrawn_share=config.redrawn_share,
         generator=torch.Generator().manual_seed(config.seed),

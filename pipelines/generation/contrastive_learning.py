@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from pipelines.generation.clip_pictures import CaptionedPictures, OnProgress
+from pipelines.generation.clip_pictures import CaptionedPictures
 from pipelines.generation.clip_reranking import prepare_pictures
+from pipelines.generation.stage_progress import OnProgress
 
 MAX_LOGIT_SCALE = math.log(100)  # Radford et al. 2021, section 2.5: larger scales make training unstable
 
@@ -37,24 +38,52 @@ def clip_batches(
     input_ids: torch.Tensor,
     *,
     batch_size: int,
+    group_size: int,
     redrawn: torch.Tensor | None,
     redrawn_share: float,
     generator: torch.Generator,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield endless shuffled batches: pictures `(batch, 3, size, size)` float in [0, 1] and tokens `(batch, text)`.
 
-    Every picture comes once in a pass. With `redrawn` (same shape as the pictures), a random `redrawn_share` of a batch
-    is taken from there. A set smaller than a batch makes smaller batches.
+    A batch consists of groups of `group_size` pairs with similar captions, see `similar_rows`; every pair begins a
+    group once in a pass. With `redrawn` (same shape as the pictures), a random `redrawn_share` of a batch is taken from
+    there. A set smaller than a batch makes smaller batches.
     """
-    batch_size = min(batch_size, len(data))
+    group_size = min(group_size, len(data), batch_size)
+    num_groups = max(1, min(batch_size, len(data)) // group_size)
+    words = word_vectors(input_ids)
     while True:
         order = torch.randperm(len(data), generator=generator)
-        for rows in order[: len(order) // batch_size * batch_size].split(batch_size):
+        for first_rows in order[: len(order) // num_groups * num_groups].split(num_groups):
+            rows = similar_rows(words, first_rows, group_size, generator)
             pictures = data.pictures[rows]
             if redrawn is not None:
                 is_redrawn = torch.rand(len(rows), 1, 1, 1, generator=generator) < redrawn_share
                 pictures = torch.where(is_redrawn, redrawn[rows], pictures)
             yield pictures.float() / 255, input_ids[rows]
+
+
+def word_vectors(input_ids: torch.Tensor) -> torch.Tensor:
+    """Return which tokens each caption has, `(n, text)` int64 -> `(n, vocabulary)` float32 of unit length."""
+    present = torch.zeros(len(input_ids), int(input_ids.max()) + 1).scatter_(1, input_ids, 1.0)
+    return functional.normalize(present, dim=1)
+
+
+def similar_rows(
+    words: torch.Tensor, first_rows: torch.Tensor, group_size: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Return each first row followed by the rows whose captions share the most tokens with it; ties at random.
+
+    `words: (n, vocabulary)`, `first_rows: (groups,)` -> `(groups * group_size,)`. Captions that differ in one word are
+    what a CLIP must tell apart to rank candidates of one prompt, and are rare among random captions: trained on
+    random batches of scenes with five attributes, a CLIP learnt colours and stayed blind for the position.
+    """
+    if group_size == 1:
+        return first_rows
+    similarity = words[first_rows] @ words.T  # (groups, n)
+    similarity += 0.05 * torch.rand(similarity.shape, generator=generator)
+    similarity[torch.arange(len(first_rows)), first_rows] = torch.inf
+    return similarity.topk(group_size, dim=1).indices.flatten()
 
 
 def clip_steps(

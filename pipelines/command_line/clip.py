@@ -1,0 +1,164 @@
+"""`dalle-collab clip`: train the CLIP that ranks generated pictures, and ask it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from pipelines.generation.clip_training import ClipTrainingReport
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.command()
+def train(
+    pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    output: Annotated[Path, typer.Option(help="Folder of the CLIP; an older CLIP there is replaced.")],
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 700,
+    batch_size: Annotated[int, typer.Option(help="Pairs per step; the more, the more negatives.")] = 256,
+    group_size: Annotated[int, typer.Option(help="Pairs of a batch chosen for similar captions; 1: at random.")] = 16,
+    image_size: Annotated[int, typer.Option(help="Pixels of a side.")] = 64,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1.5e-3,
+    vocab_size: Annotated[int, typer.Option(help="Size of the tokenizer trained on the captions, 258 or more.")] = 512,
+    context_length: Annotated[int, typer.Option(help="Tokens of a caption; longer ones are cut.")] = 24,
+    codec: Annotated[
+        str | None, typer.Option(help="VQGAN folder or repository: half of the pictures are seen as it redraws them.")
+    ] = None,
+    code_corruption: Annotated[float, typer.Option(help="Mean share of wrong codes in redrawn pictures.")] = 0.03,
+    max_pictures: Annotated[int | None, typer.Option(help="Read only so many pictures.")] = None,
+    cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Train a small CLIP on your own captioned pictures.
+
+    The result is an open_clip folder of about 1.3 MB that `dalle-collab generate --clip` takes and that
+    `hub-tools publish folder` puts on the Hub. Ctrl-C saves what was learnt so far.
+
+    Examples:
+
+      dalle-collab clip train pictures/ --output my-clip
+
+      dalle-collab clip train shards/*.tar --output my-clip --codec my-org/codec --steps 1000
+    """
+    import torch
+
+    from pipelines.generation.clip_training import ClipTrainingConfig, train_clip
+    from pipelines.generation.stage_progress import stage_progress
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+    config = ClipTrainingConfig(
+        image_size=image_size,
+        context_length=context_length,
+        vocab_size=vocab_size,
+        num_steps=steps,
+        batch_size=batch_size,
+        group_size=group_size,
+        peak_learning_rate=learning_rate,
+        code_corruption=code_corruption,
+        seed=seed,
+    )
+    if cpu_threads is not None:
+        torch.set_num_threads(cpu_threads)
+    image_codec = VQGANCodec.from_pretrained(codec) if codec else None
+    dropped: Counter[str] = Counter()
+    pairs = captioned_pictures(pictures, dropped, limit=max_pictures)
+    with stage_progress() as on_progress:
+        report = train_clip(pairs, output, config, codec=image_codec, on_progress=on_progress)
+    _print_report(report, output, dropped)
+    if report.was_interrupted:
+        raise typer.Exit(130)
+
+
+@app.command()
+def rank(
+    caption: Annotated[str, typer.Argument(help="What the pictures should show.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Picture files.")],
+    clip: Annotated[str, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG.")] = "ViT-B-32/openai",
+) -> None:
+    """Print the pictures in the order in which they fit the caption, best first, with their scores.
+
+    Examples:
+
+      dalle-collab clip rank "a small red star" a.png b.png c.png --clip my-clip
+    """
+    import torch
+
+    from pipelines.generation.clip_reranking import ClipReranker
+
+    reranker = ClipReranker.from_pretrained(clip)
+    scores = torch.cat([reranker.scores(caption, _read_picture(path)) for path in pictures])
+    for index in scores.argsort(descending=True, stable=True).tolist():
+        typer.echo(f"{scores[index]:8.3f}  {pictures[index]}")
+
+
+def captioned_pictures(
+    paths: list[Path], dropped: Counter[str], *, limit: int | None = None
+) -> Iterator[tuple[str, "np.ndarray"]]:
+    """Yield `(caption, picture (height, width, 3) uint8)` of all sources; count what was left out in `dropped`.
+
+    The dataset's filter applies, so that the CLIP does not learn what the model will never see.
+    """
+    from pipelines.data_preparation.caption_image_sources import SourceDamage, find_sources
+    from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
+
+    num_yielded = 0
+    for source in find_sources(paths):
+        for sample in source.samples():
+            if num_yielded == limit:
+                return
+            if isinstance(sample, SourceDamage):
+                dropped[str(sample)] += 1
+                continue
+            reason = drop_reason(sample, FilterPolicy())
+            picture = None if reason else _decode(sample.image_bytes)
+            if picture is None:
+                dropped[(reason or DropReason.CORRUPT_IMAGE).value] += 1
+                continue
+            num_yielded += 1
+            yield sample.caption, picture
+
+
+def _decode(image_bytes: bytes) -> "np.ndarray | None":
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(image_bytes)) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises for damaged files
+        return None
+
+
+def _read_picture(path: Path) -> "torch.Tensor":
+    import torch
+
+    picture = _decode(path.read_bytes())
+    if picture is None:
+        raise ValueError(f"{path} is not a readable picture: expected a PNG, JPEG or WebP file.")
+    return torch.tensor(picture).permute(2, 0, 1)[None].float() / 255  # (1, 3, height, width)
+
+
+def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table: Any = Table(title="CLIP", show_header=False)
+    table.add_row("folder", str(output))
+    table.add_row("pictures", f"{report.num_pictures:,}")
+    table.add_row("steps", f"{report.num_steps:,}" + (" (stopped by Ctrl-C)" if report.was_interrupted else ""))
+    table.add_row("loss", f"{report.losses[0]:.3f} -> {report.losses[-1]:.3f} nats")
+    table.add_row("held-out captions that find their picture", f"{report.retrieval_accuracy:.1%}")
+    table.add_row("the same by chance", f"{report.chance:.1%}")
+    table.add_row("weights", f"{report.num_parameters:,} parameters, {report.num_bytes / 1e6:.2f} MB")
+    table.add_row("time", f"{report.seconds:.0f} s")
+    for reason, count in dropped.most_common():
+        table.add_row("left out", f"{count:,} {reason}")
+    Console().print(table)

@@ -1,0 +1,124 @@
+"""`dalle-collab generate`: draw pictures for prompts with a run's newest checkpoint."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.generation.generation_options import GenerationOptions
+    from pipelines.generation.text_to_image import RankedImage
+
+
+def generate(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of a run, or a folder.")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="What the pictures should show.")
+    ] = None,
+    prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt per line.")] = None,
+    candidates: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
+    keep: Annotated[int, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first.")] = 4,
+    top_k: Annotated[int, typer.Option(help="Choose among so many of the likeliest codes; 0 for all.")] = 256,
+    top_p: Annotated[float | None, typer.Option(help="Choose among codes that together reach this chance.")] = None,
+    temperature: Annotated[float, typer.Option(help="Below 1 safer pictures, above 1 stranger ones.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
+    output: Annotated[Path, typer.Option(help="The picture with the grid.")] = Path("grid.png"),
+    clip: Annotated[
+        str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
+    ] = None,
+    codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the checkpoint.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Candidates drawn at the same time; less needs less memory.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
+) -> None:
+    """Draw pictures for prompts and keep those that CLIP ranks first.
+
+    Everything is read from the run's repository: the newest checkpoint, the tokenizer, which codec and which CLIP. The
+    grid shows each prompt with its pictures, best first.
+
+    Examples:
+
+      dalle-collab generate my-org/birds "a robin on a branch"
+
+      dalle-collab generate my-org/birds "a robin" "a wren" --candidates 32 --keep 8 --seed 7 --output birds.png
+
+      dalle-collab generate my-org/birds --prompts prompts.txt --top-p 0.75 --json
+    """
+    from pipelines.generation.generation_options import GenerationOptions, require_prompts
+    from pipelines.generation.picture_grid import require_picture_path
+
+    texts = [*(prompts or ()), *_read_prompts(prompts_file)]
+    require_prompts(texts)
+    require_picture_path(output)
+    options = GenerationOptions(
+        num_candidates=candidates,
+        keep=keep,
+        top_k=top_k,
+        top_p=top_p,
+        temperature=temperature,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    drawn = _draw(repository, texts, options, revision=revision, codec=codec, clip=clip, device=device)
+    _save_grid(texts, drawn, output)
+    if as_json:
+        for prompt, pictures in zip(texts, drawn, strict=True):
+            typer.echo(json.dumps(_description(prompt, pictures, output), ensure_ascii=False))
+    else:
+        typer.echo(f"{output}: {sum(map(len, drawn))} pictures, best first.")
+
+
+def _draw(
+    repository: str, prompts: list[str], options: "GenerationOptions", *, device: str, **parts: str | None
+) -> "list[list[RankedImage]]":
+    from pipelines.generation.image_generation import load_text_to_image
+    from pipelines.generation.stage_progress import stage_progress
+    from pipelines.generation.text_to_image import generate_images_for_prompts
+
+    bundle = load_text_to_image(repository, device=_device(device), **parts)
+    with stage_progress() as on_progress:
+        return generate_images_for_prompts(bundle, prompts, options, on_progress=on_progress)
+
+
+def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path) -> None:
+    from pipelines.generation.picture_grid import draw_picture_grid, save_picture
+
+    save_picture(draw_picture_grid(list(zip(prompts, drawn, strict=True))), output)
+
+
+def _description(prompt: str, pictures: "Sequence[RankedImage]", output: Path) -> dict[str, object]:
+    ranked = [
+        {"candidate": picture.candidate_index, "score": picture.score, "image_codes": picture.image_codes.tolist()}
+        for picture in pictures
+    ]
+    return {"prompt": prompt, "grid": str(output), "pictures": ranked}
+
+
+def _read_prompts(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text ({error.reason}). Expected one prompt per line.") from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"{file} holds no prompt. Expected one prompt per line.")
+    return prompts
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"There is no device {name!r}. Expected auto, cpu, cuda or cuda:N.") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"Device {name} was asked for, but torch sees no CUDA device. Use --device cpu.")
+    return name

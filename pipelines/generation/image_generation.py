@@ -1,0 +1,133 @@
+"""Load everything that turns a prompt into pictures: the model, its processor, the codec and the CLIP of a run."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.generation.clip_reranking import DEFAULT_CLIP, ClipReranker
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+logger = logging.getLogger(__name__)
+
+# The state of the optimizer is twice as large as the model and no use for drawing.
+MODEL_FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
+TRAINING_RUN_FILE = "training_run.json"
+
+
+class NoCheckpointError(ValueError):
+    """A run that exists but has published no weights yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToImage:
+    """The parts that together turn a prompt into ranked pictures; all on one device."""
+
+    name: str
+    """Repository or folder that it was loaded from."""
+    model: DalleCollabForConditionalGeneration
+    """Draws image codes for a prompt."""
+    processor: DalleCollabProcessor
+    """Turns prompts into text ids."""
+    codec: VQGANCodec
+    """Turns image codes into pictures."""
+    reranker: ClipReranker
+    """Says which pictures fit the prompt."""
+
+    def __post_init__(self) -> None:
+        sizes, codec_sizes = self.model.config, self.codec.config
+        seen = (codec_sizes.num_codes, codec_sizes.codebook_size)
+        expected = (sizes.image_grid_size**2, sizes.codebook_size)
+        if seen != expected:
+            raise ValueError(
+                f"The codec makes pictures of {seen[0]} codes out of {seen[1]}, but {self.name} was trained on "
+                f"{expected[0]} codes out of {expected[1]}. Leave out --codec, or pass the codec of the run's dataset."
+            )
+
+
+def load_text_to_image(
+    repository_or_folder: str | Path,
+    *,
+    revision: str | None = None,
+    codec: str | Path | None = None,
+    clip: str | Path | None = None,
+    device: torch.device | str = "cpu",
+) -> TextToImage:
+    """Load a run's newest published checkpoint, or that of `revision`, with the codec and the CLIP it names.
+
+    `codec` and `clip` replace the ones in the run's `processor_config.json`; a codec must have the fingerprint noted
+    there. Files come from the Hub's cache where they are there already.
+
+    Raises:
+        NoCheckpointError: the run has published no weights yet.
+        ValueError: what was found does not fit together or is damaged.
+        OSError: a file or the Hub cannot be read.
+    """
+    name = str(repository_or_folder)
+    folder = _model_folder(name, revision)
+    _require_checkpoint(folder, name)
+    processor = DalleCollabProcessor.from_pretrained(folder)
+    return TextToImage(
+        name=name,
+        processor=processor,
+        model=_load_model(folder, name).to(device).eval(),
+        codec=_load_codec(processor, name, codec, device),
+        reranker=ClipReranker.from_pretrained(clip or processor.clip_repository or DEFAULT_CLIP, device=device),
+    )
+
+
+def _model_folder(name: str, revision: str | None) -> Path:
+    if Path(name).is_dir():
+        if revision is not None:
+            raise ValueError(f"{name} is a folder and has no revision {revision!r}. Leave out --revision.")
+        return Path(name)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"There is no folder {name}. Expected a folder or a Hub repository ORG/RUN.")
+    # One snapshot, so that all files are of one commit even while the run publishes the next.
+    return Path(snapshot_download(name, revision=revision, allow_patterns=list(MODEL_FILES)))
+
+
+def _require_checkpoint(folder: Path, name: str) -> None:
+    if (folder / "config.json").is_file() and any(folder.glob("model*.safetensors")):
+        return
+    if (folder / TRAINING_RUN_FILE).is_file():
+        raise NoCheckpointError(
+            f"{name} has published no checkpoint yet: wait for the auxiliary peer's first one. "
+            f"If none is running, start it with: dalle-collab run assist {name}"
+        )
+    raise ValueError(
+        f"{name} holds no text-to-image model: expected config.json and model.safetensors as a run publishes them. "
+        "Check the name."
+    )
+
+
+def _load_model(folder: Path, name: str) -> DalleCollabForConditionalGeneration:
+    try:
+        return DalleCollabForConditionalGeneration.from_pretrained(folder)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"The weights of {name} do not fit its config.json or are damaged ({str(error).splitlines()[0]}). "
+            "Download them again, or load an earlier checkpoint: --revision COMMIT"
+        ) from error
+
+
+def _load_codec(
+    processor: DalleCollabProcessor, name: str, replacement: str | Path | None, device: torch.device | str
+) -> VQGANCodec:
+    source = replacement or processor.image_codec_repository
+    if source is None:
+        raise ValueError(f"{name} does not say which codec drew its image codes. Name it: --codec FOLDER_OR_REPOSITORY")
+    revision = None if replacement else processor.image_codec_revision
+    codec = VQGANCodec.from_pretrained(source, revision=revision, device=device)
+    expected = processor.image_codec_fingerprint
+    if expected is not None and codec.fingerprint != expected:
+        home = processor.image_codec_repository or "the run's dataset"
+        raise ValueError(
+            f"Codec {source} has fingerprint {codec.fingerprint}, but {name} was trained on codes of {expected}: its "
+            f"pictures would be noise. Use the codec of {home}."
+        )
+    return codec

@@ -1,0 +1,124 @@
+"""From prompts to ranked pictures: sample image codes, decode them, let CLIP choose.
+
+Axis names: `prompt`, `candidate`, `image` (the codes of one picture).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from PIL import Image
+
+from pipelines.generation.generation_options import GenerationOptions, require_prompts
+from pipelines.generation.image_generation import TextToImage
+from pipelines.generation.stage_progress import OnProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedImage:
+    """One picture that CLIP chose for a prompt."""
+
+    image: Image.Image
+    """The picture, RGB."""
+    score: float
+    """CLIP's score: logit scale times cosine; comparable within one prompt."""
+    candidate_index: int
+    """Which of the candidates it was."""
+    image_codes: torch.Tensor = field(repr=False)
+    """`(image,)` int64, the codes it was decoded from."""
+
+
+def generate_images(
+    bundle: TextToImage,
+    prompt: str,
+    *,
+    num_candidates: int = 128,
+    keep: int = 4,
+    top_k: int | None = 256,
+    top_p: float | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> list[RankedImage]:
+    """Draw candidates for a prompt and return the `keep` that CLIP ranks first, best first."""
+    options = GenerationOptions(
+        num_candidates=num_candidates, keep=keep, top_k=top_k, top_p=top_p, temperature=temperature, seed=seed
+    )
+    return generate_images_for_prompts(bundle, [prompt], options, on_progress=on_progress)[0]
+
+
+def generate_images_for_prompts(
+    bundle: TextToImage, prompts: Sequence[str], options: GenerationOptions, *, on_progress: OnProgress | None = None
+) -> list[list[RankedImage]]:
+    """Do the same for many prompts, which is faster than one after the other; one list per prompt, in their order.
+
+    A candidate depends on the seed, on the prompt and its place in the list, and on its own number, not on batches.
+    """
+    image_codes = sample_candidates(bundle, prompts, options, on_progress=on_progress)
+    return [
+        rank_candidates(bundle, prompt, codes, options, on_progress=on_progress, place=(index, len(prompts)))
+        for index, (prompt, codes) in enumerate(zip(prompts, image_codes, strict=True))
+    ]
+
+
+def sample_candidates(
+    bundle: TextToImage, prompts: Sequence[str], options: GenerationOptions, *, on_progress: OnProgress | None = None
+) -> torch.Tensor:
+    """Return the image codes of all candidates, `(prompt, candidate, image)` int64. ValueError for an empty prompt."""
+    require_prompts(prompts)
+
+    def report(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress("sampling", done, total, "image codes")
+
+    return bundle.model.generate_image_codes(
+        bundle.processor(text=list(prompts))["input_ids"].to(bundle.model.device),
+        num_candidates=options.num_candidates,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        temperature=options.temperature,
+        seed=options.seed,
+        candidate_batch_size=options.batch_size,
+        on_progress=report,
+    )
+
+
+def rank_candidates(
+    bundle: TextToImage,
+    prompt: str,
+    image_codes: torch.Tensor,
+    options: GenerationOptions,
+    *,
+    on_progress: OnProgress | None = None,
+    place: tuple[int, int] = (0, 1),
+) -> list[RankedImage]:
+    """Decode `image_codes: (candidate, image)` of one prompt and return the best, best first.
+
+    `place` says for the progress which of how many prompts it is.
+    """
+    index, num_prompts = place
+    pictures = []
+    for batch in image_codes.split(options.batch_size):
+        pictures.append(bundle.codec.decode(batch))  # (candidate, 3, height, width)
+        if on_progress is not None:
+            num_decoded = index * len(image_codes) + sum(map(len, pictures))
+            on_progress("decoding", num_decoded, num_prompts * len(image_codes), "pictures")
+    images = torch.cat(pictures)
+    indices, scores = bundle.reranker.best(prompt, images, options.keep)
+    if on_progress is not None:
+        on_progress("ranking", index + 1, num_prompts, "prompts")
+    return [
+        RankedImage(
+            image=to_picture(images[candidate]),
+            score=score,
+            candidate_index=candidate,
+            image_codes=image_codes[candidate].cpu(),
+        )
+        for candidate, score in zip(indices.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def to_picture(image: torch.Tensor) -> Image.Image:
+    """Return `image: (3, height, width)` float in [0, 1] as an RGB picture, rounded to 8 bits."""
+    pixels = (image.detach().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
