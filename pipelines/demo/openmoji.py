@@ -234,27 +234,26 @@ def _drawn(package: Path, emoji: Emoji, config: OpenMojiConfig) -> bytes | None:
 
 def _picture(colour_folder: Path, hexcode: str, side: int) -> Image.Image | None:
     """The drawing as RGBA: from a PNG where there is one (as in the releases' archives), else from the SVG."""
-    content = None
-    for size in ("618x618", "72x72"):
-        path = colour_folder / size / f"{hexcode}.png"
-        if content is None and path.is_file():
-            content = path.read_bytes()
+    pngs = [colour_folder / size / f"{hexcode}.png" for size in ("618x618", "72x72")]
     svg = colour_folder / "svg" / f"{hexcode}.svg"
+    path = next((path for path in (*pngs, svg) if path.is_file()), None)
+    if path is None:
+        return None
+    render = _svg_renderer() if path == svg else None
     try:
-        if content is None and svg.is_file():
-            content = _rendered_svg(svg.read_text(encoding="utf-8"), 2 * side)
-        return None if content is None else Image.open(io.BytesIO(content)).convert("RGBA")
+        content = path.read_bytes() if render is None else render(path.read_text(encoding="utf-8"), 2 * side)
+        return Image.open(io.BytesIO(content)).convert("RGBA")
     except (OSError, ValueError):
         return None
 
 
-def _rendered_svg(text: str, side: int) -> bytes:
-    """The drawing as PNG, `side` pixels wide. Raises ValueError when it is not an SVG."""
+def _svg_renderer() -> Callable[[str, int], bytes]:
+    """From an SVG's text and a width in pixels to a PNG. Raises OSError when resvg_py is not installed."""
     try:
         import resvg_py
     except ImportError:
-        raise ModuleNotFoundError(
+        raise OSError(
             "The npm package holds SVG drawings, and resvg_py, which draws them, is not installed. "
             "Install it: pip install 'resvg_py>=0.2'"
         ) from None
-    return bytes(resvg_py.svg_to_bytes(svg_string=text, width=side, height=side, skip_system_fonts=True))
+    return lambda text, width: bytes(resvg_py.svg_to_bytes(svg_string=text, width=width, skip_system_fonts=True))

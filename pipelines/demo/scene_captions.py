@@ -3,9 +3,9 @@
 import functools
 import re
 
-from pipelines.demo.scenes import BACKGROUND_COLOURS, SHAPE_COLOURS, SHAPES, SIZES, SceneAttributes
+from pipelines.demo.scenes import BACKGROUND_COLOURS, SHAPE_COLOURS, SHAPES, SIZES, SceneAttributes, held_out_scenes
 
-# Each says all five attributes in at most twelve words, so that sixteen tokens hold any of them.
+# Each says all five attributes in at most thirteen words, so that sixteen tokens hold any of them.
 CAPTION_TEMPLATES = (
     "a {size} {colour} {shape} {place} of a {background} background",
     "{place} of a {background} background, a {size} {colour} {shape}",
@@ -18,6 +18,10 @@ _PLACES = {
     "top": "at the top",
     "bottom": "at the bottom",
     "centre": "in the centre",
+    "top left": "in the top left corner",
+    "top right": "in the top right corner",
+    "bottom left": "in the bottom left corner",
+    "bottom right": "in the bottom right corner",
 }
 
 
@@ -31,6 +35,11 @@ def caption_of(attributes: SceneAttributes, template_index: int = 0) -> str:
         place=_PLACES[attributes.position],
         background=attributes.background,
     )
+
+
+def held_out_captions(num_captions: int) -> list[str]:
+    """Captions of the first held-out scenes, in all templates by turns. ValueError when there are not so many."""
+    return [caption_of(attributes, index) for index, attributes in enumerate(held_out_scenes(num_captions))]
 
 
 def parse_caption(caption: str) -> SceneAttributes:

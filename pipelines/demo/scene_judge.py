@@ -9,8 +9,10 @@ Axis names: height, width = the picture's; frame = 32, the side of the square th
 import functools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from pipelines.demo.scenes import (
     BACKGROUND_COLOURS,
@@ -30,7 +32,8 @@ _FRAME_RADIUS = 8.0
 _TEMPLATE_DEGREES = (-12.0, -8.0, -4.0, 0.0, 4.0, 8.0, 12.0)
 _LOWEST_MATCH = 0.7
 _LARGEST_COLOUR_DISTANCE = 70.0
-_LARGEST_POSITION_DISTANCE = 0.14
+# Half way between neighbouring positions is 0.125.
+_LARGEST_POSITION_DISTANCE = 0.1
 # All in units of 1/255: a pixel further than this from every mixture of the two colours belongs to something else,
 _LARGEST_STRAY_DISTANCE = 60.0
 # and colours nearer to the background than this are noise of JPEG or of a codec.
@@ -64,6 +67,14 @@ class Judgement:
     def scored(self) -> tuple[str | None, str | None, str | None, str | None]:
         """The four attributes that count for an exact match: colour, background, position, shape."""
         return self.colour, self.background, self.position, self.shape
+
+    @property
+    def description(self) -> str:
+        """What the judge sees, in words."""
+        if self.shape is None:
+            return f"no clear shape on a {self.background or 'nameless'} background"
+        shape = f"{self.size} {self.colour or 'strangely coloured'} {self.shape}"
+        return f"{shape}, {self.position or 'oddly placed'}, on a {self.background or 'nameless'} background"
 
 
 def exact_match(attributes: SceneAttributes, picture: np.ndarray) -> bool:
@@ -101,6 +112,15 @@ def judge_picture(picture: np.ndarray) -> Judgement:
         background=background,
         match=match,
     )
+
+
+def judge_file(path: Path) -> Judgement:
+    """Read the attributes from a picture file. OSError when it cannot be read, ValueError when it is not square."""
+    try:
+        picture = np.asarray(Image.open(path).convert("RGB"))
+    except UnidentifiedImageError:
+        raise OSError(f"{path} cannot be read as a picture; expected a PNG or JPEG file. Write it again.") from None
+    return judge_picture(picture)
 
 
 def _check_picture(picture: np.ndarray) -> None:
@@ -170,21 +190,23 @@ def _best_template(
     coverage: np.ndarray, centre: np.ndarray, radius: float, num_strays: int
 ) -> tuple[str | None, float]:
     """The shape whose template fits best and the share of the picture's shape that it explains."""
-    templates = _templates()  # (shape, rotation, frame, frame)
-    framed = _in_frame(coverage, centre, radius)
+    framed = _in_frame(coverage, centre, radius).astype(np.float32).ravel()
+    templates, energies = _templates()  # (shape, rotation, frame * frame), (shape, rotation)
     scale = (_FRAME_RADIUS / radius) ** 2
-    outside = max(float((coverage**2).sum()) * scale - float((framed**2).sum()), 0.0)
-    errors = ((templates - framed) ** 2).sum(axis=(2, 3)).min(axis=1) + outside + num_strays * scale
-    matches = 1 - errors / (templates**2).sum(axis=(2, 3)).mean(axis=1)
+    outside = max(float((coverage**2).sum()) * scale - float(framed @ framed), 0.0)
+    errors = (energies - 2 * templates @ framed + framed @ framed).min(axis=1) + outside + num_strays * scale
+    matches = 1 - errors / energies.mean(axis=1)
     best = int(matches.argmax())
     match = float(matches[best])
     return (SHAPES[best] if match >= _LOWEST_MATCH else None), match
 
 
 @functools.cache
-def _templates() -> np.ndarray:
-    """Every shape at every rotation, in the frame: (shape, rotation, frame, frame) float64."""
-    return np.array([[_template(shape, degrees) for degrees in _TEMPLATE_DEGREES] for shape in SHAPES])
+def _templates() -> tuple[np.ndarray, np.ndarray]:
+    """Every shape at every rotation, (shape, rotation, frame * frame) float32, and the sums of their squares."""
+    templates = [[_template(shape, degrees).ravel() for degrees in _TEMPLATE_DEGREES] for shape in SHAPES]
+    array = np.asarray(templates, dtype=np.float32)
+    return array, (array**2).sum(axis=2)
 
 
 def _template(shape: str, degrees: float) -> np.ndarray:

@@ -19,12 +19,10 @@ Colour = tuple[int, int, int]
 
 # Neighbouring colours are at least 80 units apart in RGB, so that the tint's jitter cannot turn one into another.
 SHAPE_COLOURS: dict[str, Colour] = {
-    "red": (210, 25, 35),
-    "orange": (240, 115, 20),
+    "red": (215, 30, 35),
     "yellow": (252, 222, 60),
     "green": (40, 150, 65),
     "blue": (30, 90, 220),
-    "purple": (140, 40, 160),
     "white": (246, 246, 246),
     "black": (22, 22, 22),
 }
@@ -33,20 +31,23 @@ BACKGROUND_COLOURS: dict[str, Colour] = {
     "black": (22, 22, 22),
     "grey": (150, 150, 150),
     "blue": (30, 90, 220),
-    "green": (40, 150, 65),
-    "yellow": (252, 222, 60),
     "pink": (245, 130, 175),
 }
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")
 # The largest extent of a shape and its centre, as shares of the picture's side. With 8 x 8 image codes even a small
-# shape covers two and a half codes a side; fewer, and a star could not be told from a circle.
-SIZES: dict[str, float] = {"small": 0.31, "medium": 0.40, "large": 0.49}
+# shape covers two and a half codes a side; fewer, and a star could not be told from a circle. All centres lie on the
+# same place of the grid of codes, so that a shape has much the same codes wherever it is.
+SIZES: dict[str, float] = {"small": 0.30, "medium": 0.38, "large": 0.46}
 POSITIONS: dict[str, tuple[float, float]] = {
-    "left": (0.27, 0.5),
-    "right": (0.73, 0.5),
-    "top": (0.5, 0.27),
-    "bottom": (0.5, 0.73),
+    "left": (0.25, 0.5),
+    "right": (0.75, 0.5),
+    "top": (0.5, 0.25),
+    "bottom": (0.5, 0.75),
     "centre": (0.5, 0.5),
+    "top left": (0.25, 0.25),
+    "top right": (0.75, 0.25),
+    "bottom left": (0.25, 0.75),
+    "bottom right": (0.75, 0.75),
 }
 
 _SUPERSAMPLING = 4
@@ -60,16 +61,16 @@ class ScenesConfig:
     image_size: int = 64
     """Side of the picture in pixels; a multiple of 8 and at least 32."""
 
-    position_jitter: float = 0.025
+    position_jitter: float = 0.016
     """Largest displacement of the shape along each axis, as a share of the picture's side."""
 
-    size_jitter: float = 0.02
+    size_jitter: float = 0.016
     """Largest change of the shape's extent, as a share of the picture's side."""
 
-    rotation_jitter_degrees: float = 8.0
+    rotation_jitter_degrees: float = 6.0
     """Largest rotation to either side, in degrees. From about 20 on a square could pass for a diamond."""
 
-    colour_jitter: int = 8
+    colour_jitter: int = 6
     """Largest change of each colour channel, in units of 1/255."""
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ def all_combinations() -> tuple[tuple[str, str, str, str], ...]:
 
 @functools.cache
 def held_out_combinations() -> tuple[tuple[str, str, str, str], ...]:
-    """The tenth of all combinations that training data never contains, at any size, with any seed, in any run.
+    """The eighth of all combinations that training data never contains, at any size, with any seed, in any run.
 
     The codec and the CLIP in `pretrained/` have not seen them either. The order is fixed, and looks random.
     """
@@ -144,7 +145,7 @@ def held_out_combinations() -> tuple[tuple[str, str, str, str], ...]:
     def digest(combination: tuple[str, str, str, str]) -> bytes:
         return hashlib.sha256("|".join((_HELD_OUT_LABEL, *combination)).encode()).digest()
 
-    return tuple(sorted(all_combinations(), key=digest)[: len(all_combinations()) // 10])
+    return tuple(sorted(all_combinations(), key=digest)[: len(all_combinations()) // 8])
 
 
 @functools.cache
