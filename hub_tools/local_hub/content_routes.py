@@ -6,7 +6,7 @@ import mimetypes
 import sqlite3
 from http import HTTPStatus
 from pathlib import PurePosixPath
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
@@ -105,33 +105,30 @@ def validate_yaml(payload: JsonObject) -> JSONResponse:
     return JSONResponse({"errors": [], "warnings": []})
 
 
-@router.api_route("/{kind}/{namespace}/{name}/{view}/{revision}/{path:path}", methods=["GET", "HEAD"])
-def typed_file(
-    kind: str,
-    namespace: str,
-    name: str,
-    view: str,
-    revision: Decoded,
-    path: Decoded,
-    caller: CallerOf,
-    storage: Storage,
+@router.api_route("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+@router.api_route("/datasets/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
+def dataset_file(
+    namespace: str, name: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
 ) -> Response:
-    """Send a file of a dataset or Space; models have no prefix and arrive here with their parts shifted by one."""
-    if kind in ("datasets", "spaces") and view in ("resolve", "raw"):
-        return _send(page_address(namespace, name, kind), revision, path, caller, storage)
-    if name in ("resolve", "raw"):
-        rest = f"{quote(revision, safe='')}/{quote(path)}"
-        return _send(page_address(kind, namespace), unquote(view), unquote(rest), caller, storage)
-    raise entry_not_found(path)
+    """Send a file of a dataset, whole or in part."""
+    return _send(page_address(namespace, name, "datasets"), revision, path, caller, storage)
 
 
-@router.api_route("/{namespace}/{name}/{view}/{revision}/{path:path}", methods=["GET", "HEAD"])
+@router.api_route("/spaces/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+@router.api_route("/spaces/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
+def space_file(
+    namespace: str, name: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
+) -> Response:
+    """Send a file of a Space, whole or in part."""
+    return _send(page_address(namespace, name, "spaces"), revision, path, caller, storage)
+
+
+@router.api_route("/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+@router.api_route("/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
 def model_file(
-    namespace: str, name: str, view: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
+    namespace: str, name: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
 ) -> Response:
-    """Send a file of a model."""
-    if view not in ("resolve", "raw"):
-        raise entry_not_found(path)
+    """Send a file of a model, whole or in part."""
     return _send(page_address(namespace, name), revision, path, caller, storage)
 
 

@@ -64,17 +64,18 @@ def serve(options: ServerOptions, on_ready: Callable[[str], None]) -> None:
         server = _QuietServer(config)
         if options.exit_with_parent:
             threading.Thread(target=_stop_with_parent, args=(server, os.getppid()), daemon=True).start()
+        # Before anybody knows the address: a signal that comes now must already end it well.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
         on_ready(_endpoint(options.host, listener.getsockname()[1]))
         server.run(sockets=[listener])
 
 
 class _QuietServer(uvicorn.Server):
-    """Treats SIGINT and SIGTERM as a request to end well; uvicorn would raise them again afterwards."""
+    """Leaves signals alone: uvicorn's own handling would raise them again after a clean end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.handle_exit)
         yield
 
 

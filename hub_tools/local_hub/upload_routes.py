@@ -1,7 +1,6 @@
 """Requests of git LFS uploads: ask for addresses, send contents whole or in parts, and have them verified."""
 
 import hashlib
-import os
 from http import HTTPStatus
 from pathlib import Path
 
@@ -79,7 +78,9 @@ async def receive_part(number: int, request: Request, storage: Storage, hub: Set
     start = (number - 1) * grant.part_bytes
     expected = min(grant.part_bytes, grant.size - start)
     digest = hashlib.sha256()
-    with disk_full_as_answer(), _parts_path(storage, grant).open("r+b", opener=_create_or_open) as file:
+    whole = _parts_path(storage, grant)
+    whole.touch(mode=0o600)
+    with disk_full_as_answer(), whole.open("r+b") as file:
         file.seek(start)
         received = await receive_body(request, hashing_writer(file, digest), max_bytes=expected)
     if received != expected:
@@ -174,7 +175,3 @@ def _record(storage: HubStorage, grant: UploadGrant) -> None:
 
 def _parts_path(storage: HubStorage, grant: UploadGrant) -> Path:
     return storage.objects.incoming / f"{grant.upload}.parts"
-
-
-def _create_or_open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT, 0o600)

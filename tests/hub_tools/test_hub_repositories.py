@@ -197,7 +197,8 @@ def test_git_digests_of_small_files_are_those_of_git(api, repo):
 
 
 @pytest.mark.parametrize(
-    "path", ["../up.txt", "/etc/passwd", "a/../../b", "a//b", "./a", "a\\b", ".git/config", "x/.GIT/y", "a\0b", "", "é" * 600]
+    "path",
+    ["../up.txt", "/etc/passwd", "a/../../b", "a//b", "./a", "a\\b", ".git/config", "x/.GIT/y", "a\0b", "", "é" * 600],
 )
 def test_paths_that_leave_the_repository_are_refused(hub, tokens, repo, path):
     lines = [{"key": "header", "value": {"summary": "x"}}]
