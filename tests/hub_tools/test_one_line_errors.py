@@ -1,0 +1,145 @@
+"""What a person reads when something goes wrong on the command line."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hub_tools.endpoint import current_endpoint, is_public_hub
+from hub_tools.one_line_errors import explain_error
+
+APP = """
+import sys, typer
+from hub_tools.one_line_errors import run_command_line
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+@app.command()
+def fail(kind: str) -> None:
+    if kind == "value":
+        raise ValueError("seen 3,\\nexpected 4")
+    if kind == "file":
+        open("/nowhere/at/all")
+    if kind == "defect":
+        {}["key"]
+    if kind == "cause":
+        raise RuntimeError("while uploading") from ValueError("the reason")
+    if kind == "wait":
+        print("waiting", flush=True)
+        import signal
+        signal.pause()
+
+@app.command()
+def other() -> None:
+    pass
+
+run_command_line(app, "program")
+"""
+
+
+def run(kind, command="fail", **environment):
+    return subprocess.run(
+        [sys.executable, "-c", APP, command, *([kind] if kind else [])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "", **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("value", "program: seen 3, expected 4"),
+        ("file", "program: /nowhere/at/all: No such file or directory"),
+        ("cause", "program: the reason"),
+    ],
+)
+def test_mistakes_of_people_give_one_line_and_exit_code_1(kind, line):
+    done = run(kind)
+    assert (done.returncode, done.stderr.strip(), done.stdout) == (1, line, "")
+
+
+def test_the_traceback_is_shown_on_demand():
+    done = run("value", DALLE_COLLAB_TRACEBACK="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.strip().splitlines()[-1] == "program: seen 3, expected 4"
+
+
+def test_defects_keep_their_traceback():
+    done = run("defect")
+    assert done.returncode == 1
+    assert "KeyError: 'key'" in done.stderr
+
+
+def test_success_gives_0_and_usage_errors_2():
+    assert run(None, "other").returncode == 0
+    assert run(None, "unknown").returncode == 2
+
+
+def test_ctrl_c_gives_one_line_and_130():
+    process = subprocess.Popen(
+        [sys.executable, "-c", APP, "fail", "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr.read().strip() == "program: stopped by Ctrl-C."
+
+
+def test_a_hub_that_does_not_answer_is_explained(run_client):
+    # Port 9 (discard) is closed on any machine that runs tests.
+    done = run_client(
+        "hub-tools", "publish", "folder", "tests/hub_tools", "org/x", HF_ENDPOINT="http://127.0.0.1:9", check=False
+    )
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert "Cannot reach the Hub at http://127.0.0.1:9" in line
+    assert "hub-tools serve" in line
+
+
+def test_missing_repositories_revisions_and_files_are_explained(api, repo):
+    for ask, words in (
+        (lambda: api.model_info(f"{repo}-missing"), f"{repo}-missing is not on the Hub"),
+        (lambda: api.model_info(repo, revision="nowhere"), "has no such revision"),
+        (lambda: api.hf_hub_download(repo, "missing.txt"), "has no such file"),
+    ):
+        with pytest.raises(OSError) as raised:
+            ask()
+        explained = explain_error(raised.value)
+        assert words in explained
+        assert "\n" not in explained
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "public"),
+    [("https://huggingface.co", True), ("https://hf.co", True), ("http://127.0.0.1:8300", False),
+     ("https://huggingface.co.evil.org", False)],
+)  # fmt: skip
+def test_only_the_public_hub_is_taken_for_it(endpoint, public):
+    assert is_public_hub(endpoint) is public
+
+
+PREPARE = "from hub_tools.endpoint import prepare_hub_client; prepare_hub_client()\n"
+SHOW = "from huggingface_hub import constants; import os; print(constants.HF_HUB_DISABLE_XET, os.environ.get('X'))"
+
+
+@pytest.mark.parametrize("order", [PREPARE + SHOW, "import huggingface_hub\n" + PREPARE + SHOW])
+def test_xet_is_off_away_from_the_public_hub_whenever_the_client_is_imported(order):
+    def disabled(**environment):
+        done = subprocess.run(
+            [sys.executable, "-c", order], capture_output=True, text=True, env=environment, timeout=60
+        )
+        return done.stdout.split()[0]
+
+    assert disabled(HF_ENDPOINT="http://127.0.0.1:8300") == "True"
+    assert disabled() == "False"
+
+
+def test_the_endpoint_is_the_client_s_own():
+    import huggingface_hub
+
+    assert current_endpoint() == huggingface_hub.constants.ENDPOINT
