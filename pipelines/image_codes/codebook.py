@@ -32,8 +32,13 @@ class Codebook:
             vectors[used] = sums[used] / counts[used, None]
         with torch.no_grad():
             self.vectors.copy_(vectors)
-        self.usage = torch.bincount(nearest(vectors, latents), minlength=len(vectors)).float().clamp_min(1)
-        self.sums = vectors * self.usage[:, None]
+        self.adopt(latents)
+
+    def adopt(self, latents: torch.Tensor) -> None:
+        """Keep the vectors as they are and learn from latents, (position, embedding), how much each is used."""
+        codes = nearest(self.vectors.detach(), latents)
+        self.usage = torch.bincount(codes, minlength=len(self.vectors)).float().clamp_min(1)
+        self.sums = self.vectors.detach() * self.usage[:, None]
 
     def follow(self, latents: torch.Tensor, codes: torch.Tensor) -> None:
         """Move each vector towards the latents that chose it. latents: (position, embedding), codes: (position,)."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pipelines.image_codes.codebook import Codebook
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-NUM_PLACING_POSITIONS = 60_000
+NUM_PLACING_POSITIONS = 120_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,9 @@ class CodecTrainingOptions:
     """Pictures per step."""
     learning_rate: float = 2e-3
     """Peak of the schedule: 2 % warm-up, then a half cosine down to zero."""
+    encoder_rate: float = 0.1
+    """The encoder's learning rate as a share of the decoder's. The codebook has to follow what the encoder does, and
+    at the full rate the codes of the start are lost faster than better ones are found."""
     commitment_weight: float = 0.25
     """Pull of the encoder towards its codes. Increase if the loss rises late in training."""
     locality_weight: float = 0.25
@@ -73,19 +76,21 @@ def train_codec(
     batches: Iterator[torch.Tensor],
     options: CodecTrainingOptions,
     on_step: Callable[[CodecTrainingProgress], None] = lambda progress: None,
+    *,
+    start_anew: bool = True,
 ) -> CodecTrainingProgress:
     """Train the codec in place on batches of (batch, 3, height, width) floats in [0, 1]; returns the last progress.
 
-    The first batches, about 60,000 codes of them, place the codebook. An interrupted call leaves the codec in
-    evaluation mode and as far as it came. ValueError for a codec without linear shortcut and a loss
-    that is not finite.
+    start_anew: forget what the codec knew; switch it off to train a codec further. The first batches, about 120,000
+    codes of them, place the codebook. An interrupted call leaves the codec in evaluation mode and as far as it came.
+    ValueError for a codec without linear shortcut and for a loss that is not finite.
     """
     if codec.config.quantizer != "nearest" or not codec.config.linear_shortcut:
         raise ValueError(
             f"Training needs the quantizer `nearest` and a linear shortcut, this codec has `{codec.config.quantizer}` "
             f"and linear_shortcut={codec.config.linear_shortcut}. Start from a new codec."
         )
-    training = _CodecTraining(codec, batches, options)
+    training = _CodecTraining(codec, batches, options, start_anew)
     try:
         for step in range(1, options.num_steps + 1):
             progress = training.run_step(step, next(batches))
@@ -93,6 +98,16 @@ def train_codec(
     finally:
         codec.eval().requires_grad_(False)
     return progress
+
+
+def random_batches(
+    images: torch.Tensor, batch_size: int, seed: int, device: torch.device | str = "cpu"
+) -> Iterator[torch.Tensor]:
+    """Batches without end, drawn by chance. images: (num_pictures, 3, height, width) uint8 -> floats in [0, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        rows = torch.randint(len(images), (batch_size,), generator=generator)
+        yield images[rows].to(device).float() / 255
 
 
 def learning_rate_factor(step: int, num_steps: int) -> float:
@@ -141,21 +156,37 @@ def start_at_principal_components(codec: VQGANCodec, images: torch.Tensor, codeb
 
 
 class _CodecTraining:
-    def __init__(self, codec: VQGANCodec, batches: Iterator[torch.Tensor], options: CodecTrainingOptions):
+    def __init__(
+        self, codec: VQGANCodec, batches: Iterator[torch.Tensor], options: CodecTrainingOptions, start_anew: bool
+    ):
         self.codec, self.options = codec, options
-        self.trained = [part for name, part in codec.named_parameters() if not name.startswith("quantize.")]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
+        # The linear shortcut stays as it starts: at these rates a few steps would scramble its small weights.
+        decoder = [*codec.decoder.parameters(), *codec.post_quant_conv.parameters()]
+        encoder = [*codec.encoder.parameters(), *codec.quant_conv.parameters()]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decoder, "rate": 1.0}, {"params": encoder, "rate": options.encoder_rate}],
+            lr=options.learning_rate,
+            betas=(0.9, 0.99),
+            weight_decay=1e-4,
+        )
+        self.trained = [*decoder, *encoder]
         generator = torch.Generator().manual_seed(options.seed)
         self.codebook = Codebook(codec.codebook, decay=options.codebook_decay, generator=generator)
         num_placing = -(-NUM_PLACING_POSITIONS // (options.batch_size * codec.config.num_codes))
-        images = torch.cat([next(batches) for _ in range(min(num_placing, 4 * options.num_steps))])
-        start_at_principal_components(codec, images, self.codebook)
-        codec.train().requires_grad_(True)
+        images = torch.cat([next(batches) for _ in range(num_placing)])
+        if start_anew:
+            start_at_principal_components(codec, images, self.codebook)
+        else:
+            with torch.no_grad():
+                self.codebook.adopt(_by_position(codec.latents(images)))
+        codec.train().requires_grad_(False)
+        for parameter in self.trained:
+            parameter.requires_grad_(True)
 
     def run_step(self, step: int, images: torch.Tensor) -> CodecTrainingProgress:
         options = self.options
         for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * learning_rate_factor(step, options.num_steps)
+            group["lr"] = group["rate"] * options.learning_rate * learning_rate_factor(step, options.num_steps)
         learned = self.codec.encoder_latents(images)  # (batch, embedding, grid, grid)
         latents = learned + self.codec.shortcut_in(2 * images - 1)
         codes = self.codec.nearest_codes(latents.detach())

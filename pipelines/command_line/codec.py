@@ -1,0 +1,220 @@
+"""`dalle-collab codec`: train a codec, look at what it keeps of pictures, convert a published one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.image_codes.vqgan_codec import VQGANCodec, VQGANConfig
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+LARGEST_PATCH = 8
+INTERRUPTED_EXIT_CODE = 130
+
+
+@app.command()
+def train(
+    pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    output: Annotated[Path, typer.Option(help="Folder of the codec; an older codec there is replaced at the end.")],
+    image_size: Annotated[int, typer.Option(help="Pixels of a picture's side.")] = 64,
+    grid: Annotated[int, typer.Option(help="A picture becomes grid x grid codes.")] = 8,
+    codebook_size: Annotated[int, typer.Option(help="Number of codes. More: sharper, harder for the model.")] = 512,
+    channels: Annotated[int, typer.Option(help="Width of encoder and decoder, a multiple of 32.")] = 96,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3000,
+    batch_size: Annotated[int, typer.Option(help="Pictures per step.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    max_pictures: Annotated[int, typer.Option(help="Pictures kept in memory; further ones are not read.")] = 20_000,
+    resume: Annotated[bool, typer.Option("--resume", help="Train the codec in --output further.")] = False,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
+    cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Train a small VQGAN codec on your own pictures.
+
+    Ctrl-C saves the codec as far as it came; `--resume` goes on from there. The weights are stored as float16.
+
+    Examples:
+
+      dalle-collab codec train pictures/ --output my-codec
+
+      dalle-collab codec train shards/*.tar --output my-codec --codebook-size 1024 --steps 5000
+    """
+    import torch
+
+    from pipelines.image_codes.codec_training import CodecTrainingOptions
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+    options = CodecTrainingOptions(num_steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    if cpu_threads is not None:
+        torch.set_num_threads(cpu_threads)
+    torch.manual_seed(seed)
+    if resume:
+        codec = VQGANCodec.from_pretrained(output, device=device)
+    else:
+        codec = VQGANCodec(small_codec_config(image_size, grid, codebook_size, channels)).to(device)
+    images = read_pictures(pictures, codec.config.image_size, max_pictures)
+    finished = _train_with_progress(codec, images, options, start_anew=not resume)
+    codec.round_to_half().save_pretrained(output, half_precision=True)
+    _print_result(codec, images, output)
+    if not finished:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
+
+
+@app.command()
+def show(
+    codec: Annotated[str, typer.Argument(help="Codec folder or Hub repository ORG/NAME.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    output: Annotated[Path, typer.Option(help="Picture to write.")] = Path("codec.png"),
+    num_pictures: Annotated[int, typer.Option(help="Pictures to show.")] = 16,
+) -> None:
+    """Draw pictures with what the codec keeps of each to its right.
+
+    Examples:
+
+      dalle-collab codec show my-codec pictures/ --output codec.png
+    """
+    import torch
+
+    from pipelines.image_codes.picture_grid import picture_grid
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+    loaded = VQGANCodec.from_pretrained(codec)
+    images = read_pictures(pictures, loaded.config.image_size, num_pictures).float() / 255
+    pairs = torch.stack([images, loaded.decode(loaded.encode(images))], dim=1).flatten(0, 1)
+    picture_grid(pairs, columns=8 if len(images) > 1 else 2).save(output)
+    typer.echo(f"{output}: {len(images)} pictures, each with its reconstruction to the right.")
+
+
+@app.command()
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="taming-transformers checkpoint (.ckpt).")],
+    description: Annotated[Path, typer.Argument(help="The checkpoint's model description (.yaml).")],
+    output: Annotated[Path, typer.Option(help="Folder of the codec.")],
+) -> None:
+    """Convert a published taming-transformers VQGAN to safetensors. No code in the checkpoint is run.
+
+    Examples:
+
+      dalle-collab codec convert last.ckpt model.yaml --output vqgan-f8-8192
+    """
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+    codec = VQGANCodec.from_taming_checkpoint(checkpoint, description)
+    codec.save_pretrained(output)
+    typer.echo(f"{output}: codec {codec.fingerprint}, {codec.config.codebook_size} codes, f={_factor(codec)}.")
+
+
+def small_codec_config(image_size: int, grid: int, codebook_size: int, channels: int) -> "VQGANConfig":
+    """A codec that trains on a CPU: all its layers work on patches of up to 8 x 8 pixels.
+
+    ValueError when the picture cannot be cut into grid x grid equal patches.
+    """
+    from pipelines.image_codes.vqgan_config import VQGANConfig
+
+    if grid < 1 or image_size % grid:
+        raise ValueError(f"A picture of {image_size} pixels has no {grid} x {grid} equal patches. Change --grid.")
+    patch_size, multipliers = image_size // grid, (1,)
+    while patch_size > LARGEST_PATCH and patch_size % 2 == 0:
+        patch_size, multipliers = patch_size // 2, (*multipliers, 1)
+    return VQGANConfig(
+        image_size=image_size,
+        codebook_size=codebook_size,
+        embedding_dim=32,
+        z_channels=64,
+        channels=channels,
+        channel_multipliers=multipliers,
+        num_residual_blocks=0,
+        attention_resolutions=(),
+        quantizer="nearest",
+        patch_size=patch_size,
+        normalisation="position",
+        middle_attention=False,
+        linear_shortcut=True,
+    )
+
+
+def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "torch.Tensor":
+    """The first pictures of the sources as (num_pictures, 3, image_size, image_size) uint8, with a progress bar.
+
+    Unreadable and very flat pictures are left out. ValueError when none is left.
+    """
+    import numpy as np
+    import torch
+    from rich.progress import Progress
+
+    from pipelines.data_preparation.caption_image_sources import find_sources
+
+    sources = find_sources(paths)
+    pictures = []
+    with Progress(transient=True) as progress:
+        task = progress.add_task("reading pictures", total=max_pictures)
+        for picture in _decoded_pictures(sources, image_size):
+            pictures.append(picture)
+            progress.update(task, advance=1)
+            if len(pictures) == max_pictures:
+                break
+    if not pictures:
+        raise ValueError(
+            f"{', '.join(map(str, paths))} holds no readable picture. Point to JPEG, PNG or WebP pictures."
+        )
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+
+
+def _decoded_pictures(sources: list, image_size: int) -> Iterator:
+    from pipelines.data_preparation.caption_image_sources import CaptionImage
+    from pipelines.data_preparation.encoding import decode_picture
+    from pipelines.data_preparation.filtering import DropReason, FilterPolicy
+
+    for source in sources:
+        for sample in source.samples():
+            if isinstance(sample, CaptionImage) and sample.image_bytes is not None:
+                decoded = decode_picture(sample.image_bytes, image_size, FilterPolicy())
+                if not isinstance(decoded, DropReason):
+                    yield decoded[0]
+
+
+def _train_with_progress(codec: "VQGANCodec", images: "torch.Tensor", options: object, *, start_anew: bool) -> bool:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from pipelines.image_codes.codec_training import CodecTrainingProgress, random_batches, train_codec
+
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    batches = random_batches(images, options.batch_size, options.seed, codec.codebook.device)
+    with Progress(*columns) as bar:
+        task = bar.add_task("placing the codebook", total=options.num_steps)
+
+        def on_step(progress: CodecTrainingProgress) -> None:
+            words = f"error {progress.mean_absolute_error:.4f}, {progress.codes_in_use} codes in use"
+            bar.update(task, completed=progress.step, description=words)
+
+        try:
+            train_codec(codec, batches, options, on_step, start_anew=start_anew)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+def _print_result(codec: "VQGANCodec", images: "torch.Tensor", output: Path) -> None:
+    sample = images[:256].float().to(codec.codebook.device) / 255
+    image_codes = codec.encode(sample)
+    error = (codec.decode(image_codes) - sample).abs().mean().item()
+    num_bytes = sum(file.stat().st_size for file in output.iterdir())
+    typer.echo(
+        f"{output}: codec {codec.fingerprint}, {num_bytes / 2**20:.2f} MiB, mean absolute error {error:.4f} of 1, "
+        f"{len(image_codes.unique())} of {codec.config.codebook_size} codes seen on {len(sample)} pictures."
+    )
+
+
+def _factor(codec: "VQGANCodec") -> int:
+    return codec.config.downsampling_factor

@@ -1,0 +1,196 @@
+"""`dalle-collab data`: captioned pictures to shards of image codes, and looks at them."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.data_preparation.filtering import FilterReport
+    from pipelines.data_preparation.shard_writing import PreparationResult
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+MOST_NAMES_SHOWN = 10
+
+
+@app.command()
+def prepare(
+    sources: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
+    output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
+    codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
+    shard_size: Annotated[int, typer.Option(help="Samples of input per shard.")] = 8192,
+    batch_size: Annotated[int, typer.Option(help="Pictures encoded together.")] = 64,
+    workers: Annotated[int | None, typer.Option(help="Threads; default: one per core.")] = None,
+    device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, ...")] = "cpu",
+    min_caption_length: Annotated[int, typer.Option(help="Characters of the shortest caption kept.")] = 3,
+    max_aspect_ratio: Annotated[float, typer.Option(help="Longer by shorter side of the flattest picture kept.")] = 2.0,
+    drop_unlabelled: Annotated[
+        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label (a crawl needs this).")
+    ] = False,
+) -> None:
+    """Filter captioned pictures, encode them and write Brotli Parquet shards.
+
+    Ctrl-C loses nothing that is done: the same command goes on, and the shards are the same to the byte.
+
+    Examples:
+
+      dalle-collab data prepare shards/*.tar --codec my-org/codec --output my-dataset
+
+      dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --shard-size 1024
+    """
+    from pipelines.data_preparation.caption_image_sources import find_sources
+    from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.data_preparation.shard_writing import PreparationOptions
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+    options = PreparationOptions(
+        shard_size=shard_size,
+        batch_size=batch_size,
+        num_workers=workers or len(os.sched_getaffinity(0)),
+        policy=FilterPolicy(
+            min_caption_length=min_caption_length,
+            max_aspect_ratio=max_aspect_ratio,
+            keep_unlabelled=not drop_unlabelled,
+        ),
+    )
+    found = find_sources(sources)
+    loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device)
+    result = _prepare_with_progress(found, loaded, output, options)
+    _print_report(result.report)
+    _print_shards(result, output)
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder of shards.")],
+) -> None:
+    """Read every record of every shard and name what is wrong; exit code 1 if anything is.
+
+    Examples:
+
+      dalle-collab data verify my-dataset
+    """
+    from rich.progress import Progress
+
+    from pipelines.data_preparation.verification import verify_folder
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("verifying shards", total=None)
+        report = verify_folder(folder, lambda done, total: bar.update(task, completed=done, total=total))
+    for problem in report.problems:
+        typer.echo(problem, err=True)
+    typer.echo(
+        f"{folder}: {report.num_shards} shards are right, {report.num_records} records, {report.num_bytes} bytes"
+    )
+    if report.layout is not None:
+        typer.echo(f"codec {report.layout.codec_fingerprint}, {report.layout.codebook_size} codes")
+    if report.problems:
+        typer.echo(f"{len(report.problems)} shards are wrong.", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="Folder of shards.")],
+    codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
+    output: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
+    num_records: Annotated[int, typer.Option(help="Records to show, spread over the folder.")] = 24,
+) -> None:
+    """Decode some records, so that a person can look at what the model will see.
+
+    Examples:
+
+      dalle-collab data show my-dataset --codec my-codec --output grid.png
+    """
+    import torch
+
+    from pipelines.data_preparation.record_sampling import spread_records
+    from pipelines.image_codes.picture_grid import picture_grid
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+    loaded = VQGANCodec.from_pretrained(codec)
+    captions, image_codes = spread_records(folder, num_records, codec_fingerprint=loaded.fingerprint)
+    pictures = loaded.decode(torch.from_numpy(image_codes).long())
+    picture_grid(pictures, columns=6, captions=captions).save(output)
+    typer.echo(f"{output}: {len(captions)} records of {folder}.")
+
+
+@app.command("train-tokenizer")
+def train_tokenizer_command(
+    folder_or_dataset: Annotated[str, typer.Argument(help="Folder of shards or dataset ORG/NAME on the Hub.")],
+    output: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
+    vocab_size: Annotated[int, typer.Option(help="Most tokens, special ones included.")] = 4096,
+) -> None:
+    """Train a small lower-casing tokenizer on a dataset's captions.
+
+    Examples:
+
+      dalle-collab data train-tokenizer my-dataset --vocab-size 512 --output my-tokenizer
+    """
+    from pipelines.data_preparation.tokenizer_training import captions_of, train_tokenizer
+
+    tokenizer = train_tokenizer(captions_of(folder_or_dataset), vocab_size)
+    tokenizer.save_pretrained(output)
+    typer.echo(f"{output}: a tokenizer of {len(tokenizer)} tokens.")
+
+
+def _prepare_with_progress(found: list, codec: object, output: Path, options: object) -> "PreparationResult":
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from pipelines.data_preparation.shard_writing import PreparationProgress, prepare_shards
+
+    columns = (
+        TextColumn("encoding"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task("opening", total=sum(source.num_bytes for source in found))
+
+        def on_progress(progress: PreparationProgress) -> None:
+            words = f"{progress.num_samples} samples, {progress.num_shards} shards"
+            bar.update(task, completed=progress.bytes_read, description=words)
+
+        try:
+            return prepare_shards(found, codec, output, options, on_progress)
+        except KeyboardInterrupt:
+            bar.stop()
+            typer.echo("Finished shards are kept. The same command goes on from here.", err=True)
+            raise
+
+
+def _print_report(report: "FilterReport") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "samples", "share")
+    for name, count in [("kept", report.kept), *report.dropped.items()]:
+        table.add_row(name.replace("_", " "), str(count), f"{100 * count / max(1, report.seen):.1f} %")
+    Console().print(table)
+    for title, names in (("Unreadable pictures", report.unreadable), ("Damaged sources", report.damaged_sources)):
+        if names:
+            typer.echo(f"{title} ({len(names)}):")
+            for name in names[:MOST_NAMES_SHOWN]:
+                typer.echo(f"  {name}")
+            if len(names) > MOST_NAMES_SHOWN:
+                typer.echo(f"  ... and {len(names) - MOST_NAMES_SHOWN} more, all in report.json")
+
+
+def _print_shards(result: "PreparationResult", output: Path) -> None:
+    num_bytes = sum(shard.num_bytes for shard in result.shards)
+    written = [shard for shard in result.shards if shard.name]
+    per_sample = f", {num_bytes / result.report.kept:.0f} bytes per sample" if result.report.kept else ""
+    typer.echo(f"{output}: {len(written)} shards ({result.num_shards_kept} from before), {num_bytes} bytes{per_sample}")

@@ -1,0 +1,98 @@
+"""Checks a folder of shards: every shard opens, holds whole records of one codec, and is what the manifest says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.data_preparation.preparation_manifest import FinishedShard, load_manifest
+from pipelines.image_codes.image_code_record import (
+    ImageCodeFormatError,
+    ImageCodeLayout,
+    captions_and_codes,
+    check_code_range,
+    iterate_shard,
+    read_layout,
+)
+
+CURE = "Run the same `dalle-collab data prepare` again, it makes this shard anew."
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationReport:
+    """What a folder holds, and what is wrong with it."""
+
+    num_shards: int
+    """Shards that are right."""
+    num_records: int
+    """Records in them."""
+    num_bytes: int
+    """Bytes of them."""
+    layout: ImageCodeLayout | None
+    """Codec and sizes that all right shards share, None where there is none."""
+    problems: tuple[str, ...]
+    """One line per wrong shard: what was seen, what was expected, the cure."""
+
+
+def verify_folder(folder: Path, on_shard: Callable[[int, int], None] = lambda done, total: None) -> VerificationReport:
+    """Read every record of every shard; `on_shard` hears how many of how many shards are checked.
+
+    FileNotFoundError where the folder has no shards at all.
+    """
+    manifest = load_manifest(folder) if folder.is_dir() else None
+    listed = {shard.name: shard for shard in manifest.shards if shard.name} if manifest else {}
+    names = sorted(listed.keys() | {path.name for path in folder.glob("*.parquet")})
+    if not names:
+        raise FileNotFoundError(f"{folder} holds no Parquet shards. Make some: dalle-collab data prepare --output DIR")
+    layout, problems, num_records, num_bytes = None, [], 0, 0
+    for done, name in enumerate(names, start=1):
+        try:
+            shard_layout, num_rows = verify_shard(folder / name, layout, listed.get(name), has_manifest=bool(manifest))
+            layout = layout or shard_layout
+            num_records, num_bytes = num_records + num_rows, num_bytes + (folder / name).stat().st_size
+        except ValueError as error:
+            problems.append(str(error))
+        on_shard(done, len(names))
+    return VerificationReport(
+        num_shards=len(names) - len(problems),
+        num_records=num_records,
+        num_bytes=num_bytes,
+        layout=layout,
+        problems=tuple(problems),
+    )
+
+
+def verify_shard(
+    path: Path, expected: ImageCodeLayout | None, listed: FinishedShard | None, *, has_manifest: bool
+) -> tuple[ImageCodeLayout, int]:
+    """The shard's layout and number of records; ImageCodeFormatError that names the shard where something is wrong."""
+    if not path.is_file():
+        raise ImageCodeFormatError(f"Shard {path.name} is missing, the manifest lists it. {CURE}")
+    layout = read_layout(path)
+    if expected is not None and layout != expected:
+        raise ImageCodeFormatError(
+            f"Shard {path.name} was made by {_words(layout)}, the shards before it by {_words(expected)}. "
+            "Keep shards of one codec in a folder."
+        )
+    num_rows = sum(_check_batch(batch, layout, path.name) for batch in iterate_shard(path))
+    if has_manifest and listed is None:
+        raise ImageCodeFormatError(f"Shard {path.name} is not in the manifest. Move it out of this folder.")
+    if listed is not None and not listed.is_whole(path.parent):
+        raise ImageCodeFormatError(
+            f"Shard {path.name} was changed after it was written: {num_rows} records and {path.stat().st_size} bytes, "
+            f"the manifest has {listed.num_rows} and {listed.num_bytes} with another digest. {CURE}"
+        )
+    return layout, num_rows
+
+
+def _check_batch(batch: object, layout: ImageCodeLayout, name: str) -> int:
+    captions, image_codes = captions_and_codes(batch, num_codes=layout.num_codes, shard_name=f"Shard {name}")
+    check_code_range(image_codes.astype(np.int64), layout.codebook_size, f"shard {name}")
+    if any(caption is None for caption in captions):
+        raise ImageCodeFormatError(f"Shard {name} has a record without a caption. {CURE}")
+    return len(captions)
+
+
+def _words(layout: ImageCodeLayout) -> str:
+    return f"codec {layout.codec_fingerprint} ({layout.codebook_size} codes, grid {layout.grid_size})"
