@@ -42,7 +42,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
         raise RunFinishedError(finished_message(run))
     if not run.entry_addresses:
         raise ValueError(
-            f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces itself: "
+            f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
     layout, processor = dataset_layout(run.dataset_repository, run.dataset_revision), read_processor(repository)

@@ -4,7 +4,9 @@ hivemind 1.1.12 reports a round as successful although part of it failed; these 
 that was really averaged and the bytes that were sent, and pass every peer's mode on, so that helpers are helpers.
 """
 
+import asyncio
 import concurrent.futures
+import contextlib
 import ctypes
 import math
 import multiprocessing
@@ -12,10 +14,12 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
 import numpy as np
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
+from hivemind.averaging.partition import BannedException
 from hivemind.compression import (
     CompressionBase,
     CompressionInfo,
@@ -28,11 +32,11 @@ from hivemind.compression import (
 from hivemind.compression.quantization import average_buckets
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils.asyncio import as_aiter, azip
+from hivemind.utils.asyncio import amap_in_executor, as_aiter, azip
 
 from pipelines.training.training_run import TrainingRun
-
 
 MAX_SECONDS_FOR_PENDING_STEP = 3.0
 
@@ -117,7 +121,11 @@ def check_codec(compression: CompressionBase, num_elements: int = 2**16) -> None
 class CountingAllReduceRunner(AllReduceRunner):
     """An all-reduce that counts the bytes of tensor parts it sends."""
 
-    bytes_sent = 0
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.bytes_sent = 0
+        own_index = self.ordered_peer_ids.index(self.peer_id)
+        self._own_part_infos = tuple(info for _, info in self.tensor_part_container._input_parts_by_peer[own_index])
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         async for message in super()._generate_input_for_peer(peer_index):
@@ -127,9 +135,32 @@ class CountingAllReduceRunner(AllReduceRunner):
     async def _accumulate_parts_streaming(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super()._accumulate_parts_streaming(stream, sender_index):
-            self.bytes_sent += _payload(message.tensor_part)
-            yield message
+        """Add a sender's parts to the average and answer with differences, compressed by the run's own codec.
+
+        hivemind answers with its stock codecs, of which the 8-bit one rests on a torch function that is going away and
+        fails on a vector of zeros.
+        """
+        container, part_index, loop = self.tensor_part_container, 0, asyncio.get_running_loop()
+        try:
+            async for part, weight in amap_in_executor(
+                lambda message: (deserialize_torch_tensor(message.tensor_part), message.weight),
+                stream,
+                max_prefetch=container.prefetch,
+            ):
+                try:
+                    average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, weight)
+                except BannedException:
+                    break
+                answer = await loop.run_in_executor(None, self._compress_answer, average - part, part_index)
+                self.bytes_sent += _payload(answer)
+                part_index += 1
+                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=answer)
+        finally:
+            if part_index != self.tensor_part_reducer.num_parts:
+                await self._ban_sender(self.sender_peer_ids[sender_index])
+
+    def _compress_answer(self, delta: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
+        return self.tensor_part_container.compression.compress(delta, self._own_part_infos[part_index])
 
     @property
     def share_averaged(self) -> float:
@@ -148,6 +179,7 @@ class CountsRounds:
         self._share_averaged = multiprocessing.Value(ctypes.c_double, 1.0)
         self._seconds = multiprocessing.Value(ctypes.c_double, 0.0)
         self._group_size = multiprocessing.Value(ctypes.c_int64, 0)
+        self._num_senders_served = 0
 
     @property
     def last_round(self) -> AveragingRound:
@@ -159,6 +191,27 @@ class CountsRounds:
             seconds=self._seconds.value,
             group_size=self._group_size.value,
         )
+
+    async def rpc_aggregate_part(
+        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Average a sender's parts and answer with the differences; see `DecentralizedAverager`."""
+        self._num_senders_served += 1
+        try:
+            async for message in super().rpc_aggregate_part(stream, context):
+                yield message
+        finally:
+            self._num_senders_served -= 1
+
+    async def _shutdown(self, timeout: float | None) -> None:
+        # A peer that has its own result and leaves at once would take the others' last parts with it.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_senders_are_served(), timeout)
+        await super()._shutdown(timeout)
+
+    async def _until_senders_are_served(self) -> None:
+        while self._num_senders_served:
+            await asyncio.sleep(0.05)
 
     async def _run_allreduce_inplace_(
         self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any
@@ -210,7 +263,7 @@ class SwarmStateAverager(CountsRounds, TrainingStateAverager):
         super().__init__(*args, **kwargs)
 
     def get_current_state(self) -> tuple[Any, Any, Any]:
-        """Return the state for a newcomer; after an optimizer step that is under way, so that epoch and tensors agree."""
+        """Return the state for a newcomer, after a step that is under way, so that epoch and tensors agree."""
         concurrent.futures.wait(tuple(self.pending_updates), timeout=MAX_SECONDS_FOR_PENDING_STEP)
         return super().get_current_state()
 

@@ -1,4 +1,4 @@
-"""Putting a new run together from its dataset, tokenizer, codec and settings; everything is checked before it is published."""
+"""Putting a new run together from its dataset, tokenizer, codec and settings; all is checked before it is published."""
 
 import dataclasses
 import importlib.metadata
@@ -90,8 +90,8 @@ def check_codec_fits(layout: ImageCodeLayout, codec_fingerprint: str | None, dat
     """Raise ValueError unless the dataset's image codes were made by the codec with this fingerprint."""
     if layout.codec_fingerprint != codec_fingerprint:
         raise ValueError(
-            f"The image codes of {dataset_repository} were made by codec {layout.codec_fingerprint}, but the run's codec "
-            f"is {codec_fingerprint}: pictures would be noise. Name the dataset's own codec, or prepare the dataset "
+            f"The image codes of {dataset_repository} were made by codec {layout.codec_fingerprint}, but the run's "
+            f"codec is {codec_fingerprint}: pictures would be noise. Name the dataset's codec, or prepare the dataset "
             "again: dalle-collab data prepare SOURCE --codec CODEC --output FOLDER"
         )
 

@@ -11,6 +11,7 @@ from hivemind.compression import NoCompression
 
 from pipelines.training.averaging import SwarmGradientAverager, SwarmStateAverager, averaging_compression, check_codec
 from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
+from pipelines.training.progress_tracking import SwarmProgressTracker
 from pipelines.training.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,17 @@ class SwarmOptimizer(hivemind.Optimizer):
             shutdown_timeout=self.shutdown_timeout,
             status_loglevel=self.status_loglevel,
             client_mode=self.client_mode,
+            **kwargs,
+        )
+
+    def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> SwarmProgressTracker:
+        return SwarmProgressTracker(
+            dht=self.dht,
+            prefix=self.run_id,
+            target_batch_size=target_batch_size,
+            client_mode=self.client_mode,
+            status_loglevel=self.status_loglevel,
+            start=True,
             **kwargs,
         )
 
@@ -158,8 +170,8 @@ def averager_options(run: TrainingRun) -> dict[str, Any]:
 
 
 def chunk_timeout(run: TrainingRun) -> float:
-    """Return the seconds after which a silent sender is given up; below 3 s busy but healthy peers ban each other."""
-    return max(3.0, run.averaging_timeout_seconds / 8)
+    """Return the seconds after which a silent sender is given up; below 6 s busy but healthy peers ban each other."""
+    return max(6.0, run.averaging_timeout_seconds / 8)
 
 
 def tracker_options(run: TrainingRun) -> dict[str, Any]:

@@ -1,0 +1,20 @@
+"""Fixtures that all tests share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hub_tools.local_hub import LocalHub
+
+# Test support modules lie beside the tests that use them; importlib mode puts nothing on the path by itself.
+sys.path.insert(0, str(Path(__file__).parent / "pipelines" / "training"))
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory):
+    """Yield an embedded Hub that runs as a process of its own, with the organisation `org` and its user `alice`."""
+    with LocalHub(tmp_path_factory.mktemp("hub")) as local_hub:
+        local_hub.alice_token = local_hub.create_user("alice")
+        local_hub.create_organization("org", members={"alice": "admin"})
+        yield local_hub

@@ -1,0 +1,135 @@
+"""One peer of a test swarm as a process of its own: a real `TrainingPeer` on a tiny model and made-up batches.
+
+Usage: python swarm_peer.py SETTINGS.json. Writes events to `events`, parameters to `parameters`, and its address.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pipelines.training import averaging
+from pipelines.training.image_code_stream import Batch
+from pipelines.training.peer_options import PeerOptions
+from pipelines.training.process_group import guard_process_group
+from pipelines.training.swarm import open_dht, visible_addresses
+from pipelines.training.training_peer import TrainingPeer
+from pipelines.training.training_run import TrainingRun
+
+
+def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:
+    """Return a batch that the seed decides; the image codes follow the text, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    config = run.model_config
+    input_ids = torch.randint(
+        2, config["text_vocab_size"], (batch_size, config["text_sequence_length"]), generator=generator
+    )
+    image_codes = (input_ids[:, :1] + torch.arange(config["image_grid_size"] ** 2)) % config["codebook_size"]
+    return Batch(input_ids, image_codes)
+
+
+def write_event(path: Path, **values: object) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dict(values, time=time.time())) + "\n")
+
+
+def wait_until_seen(peer: TrainingPeer, num_peers: int) -> None:
+    """Start barrier: a peer that saw nobody else would end its first epoch alone."""
+    while peer.optimizer.tracker.global_progress.num_peers < num_peers:
+        time.sleep(0.02)
+
+
+def die_in_round(peer_holder: list, epoch: int) -> None:
+    """From the given epoch on, kill the whole peer as soon as it has sent the first part of a gradient to somebody."""
+    current_epoch = multiprocessing.Value("q", 0)
+    peer_holder.append(current_epoch)
+
+    class DyingRunner(averaging.CountingAllReduceRunner):
+        async def _generate_input_for_peer(self, peer_index):
+            async for message in super()._generate_input_for_peer(peer_index):
+                yield message
+                if current_epoch.value >= epoch:
+                    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    averaging.CountingAllReduceRunner = DyingRunner
+
+
+def main(settings: dict) -> None:
+    guard_process_group()
+    torch.set_num_threads(1)
+    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    events = folder / f"{name}.jsonl"
+    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), micro_batch_size=settings["micro_batch_size"])
+    stop, current_epoch = threading.Event(), []
+    if "die_in_round_of_epoch" in settings:
+        die_in_round(current_epoch, settings["die_in_round_of_epoch"])
+    with (
+        open_dht("test/run", settings["entry_addresses"], options) as dht,
+        TrainingPeer(run, dht, options, username=name, package_version="0") as peer,
+    ):
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        checkpoint = settings.get("checkpoint")
+        source = peer.synchronise(lambda: Path(checkpoint) if checkpoint else None)
+        write_event(
+            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch
+        )
+        write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
+        seeds = iter(range(settings["first_seed"], 10**9))
+        if settings.get("train", True):
+            train(peer, run, settings, seeds, stop, events, current_epoch)
+        stop.wait(settings.get("linger_seconds", 0))
+        tensors = {key: value.detach().clone() for key, value in peer.model.named_parameters()}
+        save_file(tensors, str(folder / f"{name}.safetensors"))
+        averaging = peer.optimizer.grad_averager.last_round
+        write_event(
+            events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
+            num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
+            num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def evaluate(peer: TrainingPeer, run: TrainingRun) -> float:
+    batch = made_up_batch(run, seed=2**31, batch_size=16)
+    return peer.model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss.item()
+
+
+def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:
+    used_seeds = []
+
+    def batches():
+        for seed in seeds:
+            if len(used_seeds) == 1:  # peers report themselves with their first gradient
+                wait_until_seen(peer, settings["num_peers"])
+            used_seeds.append(seed)
+            for cell in current_epoch:
+                cell.value = peer.optimizer.local_epoch
+            if seed in settings.get("poisoned_seeds", []):
+                with torch.no_grad():  # one gradient of this peer is not finite
+                    first = next(peer.model.parameters())
+                    kept = first.clone()
+                    first.fill_(float("nan"))
+                yield made_up_batch(run, seed, settings["micro_batch_size"])
+                with torch.no_grad():
+                    first.copy_(kept)
+            else:
+                yield made_up_batch(run, seed, settings["micro_batch_size"])
+            time.sleep(settings.get("seconds_per_batch", 0.0))
+
+    for report in peer.train(batches(), stop):
+        write_event(
+            events, event="step", epoch=report.epoch, seed=used_seeds[-1], was_used=report.was_used,
+            ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
+            num_peers=report.num_peers, pid=os.getpid(),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

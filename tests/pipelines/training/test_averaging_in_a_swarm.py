@@ -1,0 +1,131 @@
+"""Real peers as OS processes on this machine: what they average, and what happens when some of them die."""
+
+import signal
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from swarm_of_processes import Swarm, tiny_run
+from swarm_peer import made_up_batch
+
+from pipelines.training.optimizers import linear_schedule
+from pipelines.training.swarm_optimizer import optimizer_parts
+from pipelines.training.training_peer import initial_model
+
+pytestmark = pytest.mark.slow
+
+
+def largest_difference(first: dict, second: dict) -> float:
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def train_alone(run, batches_of_epochs):
+    """Train in this process on the very batches that the peers used, all of an epoch joined into one."""
+    model = initial_model(run)
+    parts = optimizer_parts(run, model)
+    optimizer = parts["optimizer"](parts["params"])
+    schedule = linear_schedule(optimizer, run.num_warmup_epochs, run.num_epochs)
+    for batches in batches_of_epochs:
+        input_ids = torch.cat([batch.input_ids for batch in batches])
+        image_codes = torch.cat([batch.image_codes for batch in batches])
+        model.zero_grad()
+        model(input_ids=input_ids, image_codes=image_codes).loss.backward()
+        optimizer.step()
+        schedule.step()
+    return dict(model.named_parameters())
+
+
+def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
+    run = tiny_run()
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        peers = [swarm.start("first"), swarm.start("second", seconds_per_batch=0.15)]
+        finished = [peer.wait_for("finished") for peer in peers]
+        steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
+    assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
+    assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 2
+    epochs = [
+        [made_up_batch(run, step["seed"], 4) for step in steps if step["epoch"] == e] for e in range(run.num_epochs)
+    ]
+    expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
+    first, second = (load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second"))
+    assert largest_difference(first, second) < 1e-6
+    assert largest_difference(first, expected) < 1e-5
+    assert largest_difference(first, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
+
+
+def test_eight_bit_averaging_sends_one_byte_per_parameter_and_averages_everything(tmp_path):
+    # Large tensors, as in a real model: each part carries 1 kB of bucket means.
+    model = dict(tiny_run().model_config, hidden_size=256, num_attention_heads=4, head_dim=64)
+    run = tiny_run(
+        model_config=model, averaging_compression="size_adaptive_8bit", min_8bit_elements=2**16, num_epochs=4
+    )
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        peers = [swarm.start("first"), swarm.start("second")]
+        finished = [peer.wait_for("finished") for peer in peers]
+    num_parameters = initial_model(run).num_parameters()
+    for event in finished:
+        assert event["share_averaged"] == 1.0
+        expected = num_parameters * 2 * (2 - 1) / 2
+        assert event["bytes_sent"] / event["num_rounds"] == pytest.approx(expected, rel=0.05)
+    losses = [event["loss"] for event in finished]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_peers_go_on_when_one_of_three_is_killed_in_the_middle_of_a_round(tmp_path):
+    run = tiny_run(num_epochs=8, target_batch_size=48, average_state_every=1, averaging_timeout_seconds=12.0)
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        first, second = swarm.start("first"), swarm.start("second")
+        victim = swarm.start("victim", die_in_round_of_epoch=3)
+        finished = [peer.wait_for("finished", seconds=150) for peer in (first, second)]
+    assert victim.process.wait() == -signal.SIGKILL
+    assert max(step["epoch"] for step in victim.events("step")) <= 3
+    assert [event["epoch"] for event in finished] == [run.num_epochs] * 2
+    start = first.events("evaluation")[0]["loss"]
+    assert all(event["loss"] < start for event in finished)
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
+    assert largest_difference(*parameters) < 1e-4
+
+
+def test_a_gradient_that_is_not_finite_stays_with_its_peer(tmp_path):
+    run = tiny_run(num_epochs=3)
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        honest = swarm.start("honest")
+        broken = swarm.start("broken", first_seed=50, poisoned_seeds=[52, 55])
+        finished = [peer.wait_for("finished") for peer in (honest, broken)]
+    assert finished[0]["num_refused"] == 0
+    assert finished[1]["num_refused"] == 2
+    for name in ("honest", "broken"):
+        assert all(torch.isfinite(tensor).all() for tensor in load_file(tmp_path / f"{name}.safetensors").values())
+
+
+def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
+    run = tiny_run(num_epochs=10_000, average_state_every=1)
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        first = swarm.start("first", seconds_per_batch=0.25)
+        first.wait_for("step", epoch=2)
+        newcomer = swarm.start("newcomer")
+        ready = newcomer.wait_for("ready")
+        contributed = newcomer.wait_for("step", was_used=True, num_peers=2, ended_epoch=True)
+        together = first.wait_for("step", epoch=contributed["epoch"] + 1, num_peers=2)
+        for peer in (first, newcomer):
+            peer.terminate()
+        finished = [peer.wait_for("finished") for peer in (first, newcomer)]
+    assert ready["source"] == "peers"
+    assert ready["epoch"] >= 2
+    assert together["share_averaged"] == 1.0
+    assert all(event["num_rounds"] >= 1 for event in finished)
+
+
+def test_no_process_is_left_when_a_peer_is_killed_by_its_main_process_alone(tmp_path):
+    run = tiny_run(num_epochs=1000)
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        peer = swarm.start("only")
+        peer.wait_for("step")
+        family = [psutil.Process(peer.process.pid), *psutil.Process(peer.process.pid).children(recursive=True)]
+        assert any(process.name() == "p2pd" for process in family)
+        family[0].kill()
+        peer.process.wait()
+        _, alive = psutil.wait_procs(family[1:], timeout=10)
+    assert alive == []
