@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars
 
 PROGRAMS = os.path.dirname(sys.executable)  # noqa: PTH120 - the virtual environment's own folder, links unresolved
 
@@ -16,8 +18,8 @@ PROGRAMS = os.path.dirname(sys.executable)  # noqa: PTH120 - the virtual environ
 @pytest.fixture(scope="session", autouse=True)
 def private_hub_client():
     """What `prepare_hub_client` does where HF_ENDPOINT is set: these tests name the endpoint per client instead."""
-    huggingface_hub.constants.HF_HUB_DISABLE_XET = True
-    huggingface_hub.utils.disable_progress_bars()
+    constants.HF_HUB_DISABLE_XET = True
+    disable_progress_bars()
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,6 @@ def test_xet_is_off_away_from_the_public_hub_whenever_the_client_is_imported(ord
 
 
 def test_the_endpoint_is_the_client_s_own():
-    import huggingface_hub
+    from huggingface_hub import constants
 
-    assert current_endpoint() == huggingface_hub.constants.ENDPOINT
+    assert current_endpoint() == constants.ENDPOINT

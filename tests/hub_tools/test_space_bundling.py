@@ -73,7 +73,7 @@ def test_a_folder_that_is_no_bundle_is_never_overwritten(space, tmp_path):
 def test_a_space_that_cannot_be_parsed_or_hides_a_module_is_refused(space, tmp_path):
     (space / "hub_tools").mkdir()
     (space / "hub_tools" / "endpoint.py").write_text("")
-    with pytest.raises(ValueError, match="would hide the project's own hub_tools/endpoint.py"):
+    with pytest.raises(ValueError, match=r"would hide the project's own hub_tools/endpoint.py"):
         bundle_folder(space, tmp_path / "bundle")
     (space / "app.py").write_text("def broken(:\n")
     with pytest.raises(ValueError, match=r"app.py line 1 is not valid Python"):
@@ -93,7 +93,7 @@ def test_relative_imports_and_whole_packages_are_followed(tmp_path):
 def test_an_unknown_space_is_refused(tmp_path):
     with pytest.raises(ValueError, match="There is no Space 'nothing'"):
         find_space("nothing")
-    with pytest.raises(ValueError, match="There is no Space '../tests'"):
+    with pytest.raises(ValueError, match=r"There is no Space '../tests'"):
         bundle_space("../tests", tmp_path / "bundle")
 
 
