@@ -41,6 +41,9 @@ def bundle_space(name: str, output: Path | str) -> list[Path]:
 def bundle_folder(space: Path, output: Path) -> list[Path]:
     """Do what `bundle_space` does for the Space in any folder."""
     _check_output(output)
+    if (space / "spaces").exists():
+        # Gradio tries `import spaces`, the ZeroGPU package, when it runs on a Space.
+        raise ValueError(f"{space}/spaces would hide the package that Gradio imports as spaces. Rename it")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".bundle-") as temporary:
         whole = Path(temporary) / "bundle"

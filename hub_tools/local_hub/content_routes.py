@@ -6,9 +6,10 @@ import mimetypes
 import sqlite3
 from http import HTTPStatus
 from pathlib import PurePosixPath
+from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 
 from .accounts import Caller
@@ -68,17 +69,25 @@ def tree(
     return JSONResponse(page, headers={"Link": f'<{url}>; rel="next"'})
 
 
-@router.post(API + "/paths-info/{revision}")
-async def paths(
-    address: Address, revision: Decoded, request: Request, caller: CallerOf, storage: Storage
-) -> JSONResponse:
-    """Describe the files and folders at the given paths, leaving out what is not there. The body is a form."""
+async def paths_form(request: Request) -> dict:
+    """Return the form in the body: `paths`, which may be repeated, and `expand`."""
     async with request.form(max_fields=10_000) as form:
-        asked = [str(path) for path in form.getlist("paths")]
-        expand = str(form.get("expand", "")).lower() == "true"
+        return {"paths": [str(path) for path in form.getlist("paths")], "expand": str(form.get("expand", ""))}
+
+
+@router.post(API + "/paths-info/{revision}")
+def paths(
+    form: Annotated[dict, Depends(paths_form)],
+    address: Address,
+    revision: Decoded,
+    caller: CallerOf,
+    storage: Storage,
+) -> JSONResponse:
+    """Describe the files and folders at the given paths, leaving out what is not there."""
     with storage.database.reading() as connection:
         commit = _commit(connection, caller, address, revision)
-        return JSONResponse(with_last_commits(connection, paths_info(connection, commit, asked), expand=expand))
+        found = paths_info(connection, commit, form["paths"])
+        return JSONResponse(with_last_commits(connection, found, expand=form["expand"].lower() == "true"))
 
 
 @router.post(API + "/preupload/{revision}")

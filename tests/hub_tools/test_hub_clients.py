@@ -22,15 +22,10 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(
 tokenizer.push_to_hub(name)
 assert AutoTokenizer.from_pretrained(name)("red").input_ids == [1]
 assert AutoConfig.from_pretrained(name, revision="main").hidden_size == 64
-print("done")
-"""
 
-REMOTE_CODE = """
-import sys, pathlib, tempfile
+import pathlib, tempfile
 from huggingface_hub import HfApi
-from transformers import AutoModel
 
-name = sys.argv[1]
 folder = pathlib.Path(tempfile.mkdtemp())
 (folder / "modeling_tiny.py").write_text('''
 import torch
@@ -59,9 +54,9 @@ module = importlib.import_module(folder.name + ".modeling_tiny")
 module.TinyModel.register_for_auto_class("AutoModel")
 module.TinyConfig.register_for_auto_class()
 model = module.TinyModel(module.TinyConfig(width=5))
-model.push_to_hub(name)
-assert {"modeling_tiny.py", "configuration_tiny.py"} <= set(HfApi().list_repo_files(name))
-again = AutoModel.from_pretrained(name, trust_remote_code=True)
+model.push_to_hub(name + "-code")
+assert {"modeling_tiny.py", "configuration_tiny.py"} <= set(HfApi().list_repo_files(name + "-code"))
+again = AutoModel.from_pretrained(name + "-code", trust_remote_code=True)
 assert type(again).__module__.startswith("transformers_modules")
 assert again.layer.weight.equal(model.layer.weight)
 print("done")
@@ -83,20 +78,13 @@ print("done")
 """
 
 
-def test_transformers_pushes_and_loads_models_whole_and_sharded(run_client, api, tokens, repo_id):
-    assert run_client("python", "-W", "ignore", "-c", TRANSFORMERS, repo_id, token=tokens.alice).stdout.endswith(
-        "done\n"
-    )
+def test_transformers_pushes_and_loads_models_whole_sharded_and_with_their_code(run_client, api, tokens, repo_id):
+    done = run_client("python", "-W", "ignore", "-c", TRANSFORMERS, repo_id, token=tokens.alice)
+    assert done.stdout.endswith("done\n")
     files = api.list_repo_files(f"{repo_id}-sharded")
     assert "model.safetensors.index.json" in files
     assert len([name for name in files if name.endswith(".safetensors")]) > 1
     assert api.model_info(repo_id).private is True
-
-
-def test_transformers_loads_code_from_a_repository(run_client, tokens, repo_id):
-    assert run_client("python", "-W", "ignore", "-c", REMOTE_CODE, repo_id, token=tokens.alice).stdout.endswith(
-        "done\n"
-    )
 
 
 def test_datasets_pushes_streams_and_loads(run_client, api, tokens, repo_id):

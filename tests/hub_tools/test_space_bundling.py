@@ -81,6 +81,12 @@ def test_a_space_that_cannot_be_parsed_or_hides_a_module_is_refused(space, tmp_p
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_space_with_a_folder_called_spaces_is_refused(space, tmp_path):
+    (space / "spaces").mkdir()
+    with pytest.raises(ValueError, match="would hide the package that Gradio imports"):
+        bundle_folder(space, tmp_path / "bundle")
+
+
 def test_relative_imports_and_whole_packages_are_followed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from modeling_dalle_collab import DalleCollabConfig\n")
