@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from modeling_dalle_collab import DalleCollabProcessor
@@ -18,6 +19,7 @@ WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "small"]
 def tokenizer():
     inner = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
     inner.pre_tokenizer = Whitespace()
+    inner.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])  # as T5's
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>", pad_token="</s>")
 
 
