@@ -155,7 +155,7 @@ def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[s
     table.add_row("pictures", f"{report.num_pictures:,}")
     table.add_row("steps", f"{report.num_steps:,}" + (" (stopped by Ctrl-C)" if report.was_interrupted else ""))
     table.add_row("loss", f"{report.losses[0]:.3f} -> {report.losses[-1]:.3f} nats")
-    table.add_row("held-out captions that find their picture", f"{report.retrieval_accuracy:.1%}")
+    table.add_row("held-out pictures found by their captions", f"{report.retrieval_accuracy:.1%}")
     table.add_row("the same by chance", f"{report.chance:.1%}")
     table.add_row("weights", f"{report.num_parameters:,} parameters, {report.num_bytes / 1e6:.2f} MB")
     table.add_row("time", f"{report.seconds:.0f} s")

@@ -94,7 +94,7 @@ def corrupt_codes(
 def _square(picture: np.ndarray, size: int) -> torch.Tensor:
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(f"Expected a picture (height, width, 3) uint8, got {picture.shape} {picture.dtype}.")
-    channels_first = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)  # (3, height, width)
+    channels_first = torch.tensor(picture).permute(2, 0, 1)  # (3, height, width)
     return vision.resize(vision.center_crop(channels_first, [min(picture.shape[:2])] * 2), [size, size], antialias=True)
 
 

@@ -1,0 +1,175 @@
+"""`dalle-collab generate` on a real, tiny run: the grid, the JSON, and one line for every mistake."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+from huggingface_hub import HfApi, constants
+from PIL import Image
+from typer.testing import CliRunner
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.command_line.generate import generate
+from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.generation.clip_reranking import new_clip
+from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.image_codes.vqgan_config import VQGANConfig
+
+FEW = ["--candidates", "4", "--keep", "2", "--device", "cpu"]
+app = typer.Typer()
+app.command()(generate)
+
+
+def write_run(folder, codec_name, clip_name):
+    """A whole run in folders: the model, its codec in `codec`, its CLIP in `clip`, all untrained."""
+    torch.manual_seed(0)
+    tokenizer = train_clip_tokenizer(["a small red star", "a large green circle"], 300)
+    sizes = ClipTrainingConfig(
+        image_size=16, vision_width=32, vision_layers=1, text_width=32, text_layers=1, embed_dim=16
+    )
+    clip_config = sizes.model_config(len(tokenizer))
+    model = new_clip(clip_config, PREPROCESS)
+    save_clip_folder(folder / "clip", model, tokenizer, model_config=clip_config, preprocess=PREPROCESS)
+    codec = VQGANCodec(
+        VQGANConfig(
+            image_size=16,
+            codebook_size=12,
+            embedding_dim=4,
+            z_channels=4,
+            channels=32,
+            channel_multipliers=(1, 1, 1),
+            num_residual_blocks=1,
+            attention_resolutions=(),
+            quantizer="nearest",
+        )
+    )
+    codec.save_pretrained(folder / "codec")
+    processor = DalleCollabProcessor(
+        tokenizer,
+        image_codec_repository=codec_name,
+        image_codec_fingerprint=codec.fingerprint,
+        clip_repository=clip_name,
+        text_sequence_length=8,
+    )
+    processor.save_pretrained(folder / "run")
+    config = DalleCollabConfig(
+        text_vocab_size=len(tokenizer),
+        codebook_size=12,
+        text_sequence_length=8,
+        image_grid_size=4,
+        hidden_size=32,
+        num_hidden_layers=3,
+        attention_pattern=("row", "column"),
+        num_attention_heads=2,
+        head_dim=16,
+        conv_kernel_size=3,
+    )
+    DalleCollabForConditionalGeneration(config).save_pretrained(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    write_run(folder, str(folder / "codec"), str(folder / "clip"))
+    return folder / "run"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_grid_is_written_for_every_prompt(run_folder, tmp_path):
+    output = tmp_path / "pictures" / "grid.png"
+    (tmp_path / "prompts.txt").write_text("a large green circle\n\n  маленькая звезда \n", encoding="utf-8")
+    result = invoke(run_folder, "a red star", "--prompts", tmp_path / "prompts.txt", *FEW, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert f"{output}: 6 pictures, best first." in result.output
+    for stage in ("sampling: 192 of 192", "decoding: 12 of 12", "ranking: 3 of 3"):
+        assert stage in result.output
+    with Image.open(output) as grid:
+        assert grid.height > 3 * 192
+
+
+def test_json_names_the_chosen_candidates_and_the_same_seed_repeats_them(run_folder, tmp_path):
+    arguments = (run_folder, "a red star", "a green circle", *FEW, "--json", "--output", tmp_path / "grid.png")
+    first, again, other = (invoke(*arguments, "--seed", seed) for seed in (3, 3, 4))
+    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [line["prompt"] for line in lines] == ["a red star", "a green circle"]
+    for line in lines:
+        assert len(line["pictures"]) == 2 and line["grid"] == str(tmp_path / "grid.png")
+        assert line["pictures"][0]["score"] >= line["pictures"][1]["score"]
+        assert all(len(picture["image_codes"]) == 16 for picture in line["pictures"])
+    assert again.stdout == first.stdout != other.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}", "a", "--candidates", "0"], r"0 candidates were asked for: expected at least 1"),
+        (["{run}", "a", "--candidates", "2", "--keep", "3"], r"Cannot keep 3 of 2 candidates.*--candidates 3"),
+        (["{run}"], r"There is no prompt: say what the pictures should show"),
+        (["{run}", "a star", " "], r"Prompt 2 of 2 is empty"),
+        (["{run}", "--prompts", "{tmp}/empty.txt"], r"empty.txt holds no prompt. Expected one prompt per line"),
+        (["{run}", "--prompts", "{tmp}/latin.txt"], r"latin.txt is not UTF-8 text"),
+        (["{run}", "--prompts", "{tmp}/gone.txt"], r"gone.txt"),
+        (["{run}", "a", "--top-p", "1.5"], r"top_p is 1.5"),
+        (["{run}", "a", "--output", "{tmp}/grid"], r"grid does not end in .png"),
+        (["{run}", "a", "--device", "abacus"], r"There is no device 'abacus'. Expected auto, cpu, cuda"),
+        (["{run}", "a", "--codec", "{tmp}"], r"has no vqgan_config.json"),
+        (["{run}", "a", "--clip", "{tmp}"], r"has no open_clip_config.json"),
+        (["{tmp}/nowhere", "a"], r"There is no folder .*nowhere"),
+        (["{tmp}", "a"], r"holds no text-to-image model"),
+        (["{tmp}/young", "a"], r"has published no checkpoint yet: wait for the auxiliary peer"),
+    ],
+)
+def test_mistakes_are_explained(arguments, message, run_folder, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "latin.txt").write_bytes("größer".encode("latin-1"))
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "training_run.json").write_text("{}")
+    filled = [argument.format(run=run_folder, tmp=tmp_path) for argument in arguments]
+    if "--output" not in filled:
+        filled += ["--output", str(tmp_path / "grid.png")]
+    result = invoke(*filled)
+    with pytest.raises((ValueError, OSError), match=message):
+        raise result.exception
+    assert not (tmp_path / "grid.png").exists()
+
+
+def test_help_shows_examples():
+    result = invoke("--help")
+    assert result.exit_code == 0 and 'dalle-collab generate my-org/birds "a robin on a branch"' in result.output
+
+
+def run_command(hub, *arguments):
+    environment = {**os.environ, **hub.environment(hub.alice_token), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pipelines.command_line.main", "generate", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+def test_a_run_on_the_hub_is_drawn_with_the_codec_and_clip_it_names(hub, tmp_path):
+    constants.HF_HUB_DISABLE_XET = True  # what `prepare_hub_client` does where HF_ENDPOINT is set
+    write_run(tmp_path, "org/drawing-codec", "org/drawing-clip")
+    shutil.copytree(tmp_path / "run", tmp_path / "young", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    (tmp_path / "young" / "training_run.json").write_text("{}")
+    api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
+    for name in ("run", "codec", "clip", "young"):
+        api.create_repo(f"org/drawing-{name}")
+        api.upload_folder(repo_id=f"org/drawing-{name}", folder_path=tmp_path / name)
+    names = ("org/drawing-run", "org/drawing-young", "org/drawing-unknown")
+    options = ("a red star", *FEW, "--output", tmp_path / "grid.png")
+    drawn, young, unknown = (run_command(hub, name, *options) for name in names)
+    assert drawn.returncode == 0, drawn.stderr
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.width >= 2 * 192
+    assert (young.returncode, unknown.returncode) == (1, 1)
+    assert "org/drawing-young has published no checkpoint yet: wait for" in young.stderr.splitlines()[-1]
+    assert "org/drawing-unknown is not on the Hub" in unknown.stderr.splitlines()[-1]
+    assert "Traceback" not in young.stderr + unknown.stderr
