@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -93,12 +92,13 @@ def test_a_hub_killed_at_any_moment_of_a_commit_shows_the_old_state_or_the_new_o
 def test_a_full_disk_gives_507_and_loses_nothing(tmp_path):
     # A limit on the size of files makes writes fail as a full disk does, without needing a small disk.
     limit = 4 << 20
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hub_tools.local_hub", "--root", str(tmp_path / "hub")],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    code = (
+        "import os, resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'hub_tools.local_hub', '--root', sys.argv[1]])\n"
     )
+    command = [sys.executable, "-c", code, str(tmp_path / "hub")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with process:
         endpoint = process.stdout.readline().strip()
         token = LocalHub(tmp_path / "hub").create_user("alice")
