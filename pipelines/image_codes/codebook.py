@@ -46,8 +46,9 @@ class Codebook:
         sums = torch.zeros_like(self.sums).index_add_(0, codes, latents)
         self.usage.mul_(self.decay).add_(counts, alpha=1 - self.decay)
         self.sums.mul_(self.decay).add_(sums, alpha=1 - self.decay)
+        followed = self.usage > 1e-4  # below, rounding errors of the two sums would move the vector, not latents
         with torch.no_grad():
-            self.vectors.copy_(self.sums / self.usage.clamp_min(1e-6)[:, None])
+            self.vectors[followed] = self.sums[followed] / self.usage[followed, None]
 
     def unused(self) -> torch.Tensor:
         """Codes that fewer than a hundredth of the even share of recent positions chose."""
@@ -78,10 +79,11 @@ def _spread_seeds(latents: torch.Tensor, num_vectors: int, generator: torch.Gene
     seeds = latents[:0]
     for number in range(NUM_SEEDING_ROUNDS):
         num_drawn = (num_vectors - len(seeds)) // (NUM_SEEDING_ROUNDS - number)
+        if num_drawn == 0:
+            continue
         picked = torch.multinomial(distances.cpu(), num_drawn, replacement=True, generator=generator)
         drawn = latents[picked.to(latents.device)]
         seeds = torch.cat([seeds, drawn])
-        if len(drawn):
-            to_drawn = (latents - drawn[nearest(drawn, latents)]).pow(2).sum(1)
-            distances = torch.minimum(distances, to_drawn + 1e-9)
+        to_drawn = (latents - drawn[nearest(drawn, latents)]).pow(2).sum(1)
+        distances = torch.minimum(distances, to_drawn + 1e-9)
     return seeds.clone()

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from pipelines.image_codes.codebook import Codebook
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-NUM_PLACING_POSITIONS = 120_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class CodecTrainingOptions:
@@ -44,11 +42,13 @@ class CodecTrainingOptions:
     """A codebook vector is the moving average of the latents it stands for, with this decay per step."""
     restart_interval_steps: int = 50
     """Steps between moves of unused codes to badly served latents, in the first two thirds of the steps."""
+    num_placing_codes: int = 120_000
+    """Codes of the first batches, over which k-means places the codebook."""
     seed: int = 0
     """Seed of the codebook's placing and restarts."""
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "restart_interval_steps"):
+        for name in ("num_steps", "batch_size", "restart_interval_steps", "num_placing_codes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
         if not self.learning_rate > 0:
@@ -81,8 +81,8 @@ def train_codec(
 ) -> CodecTrainingProgress:
     """Train the codec in place on batches of (batch, 3, height, width) floats in [0, 1]; returns the last progress.
 
-    start_anew: forget what the codec knew; switch it off to train a codec further. The first batches, about 120,000
-    codes of them, place the codebook. An interrupted call leaves the codec in evaluation mode and as far as it came.
+    start_anew: forget what the codec knew; switch it off to train a codec further. The first batches
+    place the codebook. An interrupted call leaves the codec in evaluation mode and as far as it came.
     ValueError for a codec without linear shortcut and for a loss that is not finite.
     """
     if codec.config.quantizer != "nearest" or not codec.config.linear_shortcut:
@@ -172,7 +172,7 @@ class _CodecTraining:
         self.trained = [*decoder, *encoder]
         generator = torch.Generator().manual_seed(options.seed)
         self.codebook = Codebook(codec.codebook, decay=options.codebook_decay, generator=generator)
-        num_placing = -(-NUM_PLACING_POSITIONS // (options.batch_size * codec.config.num_codes))
+        num_placing = -(-options.num_placing_codes // (options.batch_size * codec.config.num_codes))
         images = torch.cat([next(batches) for _ in range(num_placing)])
         if start_anew:
             start_at_principal_components(codec, images, self.codebook)

@@ -40,7 +40,7 @@ def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.T
         raise
     except (pickle.UnpicklingError, ValueError, RuntimeError, EOFError, OSError) as error:
         raise CodecLoadError(
-            f"{path} cannot be read as a tensors-only checkpoint: {str(error).splitlines()[0]} "
+            f"{path} cannot be read as a tensors-only checkpoint: {_reason(error)} "
             "Expected a taming `.ckpt` saved by torch 1.6 or newer, from a source that you trust."
         ) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else {}
@@ -48,6 +48,12 @@ def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.T
     if not tensors:
         raise CodecLoadError(f"{path} holds no tensors under `state_dict`, expected a taming VQGAN checkpoint.")
     return tensors
+
+
+def _reason(error: Exception) -> str:
+    # torch's own text begins with advice to switch the safety off; the reason is the error beneath.
+    cause = error.__context__ if isinstance(error.__context__, pickle.UnpicklingError) else error
+    return str(cause).partition("\n")[0] or type(cause).__name__
 
 
 def read_taming_config(yaml_path: str | os.PathLike) -> VQGANConfig:
