@@ -35,9 +35,9 @@ BACKGROUND_COLOURS: dict[str, Colour] = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")
 # The largest extent of a shape and its centre, as shares of the picture's side. With 8 x 8 image codes even a small
-# shape covers two and a half codes a side; fewer, and a star could not be told from a circle. All centres lie on the
+# shape covers almost three codes a side; with fewer, a star could not be told from a circle. All centres lie on the
 # same place of the grid of codes, so that a shape has much the same codes wherever it is.
-SIZES: dict[str, float] = {"small": 0.30, "medium": 0.38, "large": 0.46}
+SIZES: dict[str, float] = {"small": 0.36, "medium": 0.43, "large": 0.50}
 POSITIONS: dict[str, tuple[float, float]] = {
     "left": (0.25, 0.5),
     "right": (0.75, 0.5),
@@ -61,16 +61,16 @@ class ScenesConfig:
     image_size: int = 64
     """Side of the picture in pixels; a multiple of 8 and at least 32."""
 
-    position_jitter: float = 0.016
+    position_jitter: float = 0.012
     """Largest displacement of the shape along each axis, as a share of the picture's side."""
 
-    size_jitter: float = 0.016
+    size_jitter: float = 0.012
     """Largest change of the shape's extent, as a share of the picture's side."""
 
-    rotation_jitter_degrees: float = 6.0
+    rotation_jitter_degrees: float = 5.0
     """Largest rotation to either side, in degrees. From about 20 on a square could pass for a diamond."""
 
-    colour_jitter: int = 6
+    colour_jitter: int = 2
     """Largest change of each colour channel, in units of 1/255."""
 
     def __post_init__(self) -> None:
@@ -261,7 +261,7 @@ def _circle() -> np.ndarray:
 
 
 def _star() -> np.ndarray:
-    return _regular(10, offset_degrees=-90) * np.where(np.arange(10) % 2, 0.42, 1.0)[:, None]
+    return _regular(10, offset_degrees=-90) * np.where(np.arange(10) % 2, 0.4, 1.0)[:, None]
 
 
 def _cross() -> np.ndarray:
