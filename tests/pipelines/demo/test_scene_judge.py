@@ -96,7 +96,7 @@ def test_a_shape_half_way_between_positions_is_at_none():
     picture = np.full((64, 64, 3), 150, np.uint8)
     picture[12:36, 28:52] = SHAPE_COLOURS["red"]
     seen = judge_picture(picture)
-    assert (seen.shape, seen.colour, seen.size, seen.background) == ("square", "red", "medium", "grey")
+    assert (seen.shape, seen.colour, seen.size, seen.background) == ("square", "red", "small", "grey")
     assert seen.position is None
 
 
