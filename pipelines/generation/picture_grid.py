@@ -100,13 +100,14 @@ def _draw_block(prompt: str, pictures: Sequence["RankedImage"], width: int, colu
     for index, ranked in enumerate(pictures):
         left = MARGIN + index % columns * (PICTURE_SIDE + GAP)
         top = first_row + index // columns * cell_height
-        block.paste(_enlarged(ranked.image), (left, top))
+        block.paste(enlarged(ranked.image), (left, top))
         label = f"{index + 1}   CLIP {ranked.score:.2f}"
         draw.text((left, top + PICTURE_SIDE + 3), label, font=label_font, fill=FAINT)
     return block
 
 
-def _enlarged(picture: Image.Image) -> Image.Image:
+def enlarged(picture: Image.Image) -> Image.Image:
+    """Return the picture in the size that it has in a grid, so that people can see pictures of few pixels."""
     factor = PICTURE_SIDE / max(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
