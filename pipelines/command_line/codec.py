@@ -23,9 +23,9 @@ def train(
     output: Annotated[Path, typer.Option(help="Folder of the codec; an older codec there is replaced at the end.")],
     image_size: Annotated[int, typer.Option(help="Pixels of a picture's side.")] = 64,
     grid: Annotated[int, typer.Option(help="A picture becomes grid x grid codes.")] = 8,
-    codebook_size: Annotated[int, typer.Option(help="Number of codes. More: sharper, harder for the model.")] = 512,
+    codebook_size: Annotated[int, typer.Option(help="Number of codes. More: sharper, harder for the model.")] = 1024,
     channels: Annotated[int, typer.Option(help="Width of encoder and decoder, a multiple of 32.")] = 96,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
     batch_size: Annotated[int, typer.Option(help="Pictures per step.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
     max_pictures: Annotated[int, typer.Option(help="Pictures kept in memory; further ones are not read.")] = 20_000,
@@ -42,7 +42,7 @@ def train(
 
       dalle-collab codec train pictures/ --output my-codec
 
-      dalle-collab codec train shards/*.tar --output my-codec --codebook-size 1024 --steps 5000
+      dalle-collab codec train shards/*.tar --output my-codec --codebook-size 2048 --steps 5000
     """
     import torch
 

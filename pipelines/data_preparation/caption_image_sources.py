@@ -103,11 +103,11 @@ class TarSource:
                     key = member_key
                     parts[suffix] = tar.extractfile(member).read()
         except (tarfile.TarError, EOFError, OSError):
-            # The sample being read is not whole, but one whose picture and caption are there is worth keeping.
-            if key is not None and any(s in parts for s in PICTURE_SUFFIXES) and {".txt", ".json"} & parts.keys():
+            if _has_picture_and_text(parts):
                 yield key, parts
             raise
-        if key is not None:
+        # The last sample of a cut tar may lack parts that were there: it is no sample without a picture or caption.
+        if key is not None and (self._has_end_mark() or _has_picture_and_text(parts)):
             yield key, parts
 
     def _has_end_mark(self) -> bool:
@@ -165,6 +165,10 @@ def _split_member_name(name: str) -> tuple[str, str]:
     path = PurePosixPath(name)
     stem, _, suffix = path.name.partition(".")
     return str(path.parent / stem), f".{suffix.lower()}"
+
+
+def _has_picture_and_text(parts: Mapping[str, bytes]) -> bool:
+    return any(suffix in parts for suffix in PICTURE_SUFFIXES) and bool({".txt", ".json"} & parts.keys())
 
 
 def _sample_from_parts(key: str, source: str, parts: Mapping[str, bytes]) -> CaptionImage:

@@ -22,18 +22,18 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 class CodecTrainingOptions:
     """How a codec is trained."""
 
-    num_steps: int = 4000
+    num_steps: int = 1500
     """Steps of one batch each."""
     batch_size: int = 16
     """Pictures per step."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     """Peak of the schedule: 2 % warm-up, then a half cosine down to zero."""
-    encoder_rate: float = 0.1
+    encoder_rate: float = 0.3
     """The encoder's learning rate as a share of the decoder's. The codebook has to follow what the encoder does, and
     at the full rate the codes of the start are lost faster than better ones are found."""
     commitment_weight: float = 0.25
     """Pull of the encoder towards its codes. Increase if the loss rises late in training."""
-    locality_weight: float = 0.25
+    locality_weight: float = 0.05
     """Cost of what the encoder adds to the linear map of a code's own patch. Increase if equal areas have different
     codes in different pictures, which a transformer finds hard to learn."""
     edge_weight: float = 1.0

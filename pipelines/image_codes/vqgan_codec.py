@@ -147,6 +147,7 @@ class VQGANCodec(nn.Module):
         tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.state_dict().items()}
         temporary = folder / f".{WEIGHTS_NAME}.{os.getpid()}.partial"
         save_file(tensors, temporary, metadata={"format": "pt"})
+        temporary.chmod(0o644)  # safetensors writes files that only their owner can read
         temporary.replace(folder / WEIGHTS_NAME)
         temporary_config = folder / f".{CONFIG_NAME}.{os.getpid()}.partial"
         temporary_config.write_text(json.dumps(asdict(self.config), indent=2) + "\n")

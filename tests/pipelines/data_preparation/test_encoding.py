@@ -1,0 +1,118 @@
+"""Encoding: how pictures are cropped, what counts as corrupt, and that workers change nothing."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipelines.data_preparation.caption_image_sources import CaptionImage
+from pipelines.data_preparation.encoding import decode_picture, encode_samples
+from pipelines.data_preparation.filtering import DropReason, FilterPolicy
+
+
+def stored(picture: Image.Image, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def samples(make_png, num_samples: int) -> list[CaptionImage]:
+    return [
+        CaptionImage(key=f"{i}", source="a.tar", caption=f" picture {i} ", image_bytes=make_png(i), similarity=i / 100)
+        for i in range(num_samples)
+    ]
+
+
+def test_the_central_square_is_kept_and_resized():
+    pixels = np.zeros((20, 40, 3), np.uint8)
+    pixels[:, 10:20], pixels[:, 20:30] = (255, 0, 0), (0, 0, 255)
+    decoded, width, height = decode_picture(stored(Image.fromarray(pixels), "PNG"), 10, FilterPolicy())
+    assert (width, height) == (40, 20) and decoded.shape == (10, 10, 3) and decoded.dtype == np.uint8
+    # The outermost column of the square feels its neighbour outside.
+    assert decoded[:, 1:4].tolist() == [[[255, 0, 0]] * 3] * 10
+    assert decoded[:, 6:9].tolist() == [[[0, 0, 255]] * 3] * 10
+
+
+def test_a_picture_of_the_right_size_is_not_touched():
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    assert np.array_equal(decode_picture(stored(Image.fromarray(pixels), "PNG"), 16, FilterPolicy())[0], pixels)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_areas_become_white_and_every_mode_becomes_rgb(mode):
+    picture = Image.new("RGBA", (16, 16), (255, 0, 0, 0)).convert(mode)
+    content = stored(picture, "PNG", **({"transparency": 0} if mode == "P" else {}))
+    decoded, _, _ = decode_picture(content, 16, FilterPolicy())
+    assert decoded.shape == (16, 16, 3)
+    assert mode == "P" or (decoded == 255).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "1"])
+def test_grey_and_printers_pictures_are_read(mode):
+    content = stored(Image.new("RGB", (20, 20), (200, 200, 200)).convert(mode), "JPEG" if mode != "1" else "PNG")
+    assert decode_picture(content, 16, FilterPolicy())[0].shape == (16, 16, 3)
+
+
+def test_large_jpegs_come_out_as_their_small_versions_do():
+    gradient = np.linspace(0, 255, 640).astype(np.uint8)
+    large = Image.fromarray(np.stack([np.tile(gradient, (640, 1))] * 3, -1))
+    decoded, width, height = decode_picture(stored(large, "JPEG", quality=95), 16, FilterPolicy())
+    assert (width, height) == (640, 640)
+    expected = np.asarray(large.resize((16, 16), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(decoded.astype(int) - expected).max() <= 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "html", "empty", "gif"])
+def test_broken_and_foreign_files_are_corrupt(make_png, damage):
+    gif = stored(Image.new("P", (16, 16)), "GIF")
+    content = {"cut": make_png(0)[:300], "html": b"<html>404</html>", "empty": b"", "gif": gif}[damage]
+    assert decode_picture(content, 16, FilterPolicy()) is DropReason.CORRUPT_IMAGE
+
+
+def test_a_flat_picture_is_dropped_by_its_own_size(make_png):
+    assert decode_picture(make_png(0, (33, 16)), 16, FilterPolicy()) is DropReason.EXTREME_ASPECT_RATIO
+    assert not isinstance(decode_picture(make_png(0, (32, 16)), 16, FilterPolicy()), DropReason)
+
+
+def test_records_are_what_the_codec_says_in_the_order_of_the_samples(codec, make_png):
+    heard = []
+    encoded = encode_samples(
+        samples(make_png, 10), codec, FilterPolicy(), batch_size=3, num_workers=2, on_samples=heard.append
+    )
+    assert encoded.captions == tuple(f"picture {i}" for i in range(10)) and heard == [3, 3, 3, 1]
+    images = np.stack([np.asarray(Image.open(io.BytesIO(make_png(i)))) for i in range(10)])
+    expected = codec.encode(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255)
+    assert encoded.image_codes.dtype == np.int16 and np.array_equal(encoded.image_codes, expected.numpy())
+    assert encoded.scalars["key"][3] == "a.tar/3" and encoded.scalars["width"] == (16,) * 10
+    assert encoded.scalars["similarity"][7] == 0.07
+    assert encoded.report.kept == 10
+
+
+def test_the_number_of_workers_changes_nothing(codec, make_png):
+    results = [
+        encode_samples(samples(make_png, 30), codec, FilterPolicy(), batch_size=4, num_workers=workers)
+        for workers in (1, 3)
+    ]
+    assert np.array_equal(results[0].image_codes, results[1].image_codes)
+    assert results[0].captions == results[1].captions and len(np.unique(results[0].image_codes)) > 5
+
+
+def test_dropped_samples_leave_no_record_and_nothing_at_all_gives_no_records(codec, make_png):
+    dirty = [
+        *samples(make_png, 2),
+        CaptionImage(key="bad", source="a.tar", caption="corrupt", image_bytes=b"x"),
+        CaptionImage(key="none", source="a.tar", caption="missing", image_bytes=None),
+    ]
+    encoded = encode_samples(dirty, codec, FilterPolicy(), batch_size=64, num_workers=1)
+    assert encoded.image_codes.shape == (2, 16)
+    assert dict(encoded.report.dropped) == {"missing_image": 1, "corrupt_image": 1}
+    assert encoded.report.unreadable == ("a.tar: bad (corrupt_image)", "a.tar: none (missing_image)")
+    nothing = encode_samples([], codec, FilterPolicy(), batch_size=64, num_workers=1)
+    assert nothing.image_codes.shape == (0, 16) and nothing.captions == ()
+
+
+def test_an_error_in_a_worker_reaches_the_caller(codec, make_png):
+    with pytest.raises(AttributeError):
+        encode_samples([*samples(make_png, 3), "no sample"], codec, FilterPolicy(), batch_size=2, num_workers=2)

@@ -1,0 +1,93 @@
+"""Verification and previews: what is right is counted, what is wrong is named with its cure."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.data_preparation.caption_image_sources import find_sources
+from pipelines.data_preparation.record_sampling import spread_records
+from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
+from pipelines.data_preparation.verification import verify_folder
+from pipelines.image_codes.image_code_record import ImageCodeFormatError, image_code_table, write_image_code_shard
+
+
+@pytest.fixture
+def prepared(tmp_path, codec, make_tar):
+    make_tar(tmp_path / "a.tar", range(40))
+    options = PreparationOptions(shard_size=16, batch_size=8, num_workers=1)
+    prepare_shards(find_sources([tmp_path / "a.tar"]), codec, tmp_path / "out", options)
+    return tmp_path / "out"
+
+
+def test_a_whole_folder_is_counted(prepared, codec):
+    heard = []
+    report = verify_folder(prepared, lambda done, total: heard.append((done, total)))
+    assert (report.num_shards, report.num_records, report.problems) == (3, 40, ())
+    assert report.num_bytes == sum(path.stat().st_size for path in prepared.glob("*.parquet"))
+    assert report.layout.codec_fingerprint == codec.fingerprint
+    assert heard == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_truncated_shard_is_named_and_the_others_still_count(prepared):
+    shard = prepared / "train-00001.parquet"
+    shard.write_bytes(shard.read_bytes()[:-20])
+    report = verify_folder(prepared)
+    assert report.num_shards == 2 and report.num_records == 24
+    (problem,) = report.problems
+    assert problem.startswith("Shard train-00001.parquet") and "truncated" in problem and "data prepare" in problem
+
+
+def test_a_shard_changed_after_writing_is_named(prepared, codec):
+    shard = prepared / "train-00002.parquet"
+    table = pq.read_table(shard)
+    pq.write_table(table.slice(0, 5), shard)
+    (problem,) = verify_folder(prepared).problems
+    assert problem.startswith("Shard train-00002.parquet was changed after it was written: 5 records")
+
+
+def test_a_missing_and_a_foreign_shard_are_named(prepared):
+    (prepared / "train-00000.parquet").rename(prepared / "train-00009.parquet")
+    missing, foreign = verify_folder(prepared).problems
+    assert missing.startswith("Shard train-00000.parquet is missing, the manifest lists it")
+    assert foreign.startswith("Shard train-00009.parquet is not in the manifest")
+
+
+def test_shards_of_different_codecs_do_not_mix(tmp_path, prepared, make_codec, codec):
+    from pipelines.data_preparation.shard_writing import layout_of
+
+    (prepared / "manifest.json").unlink()
+    other = make_codec(seed=1)
+    table = image_code_table(["a picture"], np.zeros((1, 16)), layout_of(other))
+    write_image_code_shard(prepared / "train-00003.parquet", table)
+    (problem,) = verify_folder(prepared).problems
+    assert f"Shard train-00003.parquet was made by codec {other.fingerprint}" in problem
+    assert f"the shards before it by codec {codec.fingerprint}" in problem
+
+
+def test_codes_outside_the_codebook_are_found(prepared):
+    (prepared / "manifest.json").unlink()
+    shard = prepared / "train-00001.parquet"
+    table = pq.read_table(shard)
+    metadata = {**table.schema.metadata, b"dalle_collab.codebook_size": b"2"}
+    for path in prepared.glob("*.parquet"):
+        pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
+    problems = verify_folder(prepared).problems
+    assert len(problems) == 3 and "in shard train-00000.parquet is outside the codebook, expected 0 to 1" in problems[0]
+
+
+def test_a_folder_without_shards_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no Parquet shards. .*dalle-collab data prepare"):
+        verify_folder(tmp_path)
+
+
+def test_previews_are_spread_over_the_folder(prepared, codec):
+    captions, image_codes = spread_records(prepared, 6, codec_fingerprint=codec.fingerprint)
+    assert captions == [f"picture number {i}" for i in (0, 15, 16, 31, 32, 39)]
+    assert image_codes.shape == (6, 16)
+
+
+def test_a_preview_with_another_codec_is_refused(prepared):
+    with pytest.raises(ImageCodeFormatError, match=r"was made by codec .*, this is abc. Give the codec"):
+        spread_records(prepared, 6, codec_fingerprint="abc")
+    with pytest.raises(FileNotFoundError, match="holds no Parquet shards"):
+        spread_records(prepared / "absent", 6, codec_fingerprint="abc")
