@@ -10,6 +10,53 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 OutputOption = Annotated[Path, typer.Option("--output", help="Folder to write to; it is made if need be.")]
 
 
+@app.command("run")
+def run_demo(
+    output: OutputOption = Path("demo-output"),
+    num_pictures: Annotated[int, typer.Option(help="How many scenes to draw.")] = 16_000,
+) -> None:
+    """Run the whole system on this machine: scenes, codes, an embedded Hub, three peers, pictures, and a score.
+
+    It trains from random weights with the public commands and takes about a quarter of an hour on two cores. Look at
+    OUTPUT/grid.png and OUTPUT/summary.html afterwards.
+
+    \b
+    Examples:
+      dalle-collab demo run
+      dalle-collab demo run --output my-demo --num-pictures 8000
+    """
+    from rich.console import Console
+
+    from pipelines.demo.scenes_demo import run_scenes_demo
+    from pipelines.demo.summary import show_end
+
+    console = Console(stderr=True)
+    show_end(run_scenes_demo(output, console, num_pictures=num_pictures), output, "demo/scenes", console)
+
+
+@app.command("openmoji")
+def run_openmoji(
+    output: OutputOption = Path("demo-openmoji-output"),
+    source: Annotated[Path | None, typer.Option(help="Folder of `demo openmoji-fetch`; default: fetch it.")] = None,
+) -> None:
+    """Run the whole system on OpenMoji's pictures (CC BY-SA 4.0), with a codec and a CLIP trained for them.
+
+    It takes up to an hour on two cores. Look at OUTPUT/grid.png and OUTPUT/summary.html afterwards.
+
+    \b
+    Examples:
+      dalle-collab demo openmoji
+      dalle-collab demo openmoji --source openmoji-source --output my-emoji
+    """
+    from rich.console import Console
+
+    from pipelines.demo.openmoji_demo import run_openmoji_demo
+    from pipelines.demo.summary import show_end
+
+    console = Console(stderr=True)
+    show_end(run_openmoji_demo(output, console, source=source), output, "demo/openmoji", console)
+
+
 @app.command()
 def scenes(
     output: OutputOption,

@@ -25,6 +25,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="Below 1 safer pictures, above 1 stranger ones.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
     output: Annotated[Path, typer.Option(help="The picture with the grid.")] = Path("grid.png"),
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder for the kept pictures, one file each, best first: 0000-0.png, ...")
+    ] = None,
     clip: Annotated[
         str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
     ] = None,
@@ -45,7 +48,7 @@ def generate(
 
       dalle-collab generate my-org/birds "a robin" "a wren" --candidates 32 --keep 8 --seed 7 --output birds.png
 
-      dalle-collab generate my-org/birds --prompts prompts.txt --top-p 0.75 --json
+      dalle-collab generate my-org/birds --prompts prompts.txt --top-p 0.75 --pictures drawn --json
     """
     from pipelines.generation.generation_options import GenerationOptions, require_prompts
     from pipelines.generation.picture_grid import require_picture_path
@@ -64,9 +67,10 @@ def generate(
     )
     drawn = _draw(repository, texts, options, revision=revision, codec=codec, clip=clip, device=device)
     _save_grid(texts, drawn, output)
+    files = _save_pictures(drawn, pictures)
     if as_json:
-        for prompt, pictures in zip(texts, drawn, strict=True):
-            typer.echo(json.dumps(_description(prompt, pictures, output), ensure_ascii=False))
+        for prompt, ranked, saved in zip(texts, drawn, files, strict=True):
+            typer.echo(json.dumps(_description(prompt, ranked, output, saved), ensure_ascii=False))
     else:
         typer.echo(f"{output}: {sum(map(len, drawn))} pictures, best first.")
 
@@ -89,10 +93,30 @@ def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", out
     save_picture(draw_picture_grid(list(zip(prompts, drawn, strict=True))), output)
 
 
-def _description(prompt: str, pictures: "Sequence[RankedImage]", output: Path) -> dict[str, object]:
+def _save_pictures(drawn: "Sequence[Sequence[RankedImage]]", folder: Path | None) -> list[list[Path | None]]:
+    """Save every kept picture as PROMPT-RANK.png; return the files, or None in their places without a folder."""
+    if folder is None:
+        return [[None] * len(ranked) for ranked in drawn]
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[list[Path | None]] = []
+    for index, ranked in enumerate(drawn):
+        files.append([folder / f"{index:04d}-{rank}.png" for rank in range(len(ranked))])
+        for picture, path in zip(ranked, files[-1], strict=True):
+            picture.image.save(path)
+    return files
+
+
+def _description(
+    prompt: str, pictures: "Sequence[RankedImage]", output: Path, files: Sequence[Path | None]
+) -> dict[str, object]:
     ranked = [
-        {"candidate": picture.candidate_index, "score": picture.score, "image_codes": picture.image_codes.tolist()}
-        for picture in pictures
+        {
+            "candidate": picture.candidate_index,
+            "score": picture.score,
+            "image_codes": picture.image_codes.tolist(),
+            "file": None if file is None else str(file),
+        }
+        for picture, file in zip(pictures, files, strict=True)
     ]
     return {"prompt": prompt, "grid": str(output), "pictures": ranked}
 

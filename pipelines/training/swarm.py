@@ -48,7 +48,9 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
 
 def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     """Return the multiaddresses, with the peer id, under which others can reach this node."""
-    return tuple(str(address) for address in dht.get_visible_maddrs(latest=True))
+    # Not `latest=True`: hivemind keeps no reference to the task that asks the daemon, and when the garbage collector
+    # takes it, the caller waits for ever.
+    return tuple(str(address) for address in dht.get_visible_maddrs())
 
 
 def donors(dht: hivemind.DHT, run_id: str) -> dict[bytes, float]:

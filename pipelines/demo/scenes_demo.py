@@ -1,0 +1,76 @@
+"""`make demo`: the whole line on captioned scenes, scored by the judge."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+
+from pipelines.demo.scene_captions import held_out_captions
+from pipelines.demo.scene_judge import chance_level, exact_match
+from pipelines.demo.scenes import held_out_scenes
+from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
+from pipelines.demo.stages import Stages
+from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
+from pipelines.demo.whole_line import DemoPlan, run_whole_line
+
+NUM_CAPTIONS = 200
+NUM_PICTURES = 16_000
+
+RUN_SETTINGS: dict[str, Any] = dict(
+    hidden_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    head_dim=32,
+    attention_pattern=["row", "column"],
+    text_sequence_length=16,
+    recompute="none",
+    target_batch_size=256,
+    num_epochs=200,
+    num_warmup_epochs=15,
+    peak_learning_rate=0.01,
+    weight_decay=0.01,
+    min_8bit_elements=4096,
+    matchmaking_seconds=1.5,
+    averaging_timeout_seconds=30.0,
+    progress_expiration_seconds=15.0,
+    checkpoint_interval_epochs=50,
+    average_state_every=5,
+)
+"""Everything that makes this run smaller than the paper's."""
+
+
+def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_PICTURES) -> DemoSummary:
+    """Run the demo into an empty folder; return its figures, which are also in `summary.json`."""
+    plan = DemoPlan(
+        name="scenes",
+        output=output,
+        codec_folder=PRETRAINED_CODEC,
+        clip_folder=PRETRAINED_CLIP,
+        run_settings=RUN_SETTINGS,
+    )
+
+    def make_pictures(stages: Stages, folder: Path) -> None:
+        stages.run(
+            "dalle-collab", "demo", "scenes", "--output", str(folder), "--num-pictures", str(num_pictures),
+            log_name="pictures",
+        )  # fmt: skip
+
+    result = run_whole_line(plan, make_pictures, held_out_captions(NUM_CAPTIONS), console)
+    summary = summarise_demo(
+        result,
+        picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")),
+        exact_match=_score(result.best_pictures),
+        exact_match_without_ranking=_score(result.unranked_pictures),
+        chance=chance_level(),
+    )
+    write_summary(output, "Scenes drawn by a model that two peers trained together", summary, result.history)
+    return summary
+
+
+def _score(files: list[str]) -> float:
+    """Return the share of pictures that show exactly what their held-out captions say, in the captions' order."""
+    scenes = held_out_scenes(len(files))
+    matches = [exact_match(scene, np.asarray(Image.open(file))) for scene, file in zip(scenes, files, strict=True)]
+    return sum(matches) / len(matches)

@@ -1,0 +1,97 @@
+"""The demo's stages, each a public command in a process of its own, with its time taken."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+STOP_SECONDS = 30.0
+
+
+class StageError(RuntimeError):
+    """A command of the demo failed; the message names it, its log and how to run it alone."""
+
+
+@dataclass
+class Stages:
+    """Runs public commands one after another; what they print goes to logs, what a person needs to the terminal."""
+
+    folder: Path
+    """Logs are written here."""
+
+    environment: Mapping[str, str]
+    console: Console
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, description: str) -> Iterator[None]:
+        """Show a stage while it runs and note how long it took."""
+        started = time.monotonic()
+        with self.console.status(f"{description} ..."):
+            yield
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 1)
+        self.console.print(f"[green]done[/green] {description} [dim]({self.seconds[name]:.0f} s)[/dim]")
+
+    def run(self, *command: str, token: str = "", log_name: str) -> str:
+        """Run `dalle-collab` or `hub-tools` with arguments; return what it printed to standard output.
+
+        Raises:
+            StageError: the command ended with another exit code than 0.
+        """
+        process = self.start(*command, token=token, log_name=log_name, keep_output=True)
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            stop_group(process)
+            raise
+        if process.returncode != 0:
+            raise StageError(self.failure(command, process.returncode, log_name))
+        return output
+
+    def start(self, *command: str, token: str = "", log_name: str, keep_output: bool = False) -> subprocess.Popen[str]:
+        """Start a public command in a process group of its own; what it logs goes to `LOG_NAME.log`."""
+        with self._log(log_name).open("a", encoding="utf-8") as log:
+            return subprocess.Popen(
+                [str(Path(sys.executable).with_name(command[0])), *command[1:]],
+                env={**os.environ, **self.environment, "HF_TOKEN": token, "NO_COLOR": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if keep_output else log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def failure(self, command: Sequence[str], code: int, log_name: str) -> str:
+        """Say which command failed, why, and where to read on."""
+        lines = self._log(log_name).read_text(encoding="utf-8").strip().splitlines() or ["it printed nothing"]
+        return f"`{' '.join(command)}` ended with exit code {code}: {lines[-1]} Its whole log: {self._log(log_name)}"
+
+    def _log(self, name: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{name}.log"
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end this process when the demo is killed; runs between fork and exec."""
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+
+
+def stop_group(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end, then make it and its group end."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

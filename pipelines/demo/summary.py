@@ -1,0 +1,162 @@
+"""What the demo came to: figures as `summary.json`, a page to look at, and the loss curve."""
+
+import html
+import json
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pipelines.demo.whole_line import LineResult
+from pipelines.training.checkpoint_publishing import draw_loss_curve
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSummary:
+    """The demo's figures."""
+
+    exact_match: float | None
+    """Share of captions whose first-ranked picture is right in all attributes; None where there is no judge."""
+
+    exact_match_without_ranking: float | None
+    """The same for a single candidate: what ranking adds is the difference."""
+
+    chance: float | None
+    """What guessing would score."""
+
+    num_captions: int
+    parameters: int
+    epochs: int
+    samples: int
+    """Samples that the trainers have contributed together."""
+
+    loss: float
+    share_averaged: float
+    """Mean over the epochs of the smallest share of the vector that a peer got averaged."""
+
+    bytes_per_parameter_per_round: float
+    """Bytes that one peer sent in one averaging round, by the number of parameters."""
+
+    bytes_per_sample_on_the_wire: float
+    """Bytes of the published shards by samples: image codes, captions and metadata."""
+
+    bytes_per_sample_jpeg: float
+    """Mean size of the JPEG or PNG that a sample was made from."""
+
+    kept: int
+    dropped: Mapping[str, int]
+    stage_seconds: Mapping[str, float]
+
+    def to_json(self) -> str:
+        """Return the text of `summary.json`."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def mean_picture_bytes(tars: Iterable[Path]) -> float:
+    """Return the mean size of the pictures in webdataset tars, in bytes."""
+    sizes = []
+    for path in tars:
+        with tarfile.open(path) as tar:
+            sizes += [member.size for member in tar if member.name.endswith((".jpg", ".png", ".webp"))]
+    return sum(sizes) / max(1, len(sizes))
+
+
+def summarise_demo(
+    result: LineResult,
+    *,
+    picture_bytes: float,
+    exact_match: float | None = None,
+    exact_match_without_ranking: float | None = None,
+    chance: float | None = None,
+) -> DemoSummary:
+    """Put the figures of the line, of the pictures and of the judge together."""
+    last = result.history[-1]
+    rounds = max(1, last["num_rounds"]) * max(1, last["num_peers"])
+    shares = [point["share_averaged"] for point in result.history]
+    return DemoSummary(
+        exact_match=exact_match,
+        exact_match_without_ranking=exact_match_without_ranking,
+        chance=chance,
+        num_captions=len(result.best_pictures),
+        parameters=result.num_parameters,
+        epochs=last["epoch"],
+        samples=result.num_samples,
+        loss=last["loss"],
+        share_averaged=sum(shares) / len(shares),
+        bytes_per_parameter_per_round=last["bytes_sent"] / rounds / result.num_parameters,
+        bytes_per_sample_on_the_wire=result.bytes_per_sample,
+        bytes_per_sample_jpeg=picture_bytes,
+        kept=result.kept,
+        dropped=result.dropped,
+        stage_seconds=result.stage_seconds,
+    )
+
+
+def write_summary(folder: Path, title: str, summary: DemoSummary, history: Sequence[dict[str, Any]]) -> None:
+    """Write `summary.json`, `summary.html` and `loss_curve.png` beside the grid."""
+    (folder / "summary.json").write_text(summary.to_json(), encoding="utf-8")
+    draw_loss_curve(list(history), folder / "loss_curve.png")
+    (folder / "summary.html").write_text(_page(title, summary), encoding="utf-8")
+
+
+def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
+    """Return the figures in words, most wanted first."""
+    rows = [
+        ("training time", f"{summary.stage_seconds['training']:.0f} s of {sum(summary.stage_seconds.values()):.0f} s"),
+        ("swarm", f"{summary.epochs} epochs, {summary.samples} samples, {summary.share_averaged:.1%} averaged"),
+        ("model", f"{summary.parameters:,} parameters, final loss {summary.loss:.3f}"),
+        ("averaging", f"{summary.bytes_per_parameter_per_round:.2f} bytes per parameter, peer and round"),
+        (
+            "dataset",
+            f"{summary.kept} pictures kept, {sum(summary.dropped.values())} dropped; "
+            f"{summary.bytes_per_sample_on_the_wire:.0f} bytes per sample, not {summary.bytes_per_sample_jpeg:.0f}",
+        ),
+    ]
+    if summary.exact_match is not None and summary.exact_match_without_ranking is not None:
+        score = (
+            f"{summary.exact_match:.1%} of {summary.num_captions} captions never trained on are exactly right "
+            f"(guessing: {summary.chance:.2%}; without CLIP's choice: {summary.exact_match_without_ranking:.1%})"
+        )
+        rows.insert(0, ("score", score))
+    return rows
+
+
+def show_end(summary: DemoSummary, folder: Path, repository: str, console: Console) -> None:
+    """Print the figures, where the pictures are, and one line on how to look further."""
+    for name, value in figure_rows(summary):
+        console.print(f"  [bold]{name}[/bold]: {value}", highlight=False)
+    console.print(f"Look at {folder / 'grid.png'} and {folder / 'summary.html'}.", highlight=False)
+    console.print(
+        f"Look further: `hub-tools serve --root {folder / 'hub'}` shows the Hub in a browser; with its HF_ENDPOINT, "
+        f"`dalle-collab generate {repository} 'a caption'` draws more.",
+        highlight=False,
+    )
+
+
+def _page(title: str, summary: DemoSummary) -> str:
+    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in figure_rows(summary))
+    stages = "".join(
+        f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{seconds:.0f} s</td></tr>"
+        for name, seconds in summary.stage_seconds.items()
+    )
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{html.escape(title)}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+th {{ text-align: left; padding-right: 1.5rem; vertical-align: top; font-weight: 600; white-space: nowrap }}
+img {{ max-width: 100% }}
+</style>
+<h1>{html.escape(title)}</h1>
+<table>{rows}</table>
+<h2>Pictures for captions that were never trained on, best first</h2>
+<img src="grid.png" alt="Generated pictures, one row for each caption">
+<h2>Loss</h2>
+<img src="loss_curve.png" alt="Training loss and number of peers against the epoch">
+<h2>Time</h2>
+<table>{stages}</table>
+</html>
+"""
