@@ -1,0 +1,139 @@
+"""`dalle-collab data`, run as people run it: as a process, on real files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipelines.command_line.codec import small_codec_config
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "data"]
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments, **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False, **options)
+
+
+def write_codec(folder, seed: int):
+    torch.manual_seed(seed)
+    VQGANCodec(small_codec_config(16, 4, 16, 32)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def codec(tmp_path):
+    return write_codec(tmp_path / "codec", 0)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(40):
+        pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+        (folder / f"{number:02d}.txt").write_text("x" if number == 7 else f"picture number {number}")
+    (folder / "corrupt.jpg").write_bytes(b"<html>")
+    (folder / "corrupt.txt").write_text("a corrupt picture")
+    return folder
+
+
+def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(pictures, codec, tmp_path):
+    output = tmp_path / "data"
+    done = run("prepare", pictures, "--codec", codec, "--output", output, "--shard-size", 16)
+    assert done.returncode == 0, done.stderr
+    assert "kept" in done.stdout and "short caption" in done.stdout and "corrupt.jpg (corrupt_image)" in done.stdout
+    report = json.loads((output / "report.json").read_text())
+    assert (report["kept"], report["dropped"]) == (39, {"short_caption": 1, "corrupt_image": 1})
+    verified = run("verify", output)
+    assert verified.returncode == 0 and "3 shards are right, 39 records" in verified.stdout
+    shown = run("show", output, "--codec", codec, "--output", tmp_path / "grid.png", "--num-records", 6)
+    assert shown.returncode == 0, shown.stderr
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.width == 6 * 132 + 4
+    trained = run("train-tokenizer", output, "--vocab-size", 60, "--output", tmp_path / "tokenizer")
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_a_tampered_shard_fails_verification_and_is_mended_by_the_same_command(pictures, codec, tmp_path):
+    output = tmp_path / "data"
+    arguments = ("prepare", pictures, "--codec", codec, "--output", output, "--shard-size", 16)
+    assert run(*arguments).returncode == 0
+    shard = output / "train-00001.parquet"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-30])
+    failed = run("verify", output)
+    assert failed.returncode == 1 and "Shard train-00001.parquet" in failed.stderr and "truncated" in failed.stderr
+    mended = run(*arguments)
+    assert mended.returncode == 0 and "3 shards (2 from before)" in mended.stdout
+    assert shard.read_bytes() == whole
+
+
+def test_another_codec_is_refused_for_a_folder_that_was_begun(pictures, codec, tmp_path):
+    output = tmp_path / "data"
+    assert run("prepare", pictures, "--codec", codec, "--output", output).returncode == 0
+    other = write_codec(tmp_path / "other", 1)
+    refused = run("prepare", pictures, "--codec", other, "--output", output)
+    assert refused.returncode == 1 and len(refused.stderr.strip().splitlines()) == 1
+    assert "holds codes of the codec" in refused.stderr and "--output" in refused.stderr
+
+
+def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(pictures, codec, tmp_path):
+    arguments = [
+        "prepare",
+        str(pictures),
+        "--codec",
+        str(codec),
+        "--shard-size",
+        "4",
+        "--batch-size",
+        "1",
+        "--workers",
+        "1",
+    ]
+    assert run(*arguments, "--output", tmp_path / "whole").returncode == 0
+    output = tmp_path / "stopped"
+    command = [*COMMAND, *arguments, "--output", str(output)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (output / "train-00001.parquet").exists():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode in (0, 130), errors  # 0: it was done before the signal came
+    assert process.returncode == 0 or "The same command goes on" in errors
+    assert not list(output.glob(".*.partial"))
+    assert run(*arguments, "--output", output).returncode == 0
+    for path in (tmp_path / "whole").iterdir():
+        assert (output / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "absent", "--codec", "codec", "--output", "out"], "There is no absent. Expected a tar"),
+        (
+            ["prepare", "pictures", "--codec", "no/such/codec", "--output", "out"],
+            "There is no codec folder no/such/codec",
+        ),
+        (["prepare", "pictures", "--codec", "codec", "--output", "out", "--shard-size", "0"], "shard_size is 0"),
+        (["verify", "absent"], "absent holds no Parquet shards"),
+        (["show", "absent", "--codec", "codec"], "absent holds no Parquet shards"),
+        (["train-tokenizer", "absent", "--output", "out"], "There is no folder absent"),
+    ],
+)
+def test_mistakes_give_one_line_and_exit_code_1(pictures, codec, tmp_path, arguments, message):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
