@@ -61,17 +61,18 @@ class ScenesConfig:
     image_size: int = 64
     """Side of the picture in pixels; a multiple of 8 and at least 32."""
 
-    position_jitter: float = 0.012
+    position_jitter: float = 0.008
     """Largest displacement of the shape along each axis, as a share of the picture's side."""
 
-    size_jitter: float = 0.012
+    size_jitter: float = 0.008
     """Largest change of the shape's extent, as a share of the picture's side."""
 
-    rotation_jitter_degrees: float = 5.0
+    rotation_jitter_degrees: float = 3.0
     """Largest rotation to either side, in degrees. From about 20 on a square could pass for a diamond."""
 
-    colour_jitter: int = 2
-    """Largest change of each colour channel, in units of 1/255."""
+    colour_jitter: int = 3
+    """Largest change of each channel of the shape's colour, in units of 1/255. Backgrounds keep theirs: a codebook
+    would spend a tenth of its codes on tints of flat areas, and a transformer its first bits on which it is."""
 
     def __post_init__(self) -> None:
         if self.image_size < 32 or self.image_size % 8:
@@ -203,7 +204,7 @@ def render_scene(
     centre = (x * width + shift[0], y * height + shift[1])
     mask = render_mask(attributes.shape, (width, height), centre=centre, extent=extent, degrees=degrees)
     shape_colour = _tinted(SHAPE_COLOURS[attributes.colour], random, config)
-    background = _tinted(BACKGROUND_COLOURS[attributes.background], random, config)
+    background = BACKGROUND_COLOURS[attributes.background]
     size = (width, height)
     return Image.composite(Image.new("RGB", size, shape_colour), Image.new("RGB", size, background), mask)
 
