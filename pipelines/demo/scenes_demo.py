@@ -57,7 +57,7 @@ def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_P
             log_name="pictures",
         )  # fmt: skip
 
-    result = run_whole_line(plan, make_pictures, held_out_captions(NUM_CAPTIONS), console)
+    result = run_whole_line(plan, make_pictures, lambda: held_out_captions(NUM_CAPTIONS), console)
     summary = summarise_demo(
         result,
         picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")),

@@ -57,6 +57,12 @@ class DemoPlan:
         return self.output / "work"
 
     @property
+    def pictures_to_train_on(self) -> Path:
+        """Folder of tars: `pictures/train` where some pictures are held out, else `pictures`."""
+        train = self.work / "pictures" / "train"
+        return train if train.exists() else self.work / "pictures"
+
+    @property
     def num_epochs(self) -> int:
         """Length of the run."""
         return int(self.run_settings["num_epochs"])
@@ -99,9 +105,12 @@ class Accounts:
 
 
 def run_whole_line(
-    plan: DemoPlan, make_pictures: Callable[[Stages, Path], None], captions: list[str], console: Console
+    plan: DemoPlan,
+    make_pictures: Callable[[Stages, Path], None],
+    list_captions: Callable[[], list[str]],
+    console: Console,
 ) -> LineResult:
-    """Run all stages; `captions` are drawn at the end, the first `plan.num_captions_in_grid` of them as the grid.
+    """Run all stages; the captions listed then are drawn at the end, the first `plan.num_captions_in_grid` of them as the grid.
 
     Raises:
         StageError: a command failed; what is done already stays in the folder.
@@ -116,6 +125,7 @@ def run_whole_line(
         _create_run(stages, plan, accounts.organiser)
         with stages.stage("training", f"Training together: {plan.num_trainers} peers and an auxiliary peer"):
             _train(stages, plan, accounts, console)
+        captions = list_captions()
         with stages.stage("generation", f"Drawing {len(captions)} captions, {plan.num_candidates} candidates each"):
             ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)
             _draw(stages, plan, captions[: plan.num_captions_in_grid], "grid", **ranked)
@@ -164,7 +174,7 @@ def _publish_dataset(stages: Stages, plan: DemoPlan, token: str) -> None:
             )  # fmt: skip
     with stages.stage("preparation", "Filtering the pictures and encoding them as image codes"):
         stages.run(
-            "dalle-collab", "data", "prepare", str(plan.work / "pictures"), "--codec", plan.repository("-codec"),
+            "dalle-collab", "data", "prepare", str(plan.pictures_to_train_on), "--codec", plan.repository("-codec"),
             "--output", str(plan.work / "dataset"), "--shard-size", str(plan.shard_size),
             token=token, log_name="prepare",
         )  # fmt: skip
