@@ -15,14 +15,15 @@ from pipelines.command_line.codec import small_codec_config
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "data"]
+HUB_TOOLS = [sys.executable, "-m", "hub_tools.command_line"]
 
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments, **options) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False, **options)
+def run(*arguments, command=COMMAND, variables: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **(variables or {})}
+    line = [*command, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=240, check=False, **options)
 
 
 def write_codec(folder, seed: int):
@@ -65,6 +66,24 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(pictures, cod
     trained = run("train-tokenizer", output, "--vocab-size", 60, "--output", tmp_path / "tokenizer")
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_codec_and_captions_come_from_the_hub(hub, pictures, codec, tmp_path):
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.alice_token, "HF_HOME": str(tmp_path / "cache")}
+    output = tmp_path / "data"
+    publish = ("publish", "folder", codec, "org/prepared-codec")
+    assert run(*publish, command=HUB_TOOLS, variables=variables).returncode == 0
+    done = run("prepare", pictures, "--codec", "org/prepared-codec", "--output", output, variables=variables)
+    assert done.returncode == 0, done.stderr
+    publish = ("publish", "dataset", output, "org/prepared-captions")
+    assert run(*publish, command=HUB_TOOLS, variables=variables).returncode == 0
+    train = ("train-tokenizer", "org/prepared-captions", "--vocab-size", 60, "--output", tmp_path / "tokenizer")
+    done = run(*train, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+    absent = run("prepare", pictures, "--codec", "org/absent", "--output", tmp_path / "other", variables=variables)
+    assert absent.returncode == 1 and len(absent.stderr.strip().splitlines()) == 1
+    assert "org/absent" in absent.stderr
 
 
 def test_a_tampered_shard_fails_verification_and_is_mended_by_the_same_command(pictures, codec, tmp_path):
