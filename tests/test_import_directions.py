@@ -1,0 +1,188 @@
+"""Imports point one way, and libraries with a price are imported in one place, as CONVENTIONS.md has it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("modeling_dalle_collab", "pipelines", "hub_tools", "spaces")
+LIBRARIES = ("modeling_dalle_collab", "hub_tools")
+STAGE_NEEDS = ("pipelines.image_codes", *LIBRARIES)
+STAGES = ("pipelines.data_preparation", "pipelines.training", "pipelines.generation")
+
+MAY_IMPORT = {
+    "modeling_dalle_collab": (),
+    "hub_tools": (),
+    "pipelines.image_codes": (),
+    **dict.fromkeys(STAGES, STAGE_NEEDS),
+    "pipelines.demo": (*STAGES, *STAGE_NEEDS),
+    "pipelines.command_line": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
+    "spaces": ("pipelines", *LIBRARIES),
+}
+"""Which parts of the project a part may import besides itself."""
+
+SWARM_FILES = (
+    "auxiliary_peer",
+    "averaging",
+    "peer_metrics",
+    "progress_tracking",
+    "swarm",
+    "swarm_optimizer",
+    "training_peer",
+)
+PRICED = {
+    "taming": ("pipelines/image_codes/vqgan_codec.py",),
+    "open_clip": ("pipelines/generation/clip_reranking.py",),
+    "bitsandbytes": ("pipelines/training/optimizers.py",),
+    "hivemind": tuple(f"pipelines/training/{name}.py" for name in SWARM_FILES),
+    "gradio": ("spaces/",),
+}
+"""The files, or folders with a final slash, that alone may import a library."""
+
+TRAVELS_WITH = {"torch", "transformers"}
+"""All that the model's code may need where it is loaded from the Hub."""
+
+TOO_HEAVY_FOR_HUB_TOOLS = {"torch", "torchvision", "transformers"}
+
+
+def first_party_files(root: Path) -> list[Path]:
+    return [path for name in OURS for path in sorted((root / name).rglob("*.py"))]
+
+
+def imported_names(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and absolute name of everything that a file imports, inside functions and by string too."""
+    package = path.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*above, node.module) if node.module else above)
+            # A name that is imported from a package may be one of its modules.
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and (name := _name_imported_by_call(node)):
+            yield node.lineno, name
+
+
+def _name_imported_by_call(call: ast.Call) -> str | None:
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    argument = call.args[0] if call.args else None
+    if function in ("import_module", "__import__") and isinstance(argument, ast.Constant):
+        return str(argument.value)
+    return None
+
+
+def part_of(name: str) -> str:
+    """Return the part of the project to which a dotted name belongs, such as `pipelines.training`."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "pipelines" and len(parts) > 1 else parts[0]
+
+
+def is_inside(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def violations(root: Path) -> list[str]:
+    """Return one line `file:line: what is wrong` for every import that a rule forbids."""
+    found = []
+    for path in first_party_files(root):
+        file = path.relative_to(root).as_posix()
+        part = part_of(".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"))
+        found += [
+            f"{file}:{line}: imports {name}; {objection}"
+            for line, name in imported_names(path, root)
+            if (objection := object_to(file, part, name))
+        ]
+    return found
+
+
+def object_to(file: str, part: str, name: str) -> str | None:
+    """Say why the file, which belongs to the part, may not import the name; None where it may."""
+    library = name.partition(".")[0]
+    if library in OURS:
+        # `pipelines/__init__.py` itself belongs to no stage and is empty.
+        if part != "pipelines" and part not in MAY_IMPORT:
+            return f"{part} has no rule: say in MAY_IMPORT what it may import"
+        allowed = MAY_IMPORT.get(part, ())
+        return (
+            None if is_inside(name, (part, *allowed)) else f"{part} may import {', '.join(allowed) or 'none of ours'}"
+        )
+    if library in PRICED:
+        return None if is_at(file, PRICED[library]) else f"only {', '.join(PRICED[library])} may"
+    if part == "modeling_dalle_collab" and library not in TRAVELS_WITH | sys.stdlib_module_names:
+        return f"the model travels with {' and '.join(sorted(TRAVELS_WITH))} alone"
+    if part == "hub_tools" and library in TOO_HEAVY_FOR_HUB_TOOLS:
+        return "hub_tools works without it"
+    return None
+
+
+def is_at(file: str, places: tuple[str, ...]) -> bool:
+    return any(file == place or (place.endswith("/") and file.startswith(place)) for place in places)
+
+
+def test_imports_point_one_way_and_libraries_with_a_price_have_one_place():
+    assert violations(ROOT) == []
+
+
+def test_every_place_where_a_library_may_be_imported_does_import_it():
+    for library, places in PRICED.items():
+        for place in places:
+            files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
+            names = {name.partition(".")[0] for path in files for _, name in imported_names(path, ROOT)}
+            assert library in names, f"{place} does not import {library}: take it out of PRICED"
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "message"),
+    [
+        ("pipelines/training/a.py", "import pipelines.generation.b", "pipelines.training may import pipelines.image"),
+        ("pipelines/training/a.py", "from ..generation import b", "imports pipelines.generation.b"),
+        ("pipelines/training/a.py", "def f():\n    from pipelines.demo import b", ":2: imports pipelines.demo.b"),
+        ("pipelines/generation/a.py", "from pipelines import data_preparation", "imports pipelines.data_preparation"),
+        ("pipelines/image_codes/a.py", "from hub_tools.endpoint import b", "may import none of ours"),
+        ("pipelines/demo/a.py", "import pipelines.command_line.main", "pipelines.demo may import"),
+        ("pipelines/novelty/a.py", "import pipelines.training.b", "pipelines.novelty has no rule"),
+        ("hub_tools/local_hub/a.py", "from pipelines.image_codes import b", "may import none of ours"),
+        ("hub_tools/a.py", "import torch", "hub_tools works without it"),
+        ("modeling_dalle_collab/a.py", "import pipelines", "may import none of ours"),
+        ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
+        ("pipelines/training/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
+        ("pipelines/image_codes/codebook.py", "from taming.modules import b", "vqgan_codec.py may"),
+        ("pipelines/generation/clip_training.py", "import open_clip", "clip_reranking.py may"),
+        ("pipelines/training/averaging.py", "import bitsandbytes", "optimizers.py may"),
+        ("pipelines/generation/a.py", "import hivemind.utils", "only pipelines/training/auxiliary_peer.py"),
+        ("pipelines/training/training_run.py", "import importlib\nimportlib.import_module('hivemind')", ":2: imports"),
+        ("pipelines/command_line/a.py", "import gradio as gr", "only spaces/ may"),
+    ],
+)
+def test_a_forbidden_import_is_named_with_its_file_and_line(tmp_path, file, source, message):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source + "\n")
+    (found,) = violations(tmp_path)
+    assert found.startswith(f"{file}:{1 + source.count(chr(10))}: imports ")
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        (
+            "pipelines/training/a.py",
+            "from pipelines.image_codes import b\nfrom pipelines.training.c import d\nimport os",
+        ),
+        ("hub_tools/local_hub/a.py", "from .b import c\nfrom ..endpoint import d\nfrom . import e"),
+        ("spaces/some_space/app.py", "import gradio\nfrom pipelines.generation import b\nimport hub_tools.endpoint"),
+        ("modeling_dalle_collab/__init__.py", "import math\nimport torch\nfrom .b import c"),
+    ],
+)
+def test_an_import_in_the_right_direction_is_fine(tmp_path, file, source):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source + "\n")
+    assert violations(tmp_path) == []
+
+
+def test_spaces_is_no_package():
+    assert sorted((ROOT / "spaces").rglob("__init__.py")) == []
