@@ -110,7 +110,7 @@ def run_whole_line(
     list_captions: Callable[[], list[str]],
     console: Console,
 ) -> LineResult:
-    """Run all stages; the captions listed then are drawn at the end, the first `plan.num_captions_in_grid` of them as the grid.
+    """Run all stages, then draw the listed captions; the first `plan.num_captions_in_grid` of them make the grid.
 
     Raises:
         StageError: a command failed; what is done already stays in the folder.

@@ -39,6 +39,7 @@ from hivemind.utils.asyncio import amap_in_executor, as_aiter, azip
 from pipelines.training.training_run import TrainingRun
 
 MAX_SECONDS_FOR_PENDING_STEP = 3.0
+SECONDS_FOR_LAST_ANSWERS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +181,7 @@ class CountsRounds:
         self._seconds = multiprocessing.Value(ctypes.c_double, 0.0)
         self._group_size = multiprocessing.Value(ctypes.c_int64, 0)
         self._num_senders_served = 0
+        self._last_answer = -math.inf
 
     @property
     def last_round(self) -> AveragingRound:
@@ -202,6 +204,7 @@ class CountsRounds:
                 yield message
         finally:
             self._num_senders_served -= 1
+            self._last_answer = time.monotonic()
 
     async def _shutdown(self, timeout: float | None) -> None:
         # A peer that has its own result and leaves at once would take the others' last parts with it.
@@ -210,7 +213,8 @@ class CountsRounds:
         await super()._shutdown(timeout)
 
     async def _until_senders_are_served(self) -> None:
-        while self._num_senders_served:
+        # The last answers may still be on their way through the libp2p daemon, which ends after this.
+        while self._num_senders_served or time.monotonic() - self._last_answer < SECONDS_FOR_LAST_ANSWERS:
             await asyncio.sleep(0.05)
 
     async def _run_allreduce_inplace_(

@@ -1,0 +1,70 @@
+"""What the benchmarks share: timing, rows with ratios, a table, and the results file."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One figure of ours, beside the peer's and the floor that physics or arithmetic sets, where there are any."""
+
+    case: str
+    metric: str
+    unit: str
+    ours: float
+    peer: float | None = None
+    floor: float | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the row with its ratios."""
+        ratios = dict(
+            ratio_to_peer=None if not self.peer else self.ours / self.peer,
+            ratio_to_floor=None if not self.floor else self.ours / self.floor,
+        )
+        return asdict(self) | ratios
+
+
+def median_seconds(action: Callable[[], object], repeats: int, *, cpu: bool = False) -> float:
+    """Return the median duration of an action after one warm-up, in seconds of wall time or of this process's CPU."""
+    clock = time.process_time if cpu else time.perf_counter
+    action()
+    durations = []
+    for _ in range(repeats):
+        started = clock()
+        action()
+        durations.append(clock() - started)
+    return statistics.median(durations)
+
+
+def write_results(name: str, rows: list[Row]) -> Path:
+    """Print the rows as a table and write them with a description of the machine; return the file."""
+    table = Table("case", "metric", "unit", "ours", "peer", "floor", "to peer", "to floor", title=name)
+    for row in rows:
+        values = row.to_json()
+        table.add_row(row.case, row.metric, row.unit, *(_short(values[key]) for key in tuple(values)[3:]))
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    machine = dict(
+        cores=os.cpu_count(), processor=platform.machine(), python=platform.python_version(), torch=torch.__version__
+    )
+    content = dict(machine=machine, rows=[row.to_json() for row in rows])
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _short(value: object) -> str:
+    return "" if value is None else f"{value:.4g}"
