@@ -11,7 +11,7 @@ import ctypes
 import math
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
@@ -120,17 +120,18 @@ def check_codec(compression: CompressionBase, num_elements: int = 2**16) -> None
 
 
 class CountingAllReduceRunner(AllReduceRunner):
-    """An all-reduce that counts the bytes of tensor parts it sends."""
+    """An all-reduce that tells how many bytes of tensor parts it sends."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, count_bytes: Callable[[int], None], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.bytes_sent = 0
+        # Counted as they leave: answers to slower peers go on after this peer's own result is complete.
+        self._count_bytes = count_bytes
         own_index = self.ordered_peer_ids.index(self.peer_id)
         self._own_part_infos = tuple(info for _, info in self.tensor_part_container._input_parts_by_peer[own_index])
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         async for message in super()._generate_input_for_peer(peer_index):
-            self.bytes_sent += _payload(message.tensor_part)
+            self._count_bytes(len(message.tensor_part.buffer))
             yield message
 
     async def _accumulate_parts_streaming(
@@ -153,7 +154,7 @@ class CountingAllReduceRunner(AllReduceRunner):
                 except BannedException:
                     break
                 answer = await loop.run_in_executor(None, self._compress_answer, average - part, part_index)
-                self.bytes_sent += _payload(answer)
+                self._count_bytes(len(answer.buffer))
                 part_index += 1
                 yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=answer)
         finally:
@@ -194,6 +195,9 @@ class CountsRounds:
             group_size=self._group_size.value,
         )
 
+    def _count_bytes(self, number: int) -> None:
+        self._bytes_sent.value += number
+
     async def rpc_aggregate_part(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
     ) -> StreamOf[averaging_pb2.AveragingData]:
@@ -224,7 +228,8 @@ class CountsRounds:
         modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
         runner = CountingAllReduceRunner(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, tensors=tensors, group_id=group_id,
-            ordered_peer_ids=group_info.peer_ids, modes=modes, **kwargs,
+            ordered_peer_ids=group_info.peer_ids, modes=modes,
+            count_bytes=self._count_bytes, **kwargs,
         )  # fmt: skip
         self._running_groups[group_id].set_result(runner)
         started = time.monotonic()
@@ -238,7 +243,6 @@ class CountsRounds:
                     self._state_updated.set()
         finally:
             self._num_rounds.value += 1
-            self._bytes_sent.value += runner.bytes_sent
             self._share_averaged.value = runner.share_averaged
             self._seconds.value = time.monotonic() - started
             self._group_size.value = len(group_info.peer_ids)
@@ -270,7 +274,3 @@ class SwarmStateAverager(CountsRounds, TrainingStateAverager):
         """Return the state for a newcomer, after a step that is under way, so that epoch and tensors agree."""
         concurrent.futures.wait(tuple(self.pending_updates), timeout=MAX_SECONDS_FOR_PENDING_STEP)
         return super().get_current_state()
-
-
-def _payload(part: runtime_pb2.Tensor) -> int:
-    return len(part.buffer)
