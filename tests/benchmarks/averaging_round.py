@@ -64,9 +64,9 @@ def be_a_peer(number: int, folder: Path, compression: str, num_parameters: int, 
             averager.accumulate_grads_(batch_size=1)
             averager.step(timeout=60.0)
             averager.notify_used_averaged_gradients()
+        averager.shutdown()  # answers to the other peer may go on until here
         if number == 0:
             (folder / "figures.json").write_text(json.dumps(dataclasses.asdict(averager.last_round)))
-        averager.shutdown()
 
 
 def _wait_for(path: Path) -> str:
