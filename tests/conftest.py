@@ -18,3 +18,11 @@ def hub(tmp_path_factory):
         local_hub.alice_token = local_hub.create_user("alice")
         local_hub.create_organization("org", members={"alice": "admin"})
         yield local_hub
+
+
+@pytest.fixture(scope="session")
+def training_material(hub, tmp_path_factory):
+    """A tiny dataset of image codes with its codec on the embedded Hub, from which runs can be created."""
+    from published_runs import publish_training_material
+
+    return publish_training_material(hub, tmp_path_factory.mktemp("material"))
