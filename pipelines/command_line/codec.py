@@ -1,5 +1,6 @@
 """`dalle-collab codec`: train a codec, look at what it keeps of pictures, convert a published one."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,9 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
     batch_size: Annotated[int, typer.Option(help="Pictures per step.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    locality: Annotated[
+        float, typer.Option(help="Cost of codes that depend on more than their own patch; they are harder to model.")
+    ] = 0.25,
     max_pictures: Annotated[int, typer.Option(help="Pictures kept in memory; further ones are not read.")] = 20_000,
     resume: Annotated[bool, typer.Option("--resume", help="Train the codec in --output further.")] = False,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
@@ -49,7 +53,13 @@ def train(
     from pipelines.image_codes.codec_training import CodecTrainingOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-    options = CodecTrainingOptions(num_steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    options = CodecTrainingOptions(
+        num_steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        locality_weight=locality,
+        seed=seed,
+    )
     if cpu_threads is not None:
         torch.set_num_threads(cpu_threads)
     torch.manual_seed(seed)
@@ -58,6 +68,9 @@ def train(
     else:
         codec = VQGANCodec(small_codec_config(image_size, grid, codebook_size, channels)).to(device)
     images = read_pictures(pictures, codec.config.image_size, max_pictures)
+    # A few pictures drawn again and again would tell k-means nothing new.
+    num_placing_codes = min(options.num_placing_codes, len(images) * codec.config.num_codes)
+    options = dataclasses.replace(options, num_placing_codes=num_placing_codes)
     finished = _train_with_progress(codec, images, options, start_anew=not resume)
     codec.round_to_half().save_pretrained(output, half_precision=True)
     _print_result(codec, images, output)

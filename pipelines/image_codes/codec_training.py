@@ -28,12 +28,12 @@ class CodecTrainingOptions:
     """Pictures per step."""
     learning_rate: float = 1e-3
     """Peak of the schedule: 2 % warm-up, then a half cosine down to zero."""
-    encoder_rate: float = 0.3
+    encoder_rate: float = 0.1
     """The encoder's learning rate as a share of the decoder's. The codebook has to follow what the encoder does, and
     at the full rate the codes of the start are lost faster than better ones are found."""
     commitment_weight: float = 0.25
     """Pull of the encoder towards its codes. Increase if the loss rises late in training."""
-    locality_weight: float = 0.05
+    locality_weight: float = 0.25
     """Cost of what the encoder adds to the linear map of a code's own patch. Increase if equal areas have different
     codes in different pictures, which a transformer finds hard to learn."""
     edge_weight: float = 1.0
@@ -53,6 +53,9 @@ class CodecTrainingOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}, expected a positive number.")
+        for name in ("encoder_rate", "commitment_weight", "locality_weight", "edge_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more.")
         if not 0 <= self.codebook_decay < 1:
             raise ValueError(f"codebook_decay is {self.codebook_decay}, expected at least 0 and less than 1.")
 

@@ -185,6 +185,7 @@ def test_the_reconstruction_loss_counts_pixels_and_edges():
         ({"num_steps": 0}, "num_steps is 0, expected at least 1"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0, expected a positive number"),
+        ({"locality_weight": -1.0}, "locality_weight is -1.0, expected 0 or more"),
         ({"codebook_decay": 1.0}, "codebook_decay is 1.0"),
     ],
 )
