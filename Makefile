@@ -1,0 +1,53 @@
+# Everything runs in .venv. It is made with the first fitting Python, and brought up to date when a dependency changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install demo demo-openmoji test lint bench
+
+VENV := .venv
+STAMP := $(VENV)/.installed
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
+help:  ## Show what there is
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
+
+install: $(STAMP)  ## Install everything into .venv (about 6 GB); PYTHON=... chooses the Python
+
+demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at demo-output/
+	$(VENV)/bin/dalle-collab demo run --output demo-output
+
+demo-openmoji: $(STAMP)  ## The same with designers' emoji (needs npm, up to an hour); then look at demo-openmoji-output/
+	$(VENV)/bin/dalle-collab demo openmoji --output demo-openmoji-output
+
+test: $(STAMP)  ## Run all tests, the quick ones first
+	$(VENV)/bin/python -m pytest -m "not slow" --durations=10
+	$(VENV)/bin/python -m pytest -m slow --durations=20
+
+lint: $(STAMP)  ## Check style
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short look
+	@for file in tests/benchmarks/*.py; do \
+		[[ -e $$file ]] || { echo "tests/benchmarks holds no benchmark yet." >&2; exit 1; }; \
+		echo "$$file"; \
+		$(VENV)/bin/python "$$file" $(if $(QUICK),--quick); \
+	done
+
+# A command that is found may still not run (pyenv's shims), and a Python without ensurepip cannot make a .venv.
+$(STAMP): setup.cfg pyproject.toml
+	@$(VENV)/bin/python -c '$(FITS)' 2>/dev/null && $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
+		for python in $$(type -ap $(PYTHONS)); do \
+			if "$$python" -c '$(FITS)' 2>/dev/null; then \
+				echo "Making $(VENV) with $$python ($$("$$python" --version))"; \
+				exec "$$python" -m venv --clear $(VENV); \
+			fi; \
+		done; \
+		echo "None of $(PYTHONS) is a Python 3.11 to 3.13 with venv. Install one (Debian: apt-get install python3-venv), or name it: make install PYTHON=FILE" >&2; \
+		exit 1; \
+	}
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip 'setuptools>=77'
+	$(VENV)/bin/python -m pip install --editable '.[test]'
+	@touch $@
