@@ -20,11 +20,11 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 def train(
     pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
     output: Annotated[Path, typer.Option(help="Folder of the CLIP; an older CLIP there is replaced.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 700,
-    batch_size: Annotated[int, typer.Option(help="Pairs per step; the more, the more negatives.")] = 256,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
+    batch_size: Annotated[int, typer.Option(help="Pairs per step; the more, the more negatives.")] = 128,
     group_size: Annotated[int, typer.Option(help="Pairs of a batch chosen for similar captions; 1: at random.")] = 16,
-    image_size: Annotated[int, typer.Option(help="Pixels of a side.")] = 64,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1.5e-3,
+    image_size: Annotated[int, typer.Option(help="Pixels of a side, a multiple of 32.")] = 64,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     vocab_size: Annotated[int, typer.Option(help="Size of the tokenizer trained on the captions, 258 or more.")] = 512,
     context_length: Annotated[int, typer.Option(help="Tokens of a caption; longer ones are cut.")] = 24,
     codec: Annotated[
@@ -37,14 +37,14 @@ def train(
 ) -> None:
     """Train a small CLIP on your own captioned pictures.
 
-    The result is an open_clip folder of about 1.3 MB that `dalle-collab generate --clip` takes and that
+    The result is an open_clip folder of about 3 MB that `dalle-collab generate --clip` takes and that
     `hub-tools publish folder` puts on the Hub. Ctrl-C saves what was learnt so far.
 
     Examples:
 
       dalle-collab clip train pictures/ --output my-clip
 
-      dalle-collab clip train shards/*.tar --output my-clip --codec my-org/codec --steps 1000
+      dalle-collab clip train shards/*.tar --output my-clip --codec my-org/codec --steps 3000
     """
     import torch
 

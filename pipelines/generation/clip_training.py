@@ -31,7 +31,8 @@ from pipelines.generation.stage_progress import OnProgress
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 PREPROCESS = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "resize_mode": "shortest"}
-COUNTS = ("image_size", "patch_size", "vision_layers", "text_layers", "embed_dim", "num_steps", "group_size")
+COUNTS = ("image_size", "vision_width", "text_width", "text_layers", "embed_dim", "num_steps", "group_size")
+POSITION_SCALE = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,12 @@ class ClipTrainingConfig:
     """Sizes of a small CLIP and how it is trained."""
 
     image_size: int = 64
-    """Pixels of a side; pictures are cropped to squares."""
-    patch_size: int = 8
-    """Pixels of a side of a patch of the vision transformer; divides `image_size`."""
-    vision_width: int = 96
-    """Channels of the vision transformer, a multiple of 32. Increase if the held-out retrieval stays low."""
-    vision_layers: int = 4
-    """Layers of the vision transformer."""
+    """Pixels of a side, a multiple of 32; pictures are cropped to squares."""
+    vision_width: int = 16
+    """Channels of the first of the four stages of the residual network; each stage has twice as many. An even number.
+    Increase if the held-out retrieval stays low."""
+    vision_layers: tuple[int, int, int, int] = (1, 1, 1, 1)
+    """Residual blocks of each stage."""
     text_width: int = 64
     """Channels of the text transformer, a multiple of 32."""
     text_layers: int = 2
@@ -54,16 +54,16 @@ class ClipTrainingConfig:
     """Tokens of a caption with its end token; longer captions are cut."""
     vocab_size: int = 512
     """Largest size of the tokenizer that is trained on the captions; at least 258."""
-    embed_dim: int = 128
+    embed_dim: int = 64
     """Size of the space in which pictures and captions meet."""
-    num_steps: int = 700
+    num_steps: int = 1500
     """Optimizer steps."""
-    batch_size: int = 256
+    batch_size: int = 128
     """Pairs of a step; the other captions of a batch are the negatives."""
     group_size: int = 16
     """Pairs of a batch that are chosen for their similar captions, which makes the negatives hard; 1: chosen at random.
     Increase if ranked pictures are right but for one word; decrease if captions repeat and pictures of them differ."""
-    peak_learning_rate: float = 1.5e-3
+    peak_learning_rate: float = 2e-3
     """Learning rate after the warm-up of 10 % of the steps; from there it falls as a cosine to zero."""
     weight_decay: float = 0.05
     """AdamW's weight decay of matrices."""
@@ -77,23 +77,15 @@ class ClipTrainingConfig:
     """Seed of initialisation, batches and corruption."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "image_size",
-            "patch_size",
-            "vision_layers",
-            "group_size",
-            "text_layers",
-            "embed_dim",
-            "num_steps",
-        ):
+        for name in COUNTS:
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: expected at least 1.")
+        _require(self.image_size % 32 == 0, f"image_size is {self.image_size}: expected a multiple of 32.")
+        _require(self.vision_width % 2 == 0, f"vision_width is {self.vision_width}: expected an even number.")
         _require(
-            self.image_size % self.patch_size == 0,
-            f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}.",
+            len(self.vision_layers) == 4 and min(self.vision_layers) >= 1,
+            f"vision_layers is {self.vision_layers}: expected four counts of at least 1.",
         )
-        for name in ("vision_width", "text_width"):
-            width = getattr(self, name)
-            _require(width >= 32 and width % 32 == 0, f"{name} is {width}: expected a multiple of 32.")
+        _require(self.text_width % 32 == 0, f"text_width is {self.text_width}: expected a multiple of 32.")
         _require(self.vocab_size >= MIN_VOCABULARY, f"vocab_size is {self.vocab_size}: expected {MIN_VOCABULARY}+.")
         _require(self.context_length >= 2, f"context_length is {self.context_length}: expected at least 2.")
         _require(self.batch_size >= 2, f"batch_size is {self.batch_size}: a contrast needs at least 2 pairs.")
@@ -107,13 +99,9 @@ class ClipTrainingConfig:
             "embed_dim": self.embed_dim,
             "vision_cfg": {
                 "image_size": self.image_size,
-                "patch_size": self.patch_size,
                 "width": self.vision_width,
-                "layers": self.vision_layers,
-                "head_width": 32,
-                # Learnt positions start so small that left and right are told apart late.
-                "pos_embed_type": "sin_cos_2d",
-                "pool_type": "avg",
+                "layers": list(self.vision_layers),
+                "head_width": 64,
             },
             "text_cfg": {
                 "context_length": self.context_length,
@@ -172,8 +160,7 @@ def train_clip(
     learnt, held_out = _split(collect_pictures(pairs, config.image_size, on_progress=on_progress), config)
     tokenizer = train_clip_tokenizer(learnt.captions, config.vocab_size)
     model_config = config.model_config(len(tokenizer))
-    torch.manual_seed(config.seed)
-    model = new_clip(model_config, PREPROCESS)
+    model = _new_model(model_config, config.seed)
     redrawn = _redrawn(learnt.pictures, codec, config, on_progress)
     losses, was_interrupted = _learn(model, learnt, redrawn, tokenizer, config, on_progress)
     held_out_ids = token_ids(tokenizer, held_out.captions, config.context_length)
@@ -189,6 +176,17 @@ def train_clip(
         seconds=time.monotonic() - started,
         was_interrupted=was_interrupted,
     )
+
+
+def _new_model(model_config: dict, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = new_clip(model_config, PREPROCESS)
+    with torch.no_grad():
+        # Of captioned scenes, position was the last thing to be learnt, by vision transformers and by this network with
+        # open_clip's small positions: 130 of 200 errors after 200 steps. With these there were none.
+        model.visual.attnpool.positional_embedding.mul_(POSITION_SCALE)
+    model.visual.to(memory_format=torch.channels_last)  # 1.5 times faster on a CPU
+    return model
 
 
 def _split(data: CaptionedPictures, config: ClipTrainingConfig) -> tuple[CaptionedPictures, CaptionedPictures]:

@@ -76,7 +76,7 @@ def similar_rows(
 
     `words: (n, vocabulary)`, `first_rows: (groups,)` -> `(groups * group_size,)`. Captions that differ in one word are
     what a CLIP must tell apart to rank candidates of one prompt, and are rare among random captions: trained on
-    random batches of scenes with five attributes, a CLIP learnt colours and stayed blind for the position.
+    random batches of scenes with five attributes, a CLIP learnt the colours and needed little of the rest.
     """
     if group_size == 1:
         return first_rows
@@ -157,7 +157,7 @@ def _step(
 
 
 def _prepared(model: torch.nn.Module, pictures: torch.Tensor) -> torch.Tensor:
-    return prepare_pictures(pictures, model.visual.preprocess_cfg)
+    return prepare_pictures(pictures, model.visual.preprocess_cfg).contiguous(memory_format=torch.channels_last)
 
 
 def _optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:

@@ -30,9 +30,7 @@ def write_run(folder, codec_name, clip_name):
     """A whole run in folders: the model, its codec in `codec`, its CLIP in `clip`, all untrained."""
     torch.manual_seed(0)
     tokenizer = train_clip_tokenizer(["a small red star", "a large green circle"], 300)
-    sizes = ClipTrainingConfig(
-        image_size=16, vision_width=32, vision_layers=1, text_width=32, text_layers=1, embed_dim=16
-    )
+    sizes = ClipTrainingConfig(image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16)
     clip_config = sizes.model_config(len(tokenizer))
     model = new_clip(clip_config, PREPROCESS)
     save_clip_folder(folder / "clip", model, tokenizer, model_config=clip_config, preprocess=PREPROCESS)

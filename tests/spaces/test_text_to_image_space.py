@@ -34,9 +34,7 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
     torch.manual_seed(0)
     tokenizer = train_clip_tokenizer(["a small red star", "a large green circle"], 300)
-    sizes = ClipTrainingConfig(
-        image_size=16, vision_width=32, vision_layers=1, text_width=32, text_layers=1, embed_dim=16
-    )
+    sizes = ClipTrainingConfig(image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16)
     clip_config = sizes.model_config(len(tokenizer))
     clip = new_clip(clip_config, PREPROCESS)
     save_clip_folder(folder / "clip", clip, tokenizer, model_config=clip_config, preprocess=PREPROCESS)

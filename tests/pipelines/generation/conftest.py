@@ -17,7 +17,7 @@ CAPTIONS = ["a small red star on a blue background", "a large green circle", "a 
 def tiny_clip(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts") / "clip"
     sizes = ClipTrainingConfig(
-        image_size=16, vision_width=32, vision_layers=1, text_width=32, text_layers=1, embed_dim=16, vocab_size=300
+        image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16, vocab_size=300
     )
     tokenizer = train_clip_tokenizer(CAPTIONS, sizes.vocab_size)
     model_config = sizes.model_config(len(tokenizer))

@@ -13,9 +13,7 @@ from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokeni
 from pipelines.generation.clip_reranking import ClipReranker, new_clip, prepare_pictures
 from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
 
-TINY = ClipTrainingConfig(
-    image_size=32, vision_width=32, vision_layers=1, text_width=32, text_layers=1, embed_dim=16, vocab_size=300
-)
+TINY = ClipTrainingConfig(image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16, vocab_size=300)
 CAPTIONS = ["a red star", "a blue star on a green background", "A Green Circle"]
 
 

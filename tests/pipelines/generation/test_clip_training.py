@@ -27,9 +27,8 @@ from pipelines.image_codes.vqgan_config import VQGANConfig
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "white": (250, 250, 250)}
 TINY = ClipTrainingConfig(
-    image_size=16,
-    vision_width=32,
-    vision_layers=1,
+    image_size=32,
+    vision_width=8,
     text_width=32,
     text_layers=1,
     embed_dim=16,
@@ -42,9 +41,9 @@ TINY = ClipTrainingConfig(
 )
 
 
-def coloured_pairs(count=120):
+def coloured_pairs(count=120, seed=0):
     """A caption and a flat picture with a little noise."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for index in range(count):
         name = list(COLOURS)[index % len(COLOURS)]
         noise = random.integers(-10, 10, (20, 16, 3))
@@ -76,7 +75,7 @@ def test_training_lowers_the_loss_and_finds_held_out_pictures_above_chance(train
 def test_a_trained_clip_picks_the_right_colour_after_loading_it_from_its_folder(trained):
     output, report = trained
     reranker = ClipReranker.from_pretrained(output)
-    pictures = torch.stack([torch.tensor(colour)[:, None, None].expand(3, 24, 24) / 255 for colour in COLOURS.values()])
+    pictures = collect_pictures(coloured_pairs(4, seed=1), 32).pictures.float() / 255
     for index, name in enumerate(COLOURS):
         assert reranker.best(f"a {name} picture", pictures, keep=1)[0].tolist() == [index]
     assert (output / "open_clip_model.safetensors").stat().st_size == report.num_bytes
@@ -98,7 +97,7 @@ def test_the_folder_gives_the_embeddings_that_were_saved(tmp_path):
         tmp_path / "clip", model, tokenizer, model_config=config, preprocess=PREPROCESS, weights_dtype=torch.float32
     )
     reranker = ClipReranker.from_pretrained(tmp_path / "clip")
-    images = torch.rand(2, 3, 16, 16)
+    images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         images_before = model.encode_image((images - 0.5) / 0.5, normalize=True)
         ids = token_ids(tokenizer, ["A red picture, twice"], TINY.context_length)
@@ -199,7 +198,7 @@ def test_a_codec_changes_what_the_clip_sees(codec, tmp_path):
 def test_retrieval_counts_another_picture_of_the_same_caption_as_found():
     tokenizer = train_clip_tokenizer(["a red picture"], TINY.vocab_size)
     model = new_clip(TINY.model_config(len(tokenizer)), PREPROCESS)
-    data = collect_pictures([("a red picture", np.zeros((16, 16, 3), np.uint8))] * 5, 16)
+    data = collect_pictures([("a red picture", np.zeros((32, 32, 3), np.uint8))] * 5, 32)
     assert retrieval_accuracy(model, data, token_ids(tokenizer, data.captions, 24)) == 1.0
 
 
@@ -241,8 +240,10 @@ def test_no_pictures_and_wrong_pictures_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"image_size": 60, "patch_size": 8}, "image_size 60 is not a multiple of patch_size 8"),
-        ({"vision_width": 40}, "vision_width is 40: expected a multiple of 32"),
+        ({"image_size": 48}, "image_size is 48: expected a multiple of 32"),
+        ({"text_width": 40}, "text_width is 40: expected a multiple of 32"),
+        ({"vision_width": 9}, "vision_width is 9: expected an even number"),
+        ({"vision_layers": (1, 1, 1)}, "vision_layers is .*: expected four counts of at least 1"),
         ({"vocab_size": 100}, "vocab_size is 100: expected 258"),
         ({"batch_size": 1}, "batch_size is 1: a contrast needs at least 2 pairs"),
         ({"num_steps": 0}, "num_steps is 0: expected at least 1"),
