@@ -1,6 +1,7 @@
 """Captions of scenes, and the way back from a caption to the scene's attributes."""
 
 import functools
+import hashlib
 import re
 
 from pipelines.demo.scenes import BACKGROUND_COLOURS, SHAPE_COLOURS, SHAPES, SIZES, SceneAttributes, held_out_scenes
@@ -25,10 +26,16 @@ _PLACES = {
 }
 
 
-def caption_of(attributes: SceneAttributes, template_index: int = 0) -> str:
-    """The scene in words; `template_index` counts round through CAPTION_TEMPLATES."""
-    template = CAPTION_TEMPLATES[template_index % len(CAPTION_TEMPLATES)]
-    return template.format(
+def caption_of(attributes: SceneAttributes, template_index: int | None = None) -> str:
+    """The scene in words: in the template of this index, or in the scene's own, always the same one.
+
+    With one caption for each scene, pictures of equal scenes are never taken for each other's counterexamples when a
+    CLIP learns from them.
+    """
+    if template_index is None:
+        digest = hashlib.sha256("|".join((*attributes.scored, attributes.size)).encode()).digest()
+        template_index = digest[0] % len(CAPTION_TEMPLATES)
+    return CAPTION_TEMPLATES[template_index].format(
         size=attributes.size,
         colour=attributes.colour,
         shape=attributes.shape,
@@ -38,8 +45,8 @@ def caption_of(attributes: SceneAttributes, template_index: int = 0) -> str:
 
 
 def held_out_captions(num_captions: int) -> list[str]:
-    """Captions of the first held-out scenes, in all templates by turns. ValueError when there are not so many."""
-    return [caption_of(attributes, index) for index, attributes in enumerate(held_out_scenes(num_captions))]
+    """Captions of the first held-out scenes. ValueError when there are not so many."""
+    return [caption_of(attributes) for attributes in held_out_scenes(num_captions)]
 
 
 def parse_caption(caption: str) -> SceneAttributes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from pipelines.demo.picture_tars import TarPicture, encode_jpeg, write_picture_tars
-from pipelines.demo.scene_captions import CAPTION_TEMPLATES, caption_of
+from pipelines.demo.scene_captions import caption_of
 from pipelines.demo.scenes import ScenesConfig, draw_training_attributes, render_scene, scene_random
 
 _SHORT_CAPTIONS = ("a", "ok", ".", "  ")
@@ -102,7 +102,7 @@ def scene_of(index: int, config: SceneTarsConfig) -> tuple[str, Image.Image]:
     """The clean caption and the picture of this index, as drawn, before the caption's and the file's dirt."""
     random = scene_random(config.seed, "scene", index)
     attributes = draw_training_attributes(random)
-    caption = caption_of(attributes, int(random.integers(len(CAPTION_TEMPLATES))))
+    caption = caption_of(attributes)
     side = config.scenes.image_size
     extreme = ((3 * side, side), (side, 3 * side))[index % 2] if dirt_of(index, config) is Dirt.EXTREME_RATIO else None
     return caption, render_scene(attributes, random, config.scenes, picture_size=extreme)

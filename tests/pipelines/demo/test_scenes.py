@@ -91,10 +91,20 @@ def test_a_caption_can_be_read_back(template_index):
 
 
 def test_captions_read_as_english_and_stay_short():
-    assert caption_of(RED_STAR) == "a small red star on the left of a blue background"
+    assert caption_of(RED_STAR, 0) == "a small red star on the left of a blue background"
     lengths = [len(caption.replace(",", " ,").split()) for caption in held_out_captions(200)]
     assert max(lengths) <= 14
     assert len(set(held_out_captions(200))) == 200
+
+
+def test_a_scene_has_one_caption_and_all_templates_are_used():
+    scenes = list(held_out_scenes(200))
+    captions = [caption_of(scene) for scene in scenes]
+    assert captions == [caption_of(scene) for scene in scenes] == held_out_captions(200)
+    used = {
+        index for scene in scenes for index in range(len(CAPTION_TEMPLATES)) if caption_of(scene, index) in captions
+    }
+    assert used == set(range(len(CAPTION_TEMPLATES)))
 
 
 def test_a_caption_of_something_else_is_refused_with_an_example():
