@@ -48,6 +48,9 @@ def train(
 
       dalle-collab codec train shards/*.tar --output my-codec --codebook-size 2048 --steps 5000
     """
+    from pipelines.data_preparation.caption_image_sources import find_sources
+
+    find_sources(pictures)  # before torch is imported, so that a mistyped path is told at once
     import torch
 
     from pipelines.image_codes.codec_training import CodecTrainingOptions

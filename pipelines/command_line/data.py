@@ -43,6 +43,8 @@ def prepare(
     """
     from pipelines.data_preparation.caption_image_sources import find_sources
     from pipelines.data_preparation.filtering import FilterPolicy
+
+    found = find_sources(sources)  # before torch is imported, so that a mistyped path is told at once
     from pipelines.data_preparation.shard_writing import PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -56,7 +58,6 @@ def prepare(
             keep_unlabelled=not drop_unlabelled,
         ),
     )
-    found = find_sources(sources)
     loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device)
     result = _prepare_with_progress(found, loaded, output, options)
     _print_report(result.report)
