@@ -26,3 +26,12 @@ def training_material(hub, tmp_path_factory):
     from published_runs import publish_training_material
 
     return publish_training_material(hub, tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(scope="session")
+def commands(hub):
+    """Yield a process that runs `dalle-collab` commands in forks, so that the heavy imports are paid once."""
+    from forked_commands import ForkedCommands
+
+    with ForkedCommands(hub) as forked:
+        yield forked

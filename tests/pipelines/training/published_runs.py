@@ -1,4 +1,4 @@
-"""What a tiny run needs on the embedded Hub: a dataset of image codes, its codec, a tokenizer; and commands to use it."""
+"""What a tiny run needs on the embedded Hub: a dataset of image codes, its codec, a tokenizer; and its commands."""
 
 import contextlib
 import json
@@ -64,6 +64,18 @@ class TrainingMaterial:
     def api(self) -> HfApi:
         """A client of the embedded Hub, as the organisation's admin."""
         return HfApi(endpoint=self.hub.endpoint, token=self.hub.alice_token)
+
+    def file(self, repository: str, name: str) -> Path:
+        """Download the newest version of one file of a model repository."""
+        return Path(self.api.hf_hub_download(repository, name, cache_dir=self._cache))
+
+    def snapshot(self, repository: str) -> Path:
+        """Download the newest version of a model repository."""
+        return Path(self.api.snapshot_download(repository, cache_dir=self._cache))
+
+    @property
+    def _cache(self) -> Path:
+        return self.hub.root / "client_home" / "tests"
 
     def create_arguments(self, repository: str, **settings: object) -> list[str]:
         """Return the arguments of `dalle-collab` that create a tiny run."""
@@ -188,3 +200,11 @@ def interrupt(process: subprocess.Popen, seconds: float = 30) -> int:
     """Send what Ctrl-C sends; return the exit code, which has to come within the given time."""
     process.send_signal(signal.SIGINT)
     return process.wait(seconds)
+
+
+def the_line(done: subprocess.CompletedProcess) -> str:
+    """Return the one line of a command that ended with a mistake of its user."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("dalle-collab: "), done.stderr
+    return lines[0]

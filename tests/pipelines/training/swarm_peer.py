@@ -129,6 +129,8 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, pid=os.getpid(),
         )  # fmt: skip
+        if report.ended_epoch and settings.get("evaluate_epochs"):
+            write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,185 @@
+"""The real auxiliary peer on the embedded Hub: what survives when trainers, and then it too, are killed."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from published_runs import LOOPBACK, command_environment, family_of, interrupt, started_command, still_alive
+from swarm_of_processes import Swarm
+from swarm_peer import made_up_batch
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.training.training_run import TrainingRun
+
+pytestmark = pytest.mark.slow
+
+INTERVAL = 3
+SECONDS_TO_START = 150
+
+
+class Assistant:
+    """A `dalle-collab run assist` process, what it writes and what the Hub holds of it."""
+
+    def __init__(self, process, events, log):
+        self.process, self._events, self._log = process, events, log
+
+    def looks(self):
+        lines = self._events.read_text(encoding="utf-8").splitlines(keepends=True) if self._events.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def wait_until(self, is_so, what, seconds=SECONDS_TO_START):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for look in self.looks():
+                if is_so(look):
+                    return look
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}: {self.log()}"
+            time.sleep(0.1)
+        raise AssertionError(f"not {what} within {seconds} s: {self.looks()[-1:]} {self.log()}")
+
+    def log(self):
+        return self._log.read_text(encoding="utf-8")[-3000:]
+
+
+@contextlib.contextmanager
+def assistant(hub, repository, folder, name):
+    events, log = folder / f"{name}.jsonl", folder / f"{name}.log"
+    arguments = ["run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5", "--events", str(events)]
+    with started_command(hub, log, *arguments) as process:
+        yield Assistant(process, events, log)
+
+
+def read_run(material, repository):
+    return TrainingRun.from_file(material.file(repository, "training_run.json"))
+
+
+def hub_epoch(material, repository):
+    return json.loads(material.file(repository, "run_state.json").read_text())["epoch"]
+
+
+def loss_of_hub_checkpoint(material, repository, run):
+    model = DalleCollabForConditionalGeneration.from_pretrained(material.snapshot(repository))
+    batch = made_up_batch(run, seed=2**31, batch_size=16)
+    with torch.no_grad():
+        return model(batch.input_ids, batch.image_codes, return_logits=False).loss.item()
+
+
+@pytest.mark.timeout(600)
+def test_a_run_survives_the_death_of_all_trainers_and_then_of_the_auxiliary_peer(training_material, tmp_path):
+    repository = training_material.create_run(
+        "org/mortal-run", checkpoint_interval_epochs=INTERVAL, optimizer_bits=8, run_id="mortal"
+    )
+    swarm_folder = tmp_path / "swarm"
+    swarm_folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(assistant(training_material.hub, repository, tmp_path, "first"))
+        first.wait_until(lambda look: True, "up")
+        run = read_run(training_material, repository)
+        assert len(run.entry_addresses) >= 1, "the auxiliary peer announces where newcomers find the swarm"
+        addresses = list(run.entry_addresses)
+        swarm = stack.enter_context(Swarm(swarm_folder, run, num_peers=2, entry_addresses=addresses))
+        trainers = [swarm.start(name, seconds_per_batch=0.3, evaluate_epochs=True) for name in ("one", "two")]
+        first.wait_until(lambda look: look["published_epoch"] >= INTERVAL, "published")
+        for trainer in trainers:
+            trainer.kill()
+        held, published = settled_epochs(first)
+
+        # A newcomer resumes from the auxiliary peer alone: the same epoch, the same loss.
+        newcomer = swarm.start("newcomer", num_peers=1)
+        ready, evaluation = newcomer.wait_for("ready"), newcomer.wait_for("evaluation")
+        assert (ready["source"], ready["epoch"]) == ("peers", held)
+        seen = {e["epoch"]: e["loss"] for trainer in trainers for e in trainer.events("evaluation")}
+        assert evaluation["loss"] == pytest.approx(seen[held], abs=1e-5)
+        assert abs(seen[held] - seen[0]) > 1e-2, "the run had learnt something that could have been lost"
+        newcomer.wait_for("step", ended_epoch=True)
+
+        # The auxiliary peer and the newcomer are killed with SIGKILL as well: all that is left is the Hub.
+        family = family_of(first.process.pid)
+        assert any(process.name() == "p2pd" for process in family)
+        first.process.kill()
+        newcomer.kill()
+        assert still_alive(family) == []
+        published = hub_epoch(training_material, repository)
+        second = stack.enter_context(assistant(training_material.hub, repository, tmp_path, "second"))
+        look = second.wait_until(lambda look: True, "up again")
+        assert (look["held_epoch"], look["published_epoch"]) == (published, published) and published >= INTERVAL
+        assert set(read_run(training_material, repository).entry_addresses).isdisjoint(addresses)
+        swarm.entry_addresses = list(read_run(training_material, repository).entry_addresses)
+        last = swarm.start("last", num_peers=1)
+        ready, evaluation = last.wait_for("ready"), last.wait_for("evaluation")
+        assert (ready["source"], ready["epoch"]) == ("peers", published)
+        expected = loss_of_hub_checkpoint(training_material, repository, run)
+        assert evaluation["loss"] == pytest.approx(expected, abs=1e-5)
+
+        # Ctrl-C in mid-training publishes what is held.
+        second.wait_until(lambda look: look["held_epoch"] > published, "following the newcomer")
+        last.kill()
+        family = family_of(second.process.pid)
+        assert interrupt(second.process) == 0, second.log()
+        assert still_alive(family) == []
+        assert hub_epoch(training_material, repository) >= max(look["held_epoch"] for look in second.looks())
+    check_the_checkpoint_elsewhere(training_material, repository, tmp_path)
+
+
+def settled_epochs(auxiliary):
+    """Wait until the auxiliary peer sees no trainer any more; return what it holds and has published then."""
+    count = len(auxiliary.looks())
+    auxiliary.wait_until(lambda look: look in auxiliary.looks()[count:] and look["num_trainers"] == 0, "alone")
+    look = auxiliary.looks()[-1]
+    return look["held_epoch"], look["published_epoch"]
+
+
+ELSEWHERE = """
+import sys
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("modeling_dalle_collab", "pipelines", "hub_tools"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+try:
+    import modeling_dalle_collab
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("the project can be imported, so this proves nothing")
+
+from transformers import AutoModel, AutoProcessor
+
+processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+codes = model.generate_image_codes(processor(text=["picture number 7"]).input_ids, num_candidates=2, seed=3)
+print(codes.tolist())
+"""
+
+
+def check_the_checkpoint_elsewhere(material, repository, folder):
+    """The checkpoint on the Hub is whole, and draws the same codes where the project is not installed."""
+    checkpoint = material.snapshot(repository)
+    files = {path.name: path for path in checkpoint.iterdir()}
+    assert {"optimizer_state.safetensors", "run_state.json", "metrics.json", "loss_curve.png", "README.md"} <= set(
+        files
+    )
+    assert f"dalle-collab join {repository}" in files["README.md"].read_text()
+    history = json.loads(files["metrics.json"].read_text())
+    assert [point["epoch"] for point in history] == sorted({point["epoch"] for point in history})
+    assert history and all(point["share_averaged"] == 1.0 for point in history)
+    model = DalleCollabForConditionalGeneration.from_pretrained(checkpoint)
+    processor = DalleCollabProcessor.from_pretrained(checkpoint)
+    input_ids = processor(text=["picture number 7"])["input_ids"]
+    expected = model.generate_image_codes(input_ids, num_candidates=2, seed=3)
+    script = folder / "elsewhere.py"
+    script.write_text(ELSEWHERE)
+    environment = command_environment(material.hub, material.hub.alice_token)
+    environment |= {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HOME": str(folder / "home")}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-I", script, repository], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == str(expected.tolist())
