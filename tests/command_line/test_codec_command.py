@@ -91,11 +91,11 @@ model:
     ("arguments", "message"),
     [
         (["train", "absent", "--output", "codec"], "There is no absent. Expected a tar"),
-        (["train", ".", "--output", "codec", "--grid", "7"], "A picture of 64 pixels has no 7 x 7 equal patches"),
+        (["train", "pictures", "--output", "codec", "--grid", "7"], "A picture of 64 pixels has no 7 x 7 equal patches"),
         (["show", "absent/codec/x", "."], "There is no codec folder absent/codec/x"),
     ],
 )
-def test_mistakes_give_one_line_and_exit_code_1(tmp_path, arguments, message):
+def test_mistakes_give_one_line_and_exit_code_1(pictures, tmp_path, arguments, message):
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
