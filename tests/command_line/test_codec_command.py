@@ -91,7 +91,7 @@ model:
     ("arguments", "message"),
     [
         (["train", "absent", "--output", "codec"], "There is no absent. Expected a tar"),
-        (["train", "pictures", "--output", "codec", "--grid", "7"], "A picture of 64 pixels has no 7 x 7 equal patches"),
+        (["train", "pictures", "--output", "codec", "--grid", "7"], "A picture of 64 pixels has no 7 x 7"),
         (["show", "absent/codec/x", "."], "There is no codec folder absent/codec/x"),
     ],
 )
