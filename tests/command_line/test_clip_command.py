@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pipelines.command_line.clip import app
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "white": (250, 250, 250)}
-QUICK = ["--steps", "30", "--batch-size", "16", "--group-size", "4", "--image-size", "32", "--learning-rate", "0.003"]
+QUICK = ["--steps", "60", "--batch-size", "16", "--group-size", "4", "--image-size", "32", "--learning-rate", "0.001"]
 
 
 def picture_bytes(colour, size=(20, 16)):

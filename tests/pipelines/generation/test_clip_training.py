@@ -33,10 +33,10 @@ TINY = ClipTrainingConfig(
     text_layers=1,
     embed_dim=16,
     vocab_size=300,
-    num_steps=40,
+    num_steps=60,
     batch_size=16,
     group_size=4,
-    peak_learning_rate=3e-3,
+    peak_learning_rate=1e-3,
     held_out_share=0.1,
 )
 
@@ -68,7 +68,7 @@ def test_training_lowers_the_loss_and_finds_held_out_pictures_above_chance(train
     _, report = trained
     assert np.mean(report.losses[-5:]) < 0.7 * np.mean(report.losses[:5])
     assert report.retrieval_accuracy > 3 * report.chance
-    assert (report.num_pictures, report.num_steps, report.was_interrupted) == (108, 40, False)
+    assert (report.num_pictures, report.num_steps, report.was_interrupted) == (108, 60, False)
 
 
 @pytest.mark.slow
