@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,8 @@ def _become_worker() -> None:
     if not is_worker():
         raise typer.Exit(run_as_worker(sys.argv[1:]))
     guard_process_group()
+    # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; that is nothing to a volunteer.
+    warnings.filterwarnings("ignore", message="`torch.jit", category=FutureWarning)
 
 
 @contextlib.contextmanager

@@ -88,11 +88,7 @@ class TrainingRun:
     def __post_init__(self) -> None:
         object.__setattr__(self, "entry_addresses", tuple(self.entry_addresses))
         object.__setattr__(self, "betas", tuple(self.betas))
-        if self.format_version != FORMAT_VERSION:
-            raise ValueError(
-                f"{TRAINING_RUN_FILE} has format {self.format_version}, this package knows {FORMAT_VERSION}. "
-                "Update the package: pip install -U dalle-collab"
-            )
+        _check_format(self.format_version)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,96}", self.run_id):
             raise ValueError(f"run_id is {self.run_id!r}; expected 1 to 96 letters, digits, '-' or '_'.")
         _check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
@@ -117,6 +113,7 @@ class TrainingRun:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build a run from parsed JSON; raises ValueError that names an unknown or missing setting."""
+        _check_format(values.get("format_version", FORMAT_VERSION))
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"Unknown setting {', '.join(unknown)} in {TRAINING_RUN_FILE}; known: {sorted(known)}.")
@@ -145,6 +142,14 @@ def stable_seed(*parts: object) -> int:
     """Return a 63-bit seed that depends only on the text of the parts, on every machine."""
     text = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _check_format(version: object) -> None:
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{TRAINING_RUN_FILE} has format {version}, this package knows {FORMAT_VERSION}. "
+            "Update the package: pip install -U dalle-collab"
+        )
 
 
 def _check_positive(run: TrainingRun, *names: str) -> None:

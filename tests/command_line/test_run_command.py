@@ -1,10 +1,9 @@
 """`dalle-collab run create` and `run show` on the embedded Hub, as processes."""
 
 import json
-from pathlib import Path
 
 import pytest
-from published_runs import TINY_SETTINGS, run_command
+from published_runs import TINY_SETTINGS, the_line
 
 from pipelines.training.training_run import TrainingRun
 
@@ -16,14 +15,6 @@ def created(training_material):
     return training_material.create_run("org/created-run", seed=7)
 
 
-def the_line(done) -> str:
-    """Return the one line of a command that ended with a mistake of its user."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("dalle-collab: "), done.stderr
-    return lines[0]
-
-
 def test_a_run_is_created_in_one_commit_from_its_dataset_tokenizer_and_settings(training_material, created):
     api = training_material.api
     created_by = [commit.title for commit in api.list_repo_commits(created) if "Create training run" in commit.title]
@@ -31,25 +22,25 @@ def test_a_run_is_created_in_one_commit_from_its_dataset_tokenizer_and_settings(
     assert {"training_run.json", "processor_config.json", "tokenizer.json", "README.md"} <= set(
         api.list_repo_files(created)
     )
-    run = TrainingRun.from_file(Path(api.hf_hub_download(created, "training_run.json")))
+    run = TrainingRun.from_file(training_material.file(created, "training_run.json"))
     assert (run.seed, run.target_batch_size, run.peak_learning_rate) == (7, 32, 0.01)
     assert run.dataset_revision == api.dataset_info(training_material.dataset).sha
     assert (run.model_config["codebook_size"], run.model_config["image_grid_size"]) == (32, 4)
     assert run.model_config["hidden_size"] == TINY_SETTINGS["hidden_size"]
-    processor = json.loads(Path(api.hf_hub_download(created, "processor_config.json")).read_text())
+    processor = json.loads(training_material.file(created, "processor_config.json").read_text())
     assert processor["image_codec_fingerprint"] == training_material.layout.codec_fingerprint
     assert processor["image_codec_repository"] == training_material.codec
 
 
-def test_a_second_run_in_the_same_repository_is_refused_and_the_first_is_kept(training_material, created):
+def test_a_second_run_in_the_same_repository_is_refused_and_the_first_is_kept(training_material, commands, created):
     before = training_material.api.model_info(created).sha
-    done = run_command(training_material.hub, *training_material.create_arguments(created))
+    done = commands.run(*training_material.create_arguments(created))
     assert f"{created} already holds a training run. Choose another name" in the_line(done)
     assert training_material.api.model_info(created).sha == before
 
 
-def test_show_prints_the_settings_and_that_there_is_no_checkpoint_yet(training_material, created):
-    done = run_command(training_material.hub, "run", "show", created)
+def test_show_prints_the_settings_and_that_there_is_no_checkpoint_yet(commands, created):
+    done = commands.run("run", "show", created)
     assert done.returncode == 0, done.stderr
     assert "target_batch_size" in done.stdout and "none yet" in done.stdout
 
@@ -65,8 +56,8 @@ def test_show_prints_the_settings_and_that_there_is_no_checkpoint_yet(training_m
     ],
     ids=["unknown dataset", "wrong codec", "unknown setting", "bad value", "missing settings file"],
 )
-def test_a_mistake_is_one_line_and_creates_nothing(training_material, changed, message):
+def test_a_mistake_is_one_line_and_creates_nothing(training_material, commands, changed, message):
     arguments = training_material.create_arguments("org/refused-run")
     arguments += [part for pair in changed.items() for part in pair]
-    assert message in the_line(run_command(training_material.hub, *arguments))
+    assert message in the_line(commands.run(*arguments))
     assert not training_material.api.repo_exists("org/refused-run")

@@ -1,0 +1,183 @@
+"""`dalle-collab join` and `run assist` on the embedded Hub: every mistake is one line, and Ctrl-C is in order."""
+
+import json
+import os
+import time
+
+import psutil
+import pytest
+from published_runs import LOOPBACK, family_of, interrupt, run_command, started_command, still_alive, the_line
+from swarm_of_processes import TINY_MODEL, tiny_run
+
+from pipelines.training.training_run import TrainingRun
+
+pytestmark = pytest.mark.slow
+
+DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+
+
+@pytest.fixture(scope="module")
+def without_address(training_material):
+    return training_material.create_run("org/lonely-run", num_epochs=5, run_id="lonely")
+
+
+def copy_of(material, repository, source, **files):
+    """Publish a copy of a run with some files replaced; the names of files are given with `__` for the dot."""
+    api = material.api
+    api.create_repo(repository)
+    api.upload_folder(repo_id=repository, folder_path=str(material.snapshot(source)))
+    for name, text in files.items():
+        api.upload_file(repo_id=repository, path_in_repo=name.replace("__", "."), path_or_fileobj=text.encode())
+    return repository
+
+
+def settings_of(material, repository):
+    return TrainingRun.from_file(material.file(repository, "training_run.json"))
+
+
+def test_an_unknown_run_is_one_line_of_the_real_process_and_leaves_nothing_behind(training_material):
+    before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
+    done = run_command(training_material.hub, "join", "org/no-such-run", "--host", LOOPBACK)
+    assert "There is no model repository org/no-such-run on this Hub, or your token may not read it." in the_line(done)
+    assert {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)} <= before
+
+
+def test_a_run_without_entry_address_says_how_its_organiser_announces_one(commands, without_address):
+    line = the_line(commands.run("join", without_address, is_worker=True))
+    assert f"{without_address} names no entry address yet." in line
+    assert line.endswith(f"dalle-collab run assist {without_address}")
+
+
+def test_a_repository_that_is_no_run_says_how_to_create_one(commands, training_material):
+    line = the_line(commands.run("join", training_material.codec, is_worker=True))
+    assert f"{training_material.codec} holds no training_run.json: it is not a training run." in line
+    assert "dalle-collab run create" in line
+
+
+@pytest.mark.parametrize("command", [("join",), ("run", "assist")], ids=" ".join)
+def test_a_token_that_is_refused_is_one_line_without_the_token(commands, without_address, command):
+    line = the_line(commands.run(*command, without_address, token="hf_this_is_no_token", is_worker=True))
+    assert "token" in line and "hf auth login" in line
+    assert "hf_this_is_no_token" not in line
+
+
+@pytest.mark.parametrize("command", [("join",), ("run", "assist")], ids=" ".join)
+def test_a_finished_run_is_not_trained_further(commands, training_material, without_address, command):
+    repository = f"org/finished-{command[-1]}"
+    state = json.dumps(dict(run_id="lonely", epoch=5, loss=1.0, package_version="0"))
+    copy_of(training_material, repository, without_address, run_state__json=state)
+    line = the_line(commands.run(*command, repository, is_worker=True))
+    assert "Training run lonely is finished: it has reached its last epoch, 5." in line
+    assert "dalle-collab generate" in line
+
+
+def test_dead_entry_addresses_name_the_auxiliary_peer_as_the_cure(commands, training_material, without_address):
+    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    copy_of(training_material, "org/dead-run", without_address, training_run__json=run.to_json())
+    line = the_line(commands.run("join", "org/dead-run", "--host", LOOPBACK, is_worker=True))
+    assert "None of the 1 entry addresses of org/dead-run answers" in line
+    assert line.endswith("dalle-collab run assist org/dead-run")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", "--device is 'gpu'; expected auto, cpu, cuda or cuda:N."),
+        ("cuda", "--device is 'cuda', but torch sees no GPU here; use --device cpu."),
+    ],
+)
+def test_a_bad_device_is_refused_before_the_swarm_is_entered(
+    commands, training_material, without_address, device, message
+):
+    import torch
+
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    repository = f"org/device-{device}"
+    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    copy_of(training_material, repository, without_address, training_run__json=run.to_json())
+    assert message in the_line(commands.run("join", repository, "--device", device, is_worker=True))
+
+
+def test_a_run_whose_codec_did_not_make_the_dataset_is_not_trained(commands, training_material, without_address):
+    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    processor = json.loads(training_material.file(without_address, "processor_config.json").read_text())
+    changed = json.dumps(dict(processor, image_codec_fingerprint="0123456789abcdef"))
+    copy_of(
+        training_material, "org/wrong-codec-run", without_address,
+        training_run__json=run.to_json(), processor_config__json=changed,
+    )  # fmt: skip
+    line = the_line(commands.run("join", "org/wrong-codec-run", is_worker=True))
+    assert f"were made by codec {training_material.layout.codec_fingerprint}, but the run's codec is 0123456789" in line
+
+
+def test_a_run_whose_model_does_not_fit_the_dataset_is_not_trained(commands, training_material, without_address):
+    run = settings_of(training_material, without_address)
+    config = dict(run.model_config, image_grid_size=8)
+    changed = run.replace(entry_addresses=(DEAD_ADDRESS,), model_config=config)
+    copy_of(training_material, "org/other-grid-run", without_address, training_run__json=changed.to_json())
+    line = the_line(commands.run("join", "org/other-grid-run", is_worker=True))
+    assert "has 4x4 codes out of 32; the run's model expects 8x8 out of 32." in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "training_run.json is not JSON"),
+        (tiny_run(model_config=TINY_MODEL).to_json().replace('"format_version": 1', '"format_version": 9'), "format 9"),
+    ],
+    ids=["damaged", "newer"],
+)
+def test_damaged_and_newer_settings_are_refused(commands, training_material, without_address, request, text, message):
+    repository = f"org/settings-{request.node.callspec.id}"
+    copy_of(training_material, repository, without_address, training_run__json=text)
+    assert message in the_line(commands.run("join", repository, is_worker=True))
+
+
+def test_a_bad_option_is_refused_before_anything_starts(commands, without_address):
+    line = the_line(commands.run("join", without_address, "--micro-batch-size", "0"))
+    assert "micro_batch_size is 0; expected at least 1." in line
+
+
+def wait_for_line(path, process, log, seconds=150):
+    """Wait until a peer has written its first event."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().endswith("\n"):
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    raise AssertionError(f"no event within {seconds} s: {log.read_text()}")
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publishes_what_it_holds(
+    training_material, tmp_path
+):
+    repository = training_material.create_run("org/interrupted-run", run_id="interrupted")
+    log, events = tmp_path / "log", tmp_path / "events"
+    log.mkdir(), events.mkdir()
+    assist = ("run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5")
+    join = ("join", repository, "--host", LOOPBACK, "--micro-batch-size", "8", "--shuffle-buffer", "64")
+    with started_command(
+        training_material.hub, log / "assist", *assist, "--events", str(events / "assist")
+    ) as auxiliary:
+        wait_for_line(events / "assist", auxiliary, log / "assist")
+        with started_command(training_material.hub, log / "join", *join, "--events", str(events / "join")) as trainer:
+            steps = wait_for_line(events / "join", trainer, log / "join")
+            assert steps[0]["ended_epoch"] and steps[0]["was_used"]
+            while wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"] < 1:
+                time.sleep(0.1)
+            family = family_of(trainer.pid)
+            assert any(process.name() == "p2pd" for process in family)
+            assert interrupt(trainer) in (0, 130), (log / "join").read_text()
+            assert still_alive(family) == []
+            assert "contributed" in (log / "join").read_text()
+        family = family_of(auxiliary.pid)
+        assert interrupt(auxiliary) in (0, 130), (log / "assist").read_text()
+        assert still_alive(family) == []
+    looks = wait_for_line(events / "assist", auxiliary, log / "assist")
+    state = json.loads(training_material.file(repository, "run_state.json").read_text())
+    assert state["epoch"] >= looks[-1]["held_epoch"] >= 1 and looks[-1]["published_epoch"] == 0
+    for name in ("assist", "join"):
+        assert "Traceback" not in (log / name).read_text()
