@@ -23,6 +23,9 @@ NUM_OPEN_SHARDS = 2
 
 NUM_PREFETCHED_BATCHES = 8
 
+SECONDS_BETWEEN_PASSES = 0.1
+"""Time for Arrow's reading threads to end after a pass."""
+
 
 class Batch(NamedTuple):
     """One micro-batch."""
@@ -78,6 +81,8 @@ def stream_batches(
     """
     # The anonymous download counter and the viewer's Parquet export live on other hosts than the Hub in use.
     datasets.config.USE_PARQUET_EXPORT = False
+    # `datasets` waits 5 s for Arrow's threads after every pass; small datasets would stall the peer again and again.
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = SECONDS_BETWEEN_PASSES
     source = datasets.load_dataset(repository, revision=revision, split="train", streaming=True)
     for number in itertools.count():
         order = source.shuffle(

@@ -12,9 +12,16 @@ from pipelines.training.peer_options import PeerOptions
 
 logger = logging.getLogger(__name__)
 
+SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
+"""What the libp2p daemon says when it is given an address that it cannot use."""
+
 
 class SwarmUnreachableError(ConnectionError):
     """No entry address of the run answers."""
+
+
+class CannotListenError(OSError):
+    """This machine does not let the peer listen on the addresses it was given."""
 
 
 @contextmanager
@@ -25,6 +32,7 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
+        CannotListenError: a port is taken, or an address is not one of this machine.
     """
     multiprocessing.set_start_method("fork", force=True)
     try:
@@ -39,6 +47,8 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
             start=True,
         )
     except (P2PDaemonError, RuntimeError, TimeoutError) as error:
+        if any(sign in str(error) for sign in SIGNS_OF_A_BAD_HOST):
+            raise CannotListenError(_explain_host(options.host_addresses, error)) from error
         raise SwarmUnreachableError(_explain(run_name, entry_addresses, error)) from error
     try:
         yield dht
@@ -62,6 +72,13 @@ def donors(dht: hivemind.DHT, run_id: str) -> dict[bytes, float]:
         for peer, entry in values.items()
         if isinstance(entry.value, (int, float)) and peer != dht.peer_id.to_bytes()
     }
+
+
+def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
+    return (
+        f"Cannot listen on {', '.join(host_addresses)} ({error}). Choose an address of this machine and a free port: "
+        "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any"
+    )
 
 
 def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 
 import psutil
@@ -132,6 +133,22 @@ def test_damaged_and_newer_settings_are_refused(commands, training_material, wit
     repository = f"org/settings-{request.node.callspec.id}"
     copy_of(training_material, repository, without_address, training_run__json=text)
     assert message in the_line(commands.run("join", repository, is_worker=True))
+
+
+@pytest.mark.parametrize("command", [("join",), ("run", "assist")], ids=" ".join)
+def test_a_port_that_is_taken_is_named_and_not_mistaken_for_a_swarm_that_is_down(
+    commands, training_material, without_address, command
+):
+    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    repository = f"org/port-taken-{command[-1]}"
+    copy_of(training_material, repository, without_address, training_run__json=run.to_json())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        host = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        line = the_line(commands.run(*command, repository, "--host", host, is_worker=True))
+    assert f"Cannot listen on {host} (" in line and "address already in use" in line
+    assert "--host /ip4/0.0.0.0/tcp/PORT" in line
 
 
 def test_a_bad_option_is_refused_before_anything_starts(commands, without_address):

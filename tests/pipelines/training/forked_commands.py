@@ -86,6 +86,8 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], out
         runpy.run_path(program, run_name="__main__")
         code = 0
     except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         import traceback
