@@ -92,8 +92,10 @@ def test_a_token_is_not_printed_where_no_hub_answers(tmp_path):
     assert TOKEN not in output
 
 
-@pytest.mark.slow
-def test_a_refused_token_is_not_printed_by_a_command_that_loads_the_training_code(hub):
-    output = output_of("dalle-collab", "run", "show", "org/run", HF_ENDPOINT=hub.endpoint)
+def test_a_refused_token_is_not_printed_by_a_command_that_reads_a_dataset(hub, tmp_path):
+    output = output_of(
+        *("dalle-collab", "data", "train-tokenizer", "org/codes", "--output", str(tmp_path / "tokenizer")),
+        HF_ENDPOINT=hub.endpoint,
+    )
     assert "refuses the token" in output
     assert TOKEN not in output
