@@ -66,7 +66,11 @@ def main(settings: dict) -> None:
     torch.set_num_threads(1)
     run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
     events = folder / f"{name}.jsonl"
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), micro_batch_size=settings["micro_batch_size"])
+    options = PeerOptions(
+        host_addresses=("/ip4/127.0.0.1/tcp/0",),
+        micro_batch_size=settings["micro_batch_size"],
+        client_mode=settings.get("client_mode", False),
+    )
     stop, current_epoch = threading.Event(), []
     if "die_in_round_of_epoch" in settings:
         die_in_round(current_epoch, settings["die_in_round_of_epoch"])

@@ -118,6 +118,20 @@ def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
     assert all(event["num_rounds"] >= 1 for event in finished)
 
 
+def test_a_peer_behind_a_firewall_trains_with_others_that_average_for_it(tmp_path):
+    run = tiny_run(num_epochs=4)
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        reachable = swarm.start("reachable")
+        client = swarm.start("client", client_mode=True)
+        finished = [peer.wait_for("finished") for peer in (reachable, client)]
+        used = [step for step in client.events("step") if step["was_used"]]
+    assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
+    assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 2
+    assert {step["epoch"] for step in used} == set(range(run.num_epochs))
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("reachable", "client")]
+    assert largest_difference(*parameters) < 1e-6
+
+
 def test_no_process_is_left_when_a_peer_is_killed_by_its_main_process_alone(tmp_path):
     run = tiny_run(num_epochs=1000)
     with Swarm(tmp_path, run, num_peers=1) as swarm:
