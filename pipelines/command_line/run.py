@@ -43,7 +43,13 @@ def create(
 
     values = _read_settings(settings) | dict(_parse_setting(text) for text in set_ or [])
     layout = dataset_layout(dataset, "main")
-    fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    try:
+        fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No fast tokenizer can be loaded from {tokenizer!r}: there is no such folder, and no such repository on "
+            "this Hub. Name one with --tokenizer, or train one: dalle-collab data train-tokenizer DATASET --output DIR"
+        ) from error
     run = compose_run(
         run_id=values.pop("run_id", repository.replace("/", "-").replace(".", "-")),
         dataset_repository=dataset,

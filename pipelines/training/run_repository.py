@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+from hub_tools.endpoint import current_endpoint
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.training.checkpoint_publishing import METRICS_FILE
 from pipelines.training.checkpoints import RUN_STATE_FILE
@@ -45,18 +46,18 @@ def read_run(repository: str) -> TrainingRun:
         ValueError: there is no such repository, or it holds no training run.
     """
     try:
-        path = hf_hub_download(repository, TRAINING_RUN_FILE)
+        path = _download(repository, TRAINING_RUN_FILE)
     except RepositoryNotFoundError as error:
         raise ValueError(
             f"There is no model repository {repository} on this Hub, or your token may not read it. "
             "Check the name and HF_ENDPOINT; log in with: hf auth login"
         ) from error
-    except EntryNotFoundError as error:
+    if path is None:
         raise ValueError(
             f"{repository} holds no {TRAINING_RUN_FILE}: it is not a training run. Its organiser creates one with: "
             f"dalle-collab run create {repository} --dataset ORG/DATASET"
-        ) from error
-    return TrainingRun.from_file(Path(path))
+        )
+    return TrainingRun.from_file(path)
 
 
 def read_processor(repository: str) -> DalleCollabProcessor:
@@ -66,20 +67,14 @@ def read_processor(repository: str) -> DalleCollabProcessor:
 
 def read_run_state(repository: str) -> dict[str, Any] | None:
     """Return the state of the newest checkpoint (`epoch`, ...), or None while there is none."""
-    try:
-        path = hf_hub_download(repository, RUN_STATE_FILE)
-    except EntryNotFoundError:
-        return None
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    path = _download(repository, RUN_STATE_FILE)
+    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_history(repository: str) -> list[dict[str, Any]]:
     """Return the run's published history, one point per epoch; empty if none was published."""
-    try:
-        path = hf_hub_download(repository, METRICS_FILE)
-    except EntryNotFoundError:
-        return []
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    path = _download(repository, METRICS_FILE)
+    return [] if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
 def download_checkpoint(repository: str) -> Path:
@@ -116,3 +111,20 @@ def _card_before_training(repository: str, run: TrainingRun) -> str:
         f"```bash\ndalle-collab join {repository}\n```\n\n"
         "The first checkpoint is published by the run's auxiliary peer.\n"
     )
+
+
+def _download(repository: str, file: str) -> Path | None:
+    """Download a file, or return None if the repository has none of that name.
+
+    Raises:
+        ConnectionError: the Hub does not answer; the client reports this as a file that is not in its cache.
+    """
+    try:
+        return Path(hf_hub_download(repository, file))
+    except LocalEntryNotFoundError as error:
+        raise ConnectionError(
+            f"The Hub at {current_endpoint()} does not answer, and {file} of {repository} is not in the cache. "
+            "Check HF_ENDPOINT and the network, then try again."
+        ) from error
+    except EntryNotFoundError:
+        return None
