@@ -1,0 +1,132 @@
+"""The whole line with the shipped codec and CLIP, as `make demo` runs it, only shorter."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import HfApi
+from PIL import Image
+from rich.console import Console
+
+from hub_tools.local_hub import LocalHub
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.demo.scene_captions import held_out_captions
+from pipelines.demo.scene_judge import exact_match
+from pipelines.demo.scenes import held_out_scenes
+from pipelines.demo.scenes_demo import RUN_SETTINGS
+from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
+from pipelines.demo.stages import StageError
+from pipelines.demo.summary import mean_picture_bytes, summarise_demo, write_summary
+from pipelines.demo.whole_line import DemoPlan, prepare_output_folder, run_whole_line
+
+NUM_PICTURES = 400
+NUM_CAPTIONS = 4
+NUM_EPOCHS = 8
+SMALLER = dict(
+    hidden_size=64,
+    num_hidden_layers=3,
+    target_batch_size=1024,
+    num_epochs=NUM_EPOCHS,
+    num_warmup_epochs=2,
+    checkpoint_interval_epochs=5,
+)
+
+
+def small_plan(folder, **changes):
+    settings = dict(
+        name="scenes",
+        output=folder,
+        codec_folder=PRETRAINED_CODEC,
+        clip_folder=PRETRAINED_CLIP,
+        run_settings=RUN_SETTINGS | SMALLER,
+        shard_size=128,
+        num_candidates=4,
+        keep=2,
+        num_captions_in_grid=2,
+    )
+    return DemoPlan(**(settings | changes))
+
+
+def make_pictures(stages, folder):
+    stages.run(
+        "dalle-collab", "demo", "scenes", "--output", str(folder), "--num-pictures", str(NUM_PICTURES),
+        log_name="pictures",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pictures_become_a_model_that_two_peers_trained_and_that_draws(tmp_path):
+    plan, console = small_plan(tmp_path / "demo-output"), Console(quiet=True)
+    result = run_whole_line(plan, make_pictures, lambda: held_out_captions(NUM_CAPTIONS), console)
+    check_figures(plan, result)
+    check_pictures(plan, result)
+    check_what_the_hub_keeps(plan, result, tmp_path / "cache")
+
+
+def check_figures(plan, result):
+    assert result.kept + sum(result.dropped.values()) == NUM_PICTURES
+    assert result.kept > NUM_PICTURES / 2 and len(result.dropped) >= 3, "the dirt was dropped, by reason"
+    assert result.num_samples >= NUM_EPOCHS * 1024
+    epochs = [point["epoch"] for point in result.history]
+    assert epochs == sorted(epochs) and epochs[-1] == NUM_EPOCHS
+    assert max(point["num_peers"] for point in result.history) == 2
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    summary = summarise_demo(result, picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")))
+    assert summary.share_averaged == 1.0
+    assert 0.5 < summary.bytes_per_parameter_per_round < 2.0
+    assert 0 < summary.bytes_per_sample_on_the_wire < summary.bytes_per_sample_jpeg
+    write_summary(plan.output, "A title", summary, result.history)
+    stored = json.loads((plan.output / "summary.json").read_text())
+    assert {"exact_match", "chance", "stage_seconds", "share_averaged", "epochs", "parameters"} <= stored.keys()
+    assert set(stored["stage_seconds"]) >= {"pictures", "preparation", "publishing", "training", "generation"}
+    assert "A title" in (plan.output / "summary.html").read_text()
+
+
+def check_pictures(plan, result):
+    assert len(result.best_pictures) == len(result.unranked_pictures) == NUM_CAPTIONS
+    for files in (result.best_pictures, result.unranked_pictures):
+        for scene, file in zip(held_out_scenes(NUM_CAPTIONS), files, strict=True):
+            with Image.open(file) as picture:
+                assert picture.size == (64, 64)
+                assert exact_match(scene, np.asarray(picture)) in (True, False), "the judge can read it"
+    with Image.open(plan.output / "grid.png") as grid:
+        assert grid.size[0] > 2 * 64 and grid.size[1] > 2 * 64
+
+
+def check_what_the_hub_keeps(plan, result, cache):
+    """`hub-tools serve` on the demo's folder shows what was made."""
+    with LocalHub(plan.output / "hub") as hub:
+        api = HfApi(endpoint=hub.endpoint, token=False)
+        folder = api.snapshot_download(plan.repository(), cache_dir=cache)
+        titles = [commit.title for commit in api.list_repo_commits(plan.repository())]
+        assert len(api.list_repo_commits(plan.repository("-codes"), repo_type="dataset")) >= 1
+    assert f"Checkpoint of epoch {NUM_EPOCHS}" in titles and "Create training run demo-scenes" in titles
+    model = DalleCollabForConditionalGeneration.from_pretrained(folder)
+    assert model.num_parameters() == result.num_parameters
+    codes = model.generate_image_codes(torch.full((1, 16), 5), num_candidates=2)
+    assert codes.shape == (1, 2, 64)
+
+
+def test_a_folder_with_other_files_is_not_cleared(tmp_path):
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    with pytest.raises(ValueError, match=r"holds files that are not a demo's. Choose another folder: --output NAME"):
+        run_whole_line(small_plan(tmp_path), make_pictures, lambda: held_out_captions(1), Console(quiet=True))
+    assert (tmp_path / "thesis.txt").read_text() == "three years of work"
+
+
+def test_a_second_demo_takes_the_firsts_folder(tmp_path):
+    prepare_output_folder(tmp_path / "demo-output")
+    (tmp_path / "demo-output" / "grid.png").touch()
+    prepare_output_folder(tmp_path / "demo-output")
+    assert not (tmp_path / "demo-output" / "grid.png").exists()
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_names_its_command_its_reason_and_its_log(tmp_path):
+    plan = small_plan(tmp_path / "demo-output", codec_folder=tmp_path / "absent")
+    with pytest.raises(
+        StageError, match=r"`hub-tools publish folder .*absent.*` ended with exit code 1: .*publish.log"
+    ):
+        run_whole_line(plan, lambda *_: None, lambda: held_out_captions(1), Console(quiet=True))
