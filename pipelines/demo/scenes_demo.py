@@ -28,16 +28,16 @@ RUN_SETTINGS: dict[str, Any] = dict(
     text_sequence_length=16,
     recompute="none",
     target_batch_size=192,
-    num_epochs=340,
+    num_epochs=300,
     num_warmup_epochs=20,
     peak_learning_rate=0.02,
     weight_decay=0.01,
     min_8bit_elements=4096,
     matchmaking_seconds=1.0,
     averaging_timeout_seconds=30.0,
-    progress_expiration_seconds=15.0,
+    progress_expiration_seconds=20.0,
     checkpoint_interval_epochs=100,
-    average_state_every=5,
+    average_state_every=20,
 )
 """Everything that makes this run smaller than the paper's."""
 

@@ -207,7 +207,7 @@ def _train(stages: Stages, plan: DemoPlan, accounts: Accounts, console: Console)
     events = plan.work / "auxiliary.jsonl"
     with contextlib.ExitStack() as stack:
         auxiliary = stages.start(
-            "dalle-collab", "run", "assist", plan.repository(), "--host", LOOPBACK, "--follow-seconds", "10",
+            "dalle-collab", "run", "assist", plan.repository(), "--host", LOOPBACK, "--follow-seconds", "20",
             "--events", str(events), token=accounts.organiser, log_name="auxiliary",
         )  # fmt: skip
         stack.callback(stop_group, auxiliary)
@@ -253,7 +253,7 @@ def _follow(
     )
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("training", total=plan.num_epochs, text="peers are starting")
-        position = 0
+        position, report = 0, {"held_epoch": 0}
         while True:
             lines = events.read_text(encoding="utf-8").splitlines(keepends=True)
             for line in lines[position:]:
@@ -268,10 +268,18 @@ def _follow(
                         stages.failure(("dalle-collab", "run", "assist"), auxiliary.returncode, "auxiliary")
                     )
                 return
-            if all(trainer.poll() not in (None, 0) for trainer in trainers):
-                code = trainers[0].returncode
-                raise StageError(stages.failure(("dalle-collab", "join", plan.repository()), code, "trainer-0"))
+            if all(trainer.poll() is not None for trainer in trainers):
+                _check_end(stages, plan, trainers, report)
             time.sleep(0.5)
+
+
+def _check_end(
+    stages: Stages, plan: DemoPlan, trainers: list[subprocess.Popen[str]], report: Mapping[str, Any]
+) -> None:
+    """Raise StageError if the trainers have ended and nobody holds the run's last state."""
+    if report["held_epoch"] < plan.num_epochs:
+        code = next((trainer.returncode for trainer in trainers if trainer.returncode != 0), 0)
+        raise StageError(stages.failure(("dalle-collab", "join", plan.repository()), code, "trainer-0"))
 
 
 def _training_text(report: Mapping[str, Any]) -> str:

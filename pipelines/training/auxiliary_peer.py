@@ -31,7 +31,9 @@ from pipelines.training.training_run import TrainingRun
 logger = logging.getLogger(__name__)
 
 PUBLISH_RETRY_SECONDS = 20.0
-STATUS_LIFETIME_SECONDS = 60.0
+DOWNLOAD_TIMEOUT_SECONDS = 60.0
+STATUS_LIFETIME_SECONDS = 180.0
+"""Longer than a download or a publication may hold this peer up: finishing trainers wait for a peer with a status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +149,9 @@ class AuxiliaryPeer:
 
     def _download(self) -> None:
         try:
-            self.averager.load_state_from_peers(timeout=self.run.averaging_timeout_seconds * 4)
+            self.averager.load_state_from_peers(
+                timeout=max(DOWNLOAD_TIMEOUT_SECONDS, self.run.averaging_timeout_seconds)
+            )
         except Exception as error:  # donors vanish in the middle of a download in many ways
             logger.warning("Download of the state failed, next try in a moment: %r", error)
         self._last_download = time.monotonic()

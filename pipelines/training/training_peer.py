@@ -22,8 +22,8 @@ from pipelines.training.training_run import TrainingRun, stable_seed
 
 logger = logging.getLogger(__name__)
 
-LINGER_SECONDS = 60.0
-"""A peer that finishes the run stays this long, until an auxiliary peer holds the final state."""
+LINGER_SECONDS = 150.0
+"""A peer that finishes the run stays at most this long, until an auxiliary peer holds the final state."""
 
 
 class RunFinishedError(ValueError):
