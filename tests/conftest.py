@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from hub_tools.local_hub import LocalHub
 
 # Test support modules lie beside the tests that use them; importlib mode puts nothing on the path by itself.
 sys.path.insert(0, str(Path(__file__).parent / "pipelines" / "training"))
+
+# A shell that starts a program in the background lets it ignore Ctrl-C, and its children inherit that; the commands under
+# test must hear it wherever the tests are started from.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ class DemoPlan:
     keep: int = 4
     num_captions_in_grid: int = 12
     top_k: int = 64
-    temperature: float = 1.0
+    temperature: float = 0.7
 
     @property
     def work(self) -> Path:
