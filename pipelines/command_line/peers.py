@@ -214,4 +214,9 @@ def _start_logging() -> Console:
     handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     logging.getLogger("pipelines").setLevel(logging.INFO)
+    # A state that was taken over brings the schedule forward without steps of one's own: that is the intention.
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
+    if "HIVEMIND_LOGLEVEL" not in os.environ:
+        # A peer that vanishes is an everyday event here, reported by us in one line; hivemind prints its traceback.
+        logging.getLogger("hivemind").setLevel(logging.CRITICAL)
     return console

@@ -148,12 +148,15 @@ class AuxiliaryPeer:
         return is_last or time.monotonic() - self._last_download >= self._follow_interval_seconds
 
     def _download(self) -> None:
+        epoch_before = self.held_epoch
         try:
             self.averager.load_state_from_peers(
                 timeout=max(DOWNLOAD_TIMEOUT_SECONDS, self.run.averaging_timeout_seconds)
             )
         except Exception as error:  # donors vanish in the middle of a download in many ways
             logger.warning("Download of the state failed, next try in a moment: %r", error)
+        if self.held_epoch == epoch_before:
+            logger.debug("No peer has handed out a state newer than that of epoch %d.", self.held_epoch)
         self._last_download = time.monotonic()
         self._share()
 
