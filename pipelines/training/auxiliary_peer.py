@@ -8,7 +8,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,6 @@ class AuxiliaryPeer:
         package_version: str,
         history: list[dict[str, Any]] | None = None,
         follow_interval_seconds: float = 5.0,
-        publish: Callable[[str, Path, int], str] = publish_checkpoint,
     ) -> None:
         self.repository, self.run = repository, run
         self.model = initial_model(run)
@@ -70,7 +69,8 @@ class AuxiliaryPeer:
         self.history = list(history or [])
         self.published_epoch = 0
         self._dht, self._processor, self._package_version = dht, processor, package_version
-        self._follow_interval_seconds, self._publish = follow_interval_seconds, publish
+        self._follow_interval_seconds = follow_interval_seconds
+        self._addresses = visible_addresses(dht)
         self._last_download = self._next_publication = 0.0
 
     def __enter__(self) -> "AuxiliaryPeer":
@@ -139,7 +139,7 @@ class AuxiliaryPeer:
             return None
         with tempfile.TemporaryDirectory(prefix="dalle-collab-checkpoint-") as name:
             self._write_checkpoint(Path(name))
-            commit = self._publish(self.repository, Path(name), self.held_epoch)
+            commit = publish_checkpoint(self.repository, Path(name), self.held_epoch)
         self.published_epoch = self.held_epoch
         return commit
 
@@ -168,7 +168,7 @@ class AuxiliaryPeer:
         status = AuxiliaryStatus(
             held_epoch=self.held_epoch,
             published_epoch=self.published_epoch,
-            addresses=list(visible_addresses(self._dht))[:16],
+            addresses=list(self._addresses[:16]),
         )
         self.records.publish_auxiliary(status, lifetime_seconds=STATUS_LIFETIME_SECONDS)
 

@@ -29,7 +29,6 @@ class SwarmOptimizer(hivemind.Optimizer):
         compression = averaging_compression(run)
         check_codec(compression)
         self.num_refused_gradients = 0
-        self.num_gradients = 0
         self.last_gradient_was_used = False
         options = averager_options(run)
         super().__init__(
@@ -89,7 +88,6 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
         """Add the local gradient, unless a value is not finite: then it is dropped and counted, the rest is kept."""
-        self.num_gradients += 1
         if not _gradients_are_finite(self.grad_averager.parameters):
             self.num_refused_gradients += 1
             logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
