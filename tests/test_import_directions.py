@@ -27,11 +27,13 @@ MAY_IMPORT = {
 SWARM_FILES = (
     "auxiliary_peer",
     "averaging",
+    "averaging_streams",
     "peer_metrics",
     "progress_tracking",
     "swarm",
     "swarm_optimizer",
     "training_peer",
+    "wire_codec",
 )
 PRICED = {
     "taming": ("pipelines/image_codes/vqgan_codec.py",),

@@ -1,5 +1,7 @@
 """`dalle-collab`: from captioned pictures to a model trained together, and pictures drawn by it."""
 
+import logging
+
 import typer
 
 from hub_tools.endpoint import prepare_hub_client
@@ -26,6 +28,8 @@ app.add_typer(demo.app, name="demo", help="The whole system, small, on this mach
 
 def main() -> None:
     """Run the command line; end with exit code 1 and one line where the user can mend something."""
+    # bitsandbytes warns of missing 4-bit kernels wherever the processor knows bfloat16; nothing here uses them.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     prepare_hub_client()
     run_command_line(app, prog_name="dalle-collab")
 

@@ -8,38 +8,33 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
-import math
 import multiprocessing
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
-import numpy as np
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.partition import BannedException
-from hivemind.compression import (
-    CompressionBase,
-    CompressionInfo,
-    Float16Compression,
-    NoCompression,
-    SizeAdaptiveCompression,
-    Uniform8BitQuantization,
-    deserialize_torch_tensor,
-)
-from hivemind.compression.quantization import average_buckets
+from hivemind.compression import deserialize_torch_tensor
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import amap_in_executor, as_aiter, azip
 
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.averaging_streams import (
+    ReadingStub,
+    first_messages,
+    until_farewell,
+    until_reader_closes,
+    with_farewell,
+)
 
 MAX_SECONDS_FOR_PENDING_STEP = 3.0
-SECONDS_FOR_LAST_ANSWERS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,63 +57,6 @@ class AveragingRound:
     """Peers in the last round's group, this one included."""
 
 
-class FiniteUniform8BitQuantization(Uniform8BitQuantization):
-    """hivemind's uniform 8-bit codec on the wire, which refuses values that are not finite.
-
-    The range is +-3 standard deviations; values beyond it are clipped and the bucket means are sent along.
-    """
-
-    def quantize(self, tensor: torch.Tensor, allow_inplace: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return 8-bit indices of the tensor's shape and the 256 float32 bucket means.
-
-        Raises:
-            ValueError: the tensor has a value that is not finite.
-        """
-        values = tensor.to(torch.float32)
-        mean = values.mean()
-        centred = values - mean
-        deviation = torch.linalg.vector_norm(centred) / math.sqrt(max(1, values.numel() - 1))
-        if not torch.isfinite(deviation):
-            raise ValueError("A tensor with values that are not finite was to be averaged; it is kept at home.")
-        scale = torch.clamp(self.RANGE_IN_SIGMAS * deviation / self.n_bins, min=torch.finfo(torch.float32).tiny)
-        indices = torch.clamp(torch.round(centred / scale) + self.n_bins // 2, 0, self.n_bins - 1).to(torch.uint8)
-        buckets = average_buckets(values, indices, self.n_bins)
-        return indices.numpy(), buckets.numpy().astype(self.codebook_dtype)
-
-
-def averaging_compression(run: TrainingRun) -> CompressionBase:
-    """Return the codec that all peers of the run use on the wire (paper, section 3.3)."""
-    if run.averaging_compression == "none":
-        return NoCompression()
-    if run.averaging_compression == "float16":
-        return Float16Compression()
-    return SizeAdaptiveCompression(
-        threshold=run.min_8bit_elements, less=Float16Compression(), greater_equal=FiniteUniform8BitQuantization()
-    )
-
-
-def check_codec(compression: CompressionBase, num_elements: int = 2**16) -> None:
-    """Send a vector through the codec and back, as a receiving peer would.
-
-    hivemind 1.1.12 with numpy 2.4 fails here, on the receiving side only, and silently loses half of every round.
-
-    Raises:
-        RuntimeError: the vector does not come back.
-    """
-    values = torch.linspace(-1.0, 1.0, num_elements)
-    info = CompressionInfo.from_tensor(values, key=0)
-    try:
-        received = deserialize_torch_tensor(compression.compress(values, info, allow_inplace=False))
-    except TypeError as error:
-        raise RuntimeError(
-            f"The wire codec fails on this machine ({error}; numpy {np.__version__}), so averaging would silently lose "
-            "data. Install a numpy that hivemind 1.1.12 works with: pip install 'numpy<2.4'"
-        ) from error
-    error_norm = (received - values).norm() / values.norm()
-    if not error_norm < 0.05:
-        raise RuntimeError(f"The wire codec returns a vector that is off by {error_norm:.0%}; expected less than 5 %.")
-
-
 class CountingAllReduceRunner(AllReduceRunner):
     """An all-reduce that tells how many bytes of tensor parts it sends."""
 
@@ -128,11 +66,22 @@ class CountingAllReduceRunner(AllReduceRunner):
         self._count_bytes = count_bytes
         own_index = self.ordered_peer_ids.index(self.peer_id)
         self._own_part_infos = tuple(info for _, info in self.tensor_part_container._input_parts_by_peer[own_index])
+        self._all_sent = tuple(asyncio.Event() for _ in self.ordered_peer_ids)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super()._generate_input_for_peer(peer_index):
-            self._count_bytes(len(message.tensor_part.buffer))
-            yield message
+        try:
+            async for message in super()._generate_input_for_peer(peer_index):
+                self._count_bytes(len(message.tensor_part.buffer))
+                yield message
+        finally:
+            self._all_sent[peer_index].set()
+
+    def _get_peer_stub(self, peer: PeerID) -> ReadingStub:
+        index = self.ordered_peer_ids.index(peer)
+        read = partial(
+            first_messages, count=self.tensor_part_container.num_parts_by_peer[index], all_sent=self._all_sent[index]
+        )
+        return ReadingStub(super()._get_peer_stub(peer), "rpc_aggregate_part", read)
 
     async def _accumulate_parts_streaming(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
@@ -182,7 +131,6 @@ class CountsRounds:
         self._seconds = multiprocessing.Value(ctypes.c_double, 0.0)
         self._group_size = multiprocessing.Value(ctypes.c_int64, 0)
         self._num_senders_served = 0
-        self._last_answer = -math.inf
 
     @property
     def last_round(self) -> AveragingRound:
@@ -204,11 +152,29 @@ class CountsRounds:
         """Average a sender's parts and answer with the differences; see `DecentralizedAverager`."""
         self._num_senders_served += 1
         try:
-            async for message in super().rpc_aggregate_part(stream, context):
+            async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
                 yield message
         finally:
             self._num_senders_served -= 1
-            self._last_answer = time.monotonic()
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> StreamOf[averaging_pb2.MessageFromLeader]:
+        """Accept a peer into a group or send it on; see `DecentralizedAverager`."""
+        async for message in until_reader_closes(super().rpc_join_group(request, context)):
+            yield message
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> StreamOf[averaging_pb2.DownloadData]:
+        """Hand the state out, then say that this was all; see `DecentralizedAverager`."""
+        async for message in until_reader_closes(with_farewell(super().rpc_download_state(request, context))):
+            yield message
+
+    @classmethod
+    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> ReadingStub:
+        """Return a stub that takes a state for whole only when its donor has said so."""
+        return ReadingStub(super().get_stub(p2p, peer, namespace=namespace), "rpc_download_state", until_farewell)
 
     async def _shutdown(self, timeout: float | None) -> None:
         # A peer that has its own result and leaves at once would take the others' last parts with it.
@@ -217,8 +183,7 @@ class CountsRounds:
         await super()._shutdown(timeout)
 
     async def _until_senders_are_served(self) -> None:
-        # The last answers may still be on their way through the libp2p daemon, which ends after this.
-        while self._num_senders_served or time.monotonic() - self._last_answer < SECONDS_FOR_LAST_ANSWERS:
+        while self._num_senders_served:
             await asyncio.sleep(0.05)
 
     async def _run_allreduce_inplace_(

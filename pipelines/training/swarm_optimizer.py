@@ -9,10 +9,11 @@ import hivemind
 import torch
 from hivemind.compression import NoCompression
 
-from pipelines.training.averaging import SwarmGradientAverager, SwarmStateAverager, averaging_compression, check_codec
+from pipelines.training.averaging import SwarmGradientAverager, SwarmStateAverager
 from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
 from pipelines.training.progress_tracking import SwarmProgressTracker
 from pipelines.training.training_run import TrainingRun
+from pipelines.training.wire_codec import averaging_compression, check_codec
 
 logger = logging.getLogger(__name__)
 

@@ -37,10 +37,11 @@ def be_a_peer(number: int, folder: Path, compression: str, num_parameters: int, 
     """Average random gradients with the other peer."""
     import dataclasses
 
-    from pipelines.training.averaging import SwarmGradientAverager, averaging_compression
+    from pipelines.training.averaging import SwarmGradientAverager
     from pipelines.training.peer_options import PeerOptions
     from pipelines.training.swarm import open_dht, visible_addresses
     from pipelines.training.training_run import TrainingRun
+    from pipelines.training.wire_codec import averaging_compression
 
     torch.set_num_threads(1)
     run = TrainingRun(

@@ -10,7 +10,7 @@ from hivemind.compression import (
 )
 from swarm_of_processes import tiny_run
 
-from pipelines.training.averaging import FiniteUniform8BitQuantization, averaging_compression, check_codec
+from pipelines.training.wire_codec import FiniteUniform8BitQuantization, averaging_compression, check_codec
 
 # hivemind 1.1.12 with the newest numpy that it works with
 pytestmark = [
