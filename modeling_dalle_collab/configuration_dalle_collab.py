@@ -1,8 +1,12 @@
 """The sizes and the wiring of the collaborative DALL-E; every number that a checkpoint depends on."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:
+    # A saved model takes along the files that its code imports from beside it; this one is needed by its name alone.
+    from .pipeline_dalle_collab import TextToImagePipeline  # noqa: F401
 
 ATTENTION_KINDS = ("row", "column", "convolutional")
 CONV_WINDOWS = ("centred", "corner")
@@ -14,6 +18,15 @@ AUTO_MAP = {
     "AutoModel": "modeling_dalle_collab.DalleCollabForConditionalGeneration",
     "AutoModelForMultimodalLM": "modeling_dalle_collab.DalleCollabForConditionalGeneration",
     "AutoProcessor": "processing_dalle_collab.DalleCollabProcessor",
+}
+
+# The same for `transformers.pipeline`.
+CUSTOM_PIPELINES = {
+    "text-to-image": {
+        "impl": "pipeline_dalle_collab.TextToImagePipeline",
+        "pt": ["AutoModel"],
+        "type": "multimodal",
+    }
 }
 
 

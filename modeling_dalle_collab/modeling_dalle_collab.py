@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack
-from .configuration_dalle_collab import AUTO_MAP, DalleCollabConfig
+from .configuration_dalle_collab import AUTO_MAP, CUSTOM_PIPELINES, DalleCollabConfig
 from .generation_dalle_collab import ImageCodeGeneration
 from .inputs_dalle_collab import check_image_codes, check_text
 
@@ -72,6 +72,7 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
         """Save weights (safetensors), configuration and the code that reads them, for `trust_remote_code=True`."""
         self.config.auto_map = dict(AUTO_MAP)
+        self.config.custom_pipelines = {task: dict(parts) for task, parts in CUSTOM_PIPELINES.items()}
         super().save_pretrained(save_directory, **kwargs)
 
 

@@ -39,6 +39,8 @@ PRICED = {
     "taming": ("pipelines/image_codes/vqgan_codec.py",),
     "open_clip": ("pipelines/generation/clip_reranking.py",),
     "bitsandbytes": ("pipelines/training/optimizers.py",),
+    "peft": ("pipelines/training/finetuning.py",),
+    "accelerate": ("pipelines/training/finetuning.py",),
     "hivemind": tuple(f"pipelines/training/{name}.py" for name in SWARM_FILES),
     "gradio": ("spaces/",),
 }

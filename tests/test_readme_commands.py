@@ -33,6 +33,7 @@ MUST_MENTION = [
         "dalle-collab codec train",
         "dalle-collab codec convert",
     ),
+    *("dalle-collab model finetune", "--mixed-precision", "--full"),
     *("dalle-collab clip train", "hub-tools publish dataset", "hub-tools publish space", "hub-tools serve --root"),
 ]
 

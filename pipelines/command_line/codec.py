@@ -118,9 +118,9 @@ def convert(
 
       dalle-collab codec convert last.ckpt model.yaml --output vqgan-f8-8192
     """
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.image_codes.taming_checkpoint import read_taming_codec
 
-    codec = VQGANCodec.from_taming_checkpoint(checkpoint, description)
+    codec = read_taming_codec(checkpoint, description)
     codec.save_pretrained(output)
     typer.echo(f"{output}: codec {codec.fingerprint}, {codec.config.codebook_size} codes, f={_factor(codec)}.")
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import yaml
 
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import CodecLoadError, VQGANConfig
 
 QUANTIZER_OF_TARGET = {"GumbelVQ": "gumbel", "VQModel": "nearest"}
@@ -21,6 +22,13 @@ class InertObject:
 
     def __setstate__(self, state: Any) -> None:
         pass
+
+
+def read_taming_codec(checkpoint_path: str | os.PathLike, yaml_path: str | os.PathLike) -> VQGANCodec:
+    """The codec of a published taming `.ckpt` with its `.yaml`; no code in the checkpoint is run."""
+    codec = VQGANCodec(read_taming_config(yaml_path))
+    codec.load_tensors(read_taming_tensors(checkpoint_path), str(checkpoint_path))
+    return codec
 
 
 def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.Tensor]:

@@ -1,5 +1,7 @@
 """The VQGAN codec over taming-transformers' modules: pictures to codes and back. The one taming import.
 
+This file and `vqgan_config.py` travel with models to the Model Hub: no other file of the project is imported here.
+
 Axis names: batch, height, width, num_codes (= grid_size * grid_size), embedding.
 """
 
@@ -20,8 +22,7 @@ from taming.modules.diffusionmodules.model import Decoder, Encoder
 from taming.modules.vqvae.quantize import GumbelQuantize, VectorQuantizer2
 from torch import nn
 
-from pipelines.image_codes.taming_checkpoint import read_taming_config, read_taming_tensors
-from pipelines.image_codes.vqgan_config import CodecLoadError, VQGANConfig
+from .vqgan_config import CodecLoadError, VQGANConfig
 
 __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "CodecLoadError", "VQGANCodec", "VQGANConfig"]
 
@@ -168,17 +169,14 @@ class VQGANCodec(nn.Module):
         """The codec in a folder or a Hub model repository, in evaluation mode. CodecLoadError when it does not fit."""
         config_path, weights_path = _locate(path_or_repo, revision)
         codec = cls(_read_config(config_path))
-        codec._load(_read_tensors(weights_path), str(weights_path))
+        codec.load_tensors(_read_tensors(weights_path), str(weights_path))
         return codec.to(device)
 
-    @classmethod
-    def from_taming_checkpoint(cls, checkpoint_path: str | os.PathLike, yaml_path: str | os.PathLike) -> Self:
-        """The codec of a published taming `.ckpt` with its `.yaml`; no code in the checkpoint is run."""
-        codec = cls(read_taming_config(yaml_path))
-        codec._load(read_taming_tensors(checkpoint_path), str(checkpoint_path))
-        return codec
+    def load_tensors(self, tensors: dict[str, torch.Tensor], origin: str) -> None:
+        """Take over the weights of these names, others are left alone, and go into evaluation mode.
 
-    def _load(self, tensors: dict[str, torch.Tensor], origin: str) -> None:
+        `origin` says in messages where they come from. CodecLoadError when one is absent or of another shape.
+        """
         own = self.state_dict()
         missing = sorted(own.keys() - tensors.keys())
         wrong = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]

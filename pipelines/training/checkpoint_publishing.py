@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import HfApi
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.image_codes.codec_code import copy_codec_code
 from pipelines.training.checkpoints import RunState, save_training_state
 from pipelines.training.training_run import TrainingRun
 
@@ -30,6 +31,7 @@ def write_checkpoint(
     """Write everything a checkpoint consists of into an empty folder."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    copy_codec_code(folder)
     save_training_state(folder, model, optimizer, state)
     (folder / METRICS_FILE).write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
     draw_loss_curve(history, folder / LOSS_CURVE_FILE)
@@ -103,13 +105,16 @@ A text-to-image transformer trained together by volunteers, in the manner of *Tr
 dalle-collab generate {repository} "a caption" --candidates 128 --keep 4 --output grid.png
 ```
 
-```python
-from transformers import AutoModel, AutoProcessor
+Or with nothing of this project, after `pip install transformers taming-transformers-rom1504 einops`:
 
-model = AutoModel.from_pretrained("{repository}", trust_remote_code=True)
-processor = AutoProcessor.from_pretrained("{repository}", trust_remote_code=True)
-image_codes = model.generate_image_codes(**processor(text=["a caption"]), num_candidates=4)
+```python
+from transformers import pipeline
+
+draw = pipeline("text-to-image", model="{repository}", trust_remote_code=True)
+draw("a caption", num_images_per_prompt=4, seed=1)[0].save("picture.png")
 ```
+
+`AutoModel` and `AutoProcessor` load the parts; `output_type="codes"` gives image codes and needs `transformers` alone.
 
 ## Join
 

@@ -17,6 +17,7 @@ FILES = {
     *("config.json", "generation_config.json", "model.safetensors"),
     *("attention_dalle_collab.py", "blocks_dalle_collab.py", "cache_dalle_collab.py", "configuration_dalle_collab.py"),
     *("generation_dalle_collab.py", "inputs_dalle_collab.py", "modeling_dalle_collab.py"),
+    "pipeline_dalle_collab.py",
 }
 
 

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from pipelines.image_codes.taming_checkpoint import read_taming_config, read_taming_tensors
+from pipelines.image_codes.taming_checkpoint import read_taming_codec, read_taming_config, read_taming_tensors
 from pipelines.image_codes.vqgan_codec import CodecLoadError, VQGANCodec, VQGANConfig
 
 PUBLISHED_YAML = """
@@ -81,7 +81,7 @@ def test_a_checkpoint_with_unknown_callbacks_gives_the_same_codec(tmp_path):
         tmp_path / "last.ckpt", callbacks={type(callback): callback}, hyper_parameters=argparse.Namespace(a=1)
     )
     del sys.modules["vanished_lightning.callbacks"], sys.modules["vanished_lightning"]
-    loaded = VQGANCodec.from_taming_checkpoint(tmp_path / "last.ckpt", tmp_path / "model.yaml")
+    loaded = read_taming_codec(tmp_path / "last.ckpt", tmp_path / "model.yaml")
     assert loaded.fingerprint == codec.fingerprint
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(loaded.encode(images), codec.eval().encode(images))
@@ -155,4 +155,4 @@ def test_a_checkpoint_that_does_not_fit_its_description_is_refused(tmp_path):
     some_checkpoint(tmp_path / "last.ckpt")
     (tmp_path / "model.yaml").write_text(SMALL_YAML.replace("n_embed: 12", "n_embed: 24"))
     with pytest.raises(CodecLoadError, match="does not fit its configuration"):
-        VQGANCodec.from_taming_checkpoint(tmp_path / "last.ckpt", tmp_path / "model.yaml")
+        read_taming_codec(tmp_path / "last.ckpt", tmp_path / "model.yaml")

@@ -13,6 +13,7 @@ from swarm_peer import made_up_batch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
+from pipelines.image_codes.codec_code import CODEC_CODE_FILES
 from pipelines.training.checkpoint_publishing import draw_loss_curve, model_card, write_checkpoint
 from pipelines.training.checkpoints import RunState, load_training_state, save_training_state
 from pipelines.training.swarm_optimizer import optimizer_parts
@@ -167,6 +168,8 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
     assert "| most peers at a time | 2 |" in card and f"{model.num_parameters():,}" in card
     assert "at `0123456789ab`" in card and "datasets: [org/birds-codes]" in card
     assert "![loss curve](loss_curve.png)" in card and "dalle-collab join org/birds" in card
+    assert 'pipeline("text-to-image", model="org/birds", trust_remote_code=True)' in card
+    assert {"pipeline_dalle_collab.py", *CODEC_CODE_FILES} <= {path.name for path in tmp_path.iterdir()}
     assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".py", ".md", ".png", ".jinja"}
 
 

@@ -1,0 +1,16 @@
+"""The text-to-image pipeline of transformers with this package's own codec, for where the package is installed.
+
+Example:
+    pipeline("text-to-image", model="ORG/RUN", pipeline_class=InstalledTextToImagePipeline)
+"""
+
+from modeling_dalle_collab.pipeline_dalle_collab import TextToImagePipeline
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+
+class InstalledTextToImagePipeline(TextToImagePipeline):
+    """Draws pictures without running code of the model's repository, so it needs no `trust_remote_code`."""
+
+    def codec_class(self) -> type[VQGANCodec]:
+        """Return the installed codec's class."""
+        return VQGANCodec
