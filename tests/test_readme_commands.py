@@ -34,6 +34,7 @@ MUST_MENTION = [
         "dalle-collab codec convert",
     ),
     *("dalle-collab clip train", "hub-tools publish dataset", "hub-tools publish space", "hub-tools serve --root"),
+    *("dalle-collab model convert", "--conv-window"),
 ]
 
 

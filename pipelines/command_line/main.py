@@ -4,7 +4,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import clip, codec, data, demo, generate, join, run
+from pipelines.command_line import clip, codec, data, demo, generate, join, model, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data", help="Turn captioned pictures into a streamable dataset of image codes.")
 app.add_typer(codec.app, name="codec", help="Train and look at the VQGAN codec.")
 app.add_typer(clip.app, name="clip", help="Train the CLIP that ranks generated pictures.")
+app.add_typer(model.app, name="model", help="Bring models from elsewhere into the form of this project.")
 app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
 app.command("join")(join.join)
 app.command("generate")(generate.generate)
