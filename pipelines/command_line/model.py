@@ -36,7 +36,8 @@ def convert(
     """Convert the weights of the original run, or of dalle-pytorch 1.4.0 to 1.6.6, to a folder for the Hub.
 
     No code in the checkpoint is run. The sizes are read off its tensors; what no tensor tells is an option, and the
-    defaults are the original run's. A model that ours cannot express is refused with the reason.
+    defaults are the original run's. A model that ours cannot express is refused with the reason, but for one with full
+    attention: its tensors look the same, and it would draw noise.
 
     Examples:
 
