@@ -37,7 +37,7 @@ bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short look
 	done
 
 # A command that is found may still not run (pyenv's shims), and a Python without ensurepip cannot make a .venv.
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg pyproject.toml tests/ancestor/requirements.txt
 	@$(VENV)/bin/python -c '$(FITS)' 2>/dev/null && $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
 		for python in $$(type -ap $(PYTHONS)); do \
 			if "$$python" -c '$(FITS)' 2>/dev/null; then \
@@ -50,4 +50,5 @@ $(STAMP): setup.cfg pyproject.toml
 	}
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip 'setuptools>=77'
 	$(VENV)/bin/python -m pip install --editable '.[test]'
+	$(VENV)/bin/python -m pip install --no-deps --requirement tests/ancestor/requirements.txt
 	@touch $@

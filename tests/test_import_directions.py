@@ -18,8 +18,9 @@ MAY_IMPORT = {
     "hub_tools": (),
     "pipelines.image_codes": (),
     **dict.fromkeys(STAGES, STAGE_NEEDS),
+    "pipelines.conversion": ("pipelines.image_codes", "modeling_dalle_collab"),
     "pipelines.demo": (*STAGES, *STAGE_NEEDS),
-    "pipelines.command_line": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
+    "pipelines.command_line": ("pipelines.demo", "pipelines.conversion", *STAGES, *STAGE_NEEDS),
     "spaces": ("pipelines", *LIBRARIES),
 }
 """Which parts of the project a part may import besides itself."""

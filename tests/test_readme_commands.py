@@ -35,6 +35,7 @@ MUST_MENTION = [
     ),
     *("dalle-collab model finetune", "--mixed-precision", "--full"),
     *("dalle-collab clip train", "hub-tools publish dataset", "hub-tools publish space", "hub-tools serve --root"),
+    *("dalle-collab model convert", "--conv-window"),
 ]
 
 

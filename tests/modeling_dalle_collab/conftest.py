@@ -1,22 +1,12 @@
-"""A tiny model, and the ancestor's golden model: weights, inputs and outputs of the real dalle-pytorch.
-
-`golden/` holds what dalle-pytorch 1.6.6 and 1.4.2 computed for one small configuration with random weights (float32,
-one thread): logits, losses, gradients and greedily generated tokens.
-"""
-
-import json
-from pathlib import Path
+"""A tiny model, and the ancestor's golden model: weights, inputs and outputs of the real dalle-pytorch."""
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from golden_files import golden_settings, golden_state_dict, golden_tensors
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-
-GOLDEN = Path(__file__).parent / "golden"
-ANCESTOR_BLOCKS = "transformer.layers.blocks"
-# The first layer that uses each of the shared groups of the golden model.
-FIRST_LAYERS = (0, 1, 2, 3, 7)
+from pipelines.conversion.checkpoint_sizes import UnseenSettings, infer_config
+from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, convert_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -72,60 +62,24 @@ def spread_parameters(model):
 
 @pytest.fixture(scope="session")
 def golden():
-    settings = json.loads((GOLDEN / "golden_config.json").read_text())
-    return settings, load_file(GOLDEN / "golden_io.safetensors")
+    return golden_settings(), golden_tensors()
 
 
 @pytest.fixture(scope="session")
-def golden_weights():
-    return {name: tensor.float() for name, tensor in load_file(GOLDEN / "golden_weights.safetensors").items()}
+def golden_checkpoint():
+    return DallePytorchCheckpoint.from_tensors(golden_state_dict())
 
 
 @pytest.fixture
-def golden_model(golden, golden_weights):
-    sizes = golden[0]["config"]
+def golden_model(golden, golden_checkpoint):
+    codebook_size = golden[0]["config"]["vocab_image"]
 
     def make(conv_window="corner", recompute="reversible"):
-        config = DalleCollabConfig(
-            text_vocab_size=sizes["vocab_text"],
-            codebook_size=sizes["vocab_image"],
-            text_sequence_length=sizes["text_seq_len"],
-            image_grid_size=sizes["fmap"],
-            hidden_size=sizes["dim"],
-            num_hidden_layers=sizes["depth"],
-            num_attention_heads=sizes["heads"],
-            head_dim=sizes["dim_head"],
-            conv_window=conv_window,
-            recompute=recompute,
-        )
+        unseen = UnseenSettings(codebook_size=codebook_size, conv_window=conv_window)
+        config = infer_config(golden_checkpoint, unseen)
+        config.recompute = recompute
         model = DalleCollabForConditionalGeneration(config)
-        model.load_state_dict(
-            {
-                ours: golden_weights[theirs].flatten() if ours.endswith(".scale") else golden_weights[theirs]
-                for ours, theirs in ancestor_names(sizes["depth"]).items()
-            }
-        )
+        model.load_state_dict(convert_tensors(golden_checkpoint, config))
         return model
 
     return make
-
-
-def ancestor_names(depth):
-    """Return for each of our parameters the name it has in dalle-pytorch 1.6.6."""
-    names = {"model.token_embedding.weight": "image_emb.linear.weight", "output_bias": "image_emb.linear.bias"}
-    for part in ("weight", "bias"):
-        names[f"model.norm.{part}"] = f"to_logits.0.{part}"
-    for layer in range(depth):
-        for ours, theirs in (("attention", "f"), ("feed_forward", "g")):
-            branch = f"model.stack.layers.{layer}.{ours}"
-            names[f"{branch}.scale"] = f"{ANCESTOR_BLOCKS}.{layer}.{theirs}.net.scale"
-            for part in ("weight", "bias"):
-                names[f"{branch}.norm.{part}"] = f"{ANCESTOR_BLOCKS}.{layer}.{theirs}.net.fn.norm.{part}"
-    for group, layer in enumerate(FIRST_LAYERS):
-        ours, theirs = f"model.stack.groups.{group}", f"{ANCESTOR_BLOCKS}.{layer}"
-        names[f"{ours}.attention.qkv.weight"] = f"{theirs}.f.net.fn.fn.fn.fn.fn.to_qkv.weight"
-        for part in ("weight", "bias"):
-            names[f"{ours}.attention.output.{part}"] = f"{theirs}.f.net.fn.fn.fn.fn.fn.to_out.0.{part}"
-            names[f"{ours}.feed_forward.input.{part}"] = f"{theirs}.g.net.fn.fn.fn.fn.net.0.{part}"
-            names[f"{ours}.feed_forward.output.{part}"] = f"{theirs}.g.net.fn.fn.fn.fn.net.3.{part}"
-    return names

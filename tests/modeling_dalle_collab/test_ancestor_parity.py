@@ -83,9 +83,9 @@ def test_greedy_generation_takes_the_ancestors_codes(golden_model, golden, windo
         assert torch.equal(codes[:, candidate], expected[f"{WINDOWS[window]}greedy_tokens"])
 
 
-def test_rotary_angles_equal_the_ancestors_table(golden_model, golden_weights):
+def test_rotary_angles_equal_the_ancestors_table(golden_model, golden_checkpoint):
     model = golden_model()
-    table = golden_weights["transformer.pos_emb"][0]
+    table = golden_checkpoint.tensors["transformer.pos_emb"][0]
     angles = rotary_angles(model.config).repeat_interleave(2, dim=-1)
     assert torch.equal(angles[:, : table.shape[1]], table)
     assert not angles[:, table.shape[1] :].any()

@@ -1,4 +1,4 @@
-"""`dalle-collab model`, on the embedded Hub: a run's checkpoint is fine-tuned on a dataset that the Hub streams."""
+"""`dalle-collab model finetune`, on the embedded Hub: a checkpoint is taken further on a streamed dataset."""
 
 import json
 import time
