@@ -1,4 +1,4 @@
-"""Layers with shared weights, token shift and the two residual streams, stored or recomputed.
+"""Layers with shared weights, token shift and the two residual streams.
 
 Axes: batch, position, hidden. A layer adds two branches to two streams: `first += attention(second)`, then
 `second += feed_forward(first)`. A branch is scale * f(shift(norm(x))): normalisation and scale belong to the layer, the
@@ -6,16 +6,16 @@ weights of f to the group of layers that share them.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_dalle_collab import AttentionTables, DalleCollabAttention
+from .attention_dalle_collab import AttentionTables, DalleCollabAttention, apply_linear
 from .configuration_dalle_collab import DalleCollabConfig
+from .reversible_dalle_collab import BranchCall, ReversibleLayers, run_layer
 
 
 class _TokenShift(torch.autograd.Function):
@@ -38,8 +38,8 @@ def _shift(x: Tensor, block: int, size: int, copy: Callable[[Tensor, Tensor, int
     copy(text[..., :half], text_out[..., :half], 1, block)
     text_out[..., half:] = text[..., half:]
     if x.shape[1] > block:
-        grid, grid_out = (part[:, block:].unflatten(1, (size, size)) for part in (x, out))
-        copy(grid[..., :quarter], grid_out[..., :quarter], 1, size)
+        grid, grid_out = (part[:, block:].unflatten(1, (-1, size)) for part in (x, out))
+        copy(grid[..., :quarter], grid_out[..., :quarter], 1, grid.shape[1])
         copy(grid[..., quarter:half], grid_out[..., quarter:half], 2, size)
         grid_out[..., half:] = grid[..., half:]
     return out
@@ -59,10 +59,38 @@ def shift_tokens(x: Tensor, config: DalleCollabConfig) -> Tensor:
     """Give each position some channels of its neighbours: (batch, position, hidden) to the same shape.
 
     In the text block the first half of the channels comes from the position before. On the image grid the first quarter
-    comes from the code above, the second from the code on the left; outside the grid is 0. `x` is the text block alone
-    or the text block and the whole grid.
+    comes from the code above, the second from the code on the left; outside the grid is 0. `x` is the text block and
+    any number of whole rows.
     """
     return _TokenShift.apply(x, config.text_block_length, config.image_grid_size)
+
+
+class _GatedGelu(torch.autograd.Function):
+    """Keeps its input alone, and writes its gradient in one piece: autograd would keep three tensors of that size."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # noqa: ANN001
+        ctx.save_for_backward(x)
+        value, gate = x.chunk(2, dim=-1)
+        return F.gelu(gate).mul_(value)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+        (x,) = ctx.saved_tensors
+        value, gate = x.chunk(2, dim=-1)
+        out = torch.empty_like(x)
+        value_grad, gate_grad = out.chunk(2, dim=-1)
+        torch.mul(grad, F.gelu(gate), out=value_grad)
+        torch.ops.aten.gelu_backward.grad_input(grad * value, gate, grad_input=gate_grad)
+        return out
+
+
+def gated_gelu(x: Tensor) -> Tensor:
+    """Return the first half of the channels times the exact GELU of the second: (..., 2 x inner) to (..., inner)."""
+    if torch.compiler.is_compiling():  # the compiler fuses the plain formula
+        value, gate = x.chunk(2, dim=-1)
+        return value * F.gelu(gate)
+    return _GatedGelu.apply(x)
 
 
 class DalleCollabFeedForward(nn.Module):
@@ -77,8 +105,8 @@ class DalleCollabFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden_size) to the same shape."""
-        value, gate = self.input(x).chunk(2, dim=-1)
-        return self.output(F.dropout(value * F.gelu(gate), self.dropout, self.training))
+        inner = gated_gelu(apply_linear(self.input, x))
+        return apply_linear(self.output, F.dropout(inner, self.dropout, self.training))
 
 
 class DalleCollabSharedGroup(nn.Module):
@@ -109,14 +137,14 @@ class DalleCollabLayer(nn.Module):
         self.feed_forward = DalleCollabBranch(config, layer_index)
 
 
-@dataclass(frozen=True)
-class BranchCall:
-    """A branch ready to be computed, and the parameters that it uses."""
+@dataclass(frozen=True, kw_only=True)
+class Taps:
+    """Collects what layers compute on the way; a pass with taps stores all activations."""
 
-    compute: Callable[[Tensor], Tensor]
-    parameters: tuple[nn.Parameter, ...]
-    is_random: bool
-    """Whether it draws random numbers (dropout), which a second computation must draw again."""
+    hidden_states: list[Tensor] = field(default_factory=list)
+    """The mean of the streams before the first layer and after every layer, (batch, position, hidden)."""
+    attentions: list[Tensor] | None = None
+    """The attention weights of every layer, (batch, head, query, key); None if they are not wanted."""
 
 
 class DalleCollabStack(nn.Module):
@@ -127,21 +155,44 @@ class DalleCollabStack(nn.Module):
         self.config = config
         self.groups = nn.ModuleList(DalleCollabSharedGroup(config) for _ in range(config.num_shared_groups))
         self.layers = nn.ModuleList(DalleCollabLayer(config, index) for index in range(config.num_hidden_layers))
+        self.gradient_checkpointing = False  # set by transformers' activation_checkpointing_enable
 
-    def forward(self, x: Tensor, tables: AttentionTables | None = None) -> Tensor:
+    def forward(self, x: Tensor, tables: AttentionTables | None = None, taps: Taps | None = None) -> Tensor:
         """Run all layers over whole sequences: (batch, position, hidden_size) to the mean of the two streams."""
-        calls = list(self._calls(tables or AttentionTables.build(self.config, x.device, x.dtype)))
-        if self.config.recompute == "reversible" and torch.is_grad_enabled():
-            parameters = dict.fromkeys(parameter for call in calls for parameter in call.parameters)
-            return _ReversibleStack.apply(x, calls, *parameters)
-        return _run(x, calls)[2]
+        tables = tables or AttentionTables.build(self.config, x.device, x.dtype)
+        calls = list(self._calls(tables, None if taps is None or taps.attentions is None else taps.attentions.append))
+        first = second = x
+        if num_recomputed := self._num_recomputed_branches(taps):
+            recomputed, calls = calls[:num_recomputed], calls[num_recomputed:]
+            parameters = dict.fromkeys(parameter for call in recomputed for parameter in call.parameters)
+            first, second = ReversibleLayers.apply(first, second, recomputed, *parameters)
+        for pair in zip(calls[::2], calls[1::2], strict=True):
+            if taps is not None:
+                taps.hidden_states.append((first + second) * 0.5)
+            if self.gradient_checkpointing and self.training:
+                first, second = self._gradient_checkpointing_func(run_layer, first, second, *pair)
+            else:
+                first, second = run_layer(first, second, *pair)
+        hidden = (first + second) * 0.5
+        if taps is not None:
+            taps.hidden_states.append(hidden)
+        return hidden
 
-    def _calls(self, tables: AttentionTables) -> Iterator[BranchCall]:
+    def _num_recomputed_branches(self, taps: Taps | None) -> int:
+        """Two branches a layer; the last layers are the stored ones, because their backward pass comes first."""
+        if not torch.is_grad_enabled() or taps is not None or (self.gradient_checkpointing and self.training):
+            return 0
+        layers = {"reversible": len(self.layers), "partial": len(self.layers) // 2, "none": 0}[self.config.recompute]
+        return 2 * layers
+
+    def _calls(
+        self, tables: AttentionTables, on_weights: Callable[[Tensor], None] | None = None
+    ) -> Iterator[BranchCall]:
         for layer, kind, group_index in zip(
             self.layers, self.config.layer_kinds, self.config.layer_groups, strict=True
         ):
             group = self.groups[group_index]
-            attend = partial(group.attention, kind=kind, tables=tables)
+            attend = partial(group.attention, kind=kind, tables=tables, on_weights=on_weights)
             yield self._call(layer.attention, attend, group.attention)
             yield self._call(layer.feed_forward, group.feed_forward, group.feed_forward)
 
@@ -151,95 +202,3 @@ class DalleCollabStack(nn.Module):
 
         dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout)
         return BranchCall(run, (*branch.parameters(), *shared.parameters()), self.training and dropout > 0)
-
-
-def _run(x: Tensor, calls: list[BranchCall]) -> tuple[Tensor, Tensor, Tensor]:
-    first = second = x
-    for attention, feed_forward in zip(calls[::2], calls[1::2], strict=True):
-        first = first + attention.compute(second)
-        second = second + feed_forward.compute(first)
-    return first, second, (first + second) * 0.5
-
-
-class _ReversibleStack(torch.autograd.Function):
-    """Keeps only the last value of the two streams; the backward pass recomputes every branch from it.
-
-    The parameters are inputs of the function, each once, so that their gradients reach autograd like any others
-    (`torch.autograd.grad`, hooks and gradient accumulation work).
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, calls: list[BranchCall], *parameters: Tensor) -> Tensor:  # noqa: ANN001
-        ctx.calls, ctx.parameters = calls, parameters
-        ctx.replays = []
-        first = second = x
-        for attention, feed_forward in zip(calls[::2], calls[1::2], strict=True):
-            ctx.replays.append(_Replay(x.device, attention.is_random))
-            first = first + attention.compute(second)
-            ctx.replays.append(_Replay(x.device, feed_forward.is_random))
-            second = second + feed_forward.compute(first)
-        ctx.save_for_backward(first, second)
-        return (first + second) * 0.5
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        first, second = ctx.saved_tensors
-        grad_first = grad_second = grad * 0.5
-        grads: dict[Tensor, Tensor] = {}
-        for index in range(len(ctx.calls) - 2, -1, -2):
-            second, grad_first = _undo(ctx, index + 1, second, first, grad_second, grad_first, grads)
-            first, grad_second = _undo(ctx, index, first, second, grad_first, grad_second, grads)
-        return grad_first + grad_second, None, *(grads.get(parameter) for parameter in ctx.parameters)
-
-
-def _undo(
-    ctx,  # noqa: ANN001
-    index: int,
-    target: Tensor,
-    source: Tensor,
-    grad_target: Tensor,
-    grad_source: Tensor,
-    grads: dict[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Take branch `index` back: return `target` before it was added and the gradient of `source` with it."""
-    call = ctx.calls[index]
-    wanted = [parameter for parameter in call.parameters if parameter.requires_grad]
-    with torch.enable_grad():
-        source = source.detach().requires_grad_()
-        added = ctx.replays[index](call.compute, source)
-    source_grad, *parameter_grads = torch.autograd.grad(added, [source, *wanted], grad_target)
-    for parameter, parameter_grad in zip(wanted, parameter_grads, strict=True):
-        seen = grads.get(parameter)
-        grads[parameter] = parameter_grad if seen is None else seen.add_(parameter_grad)
-    return target - added.detach(), grad_source + source_grad
-
-
-class _Replay:
-    """Computes a branch again under the same conditions: the same autocast and, for dropout, random numbers."""
-
-    def __init__(self, device: torch.device, keep_random_state: bool) -> None:
-        self.devices = [device] if device.type == "cuda" else []
-        self.random_states = _random_states(self.devices) if keep_random_state else None
-        self.autocast = nullcontext
-        if device.type != "meta":
-            enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-            self.autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=enabled)
-
-    def __call__(self, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        with self._same_random_numbers(), self.autocast():
-            return compute(x)
-
-    @contextmanager
-    def _same_random_numbers(self) -> Iterator[None]:
-        if self.random_states is None:
-            yield
-            return
-        with torch.random.fork_rng(devices=self.devices):
-            torch.set_rng_state(self.random_states[0])
-            for device, state in zip(self.devices, self.random_states[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield
-
-
-def _random_states(devices: list[torch.device]) -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 ATTENTION_KINDS = ("row", "column", "convolutional")
 CONV_WINDOWS = ("centred", "corner")
-RECOMPUTE_CHOICES = ("reversible", "none")
+RECOMPUTE_CHOICES = ("reversible", "partial", "none")
 
 # Which class of which file answers for which auto class, where the code is read from the Model Hub.
 AUTO_MAP = {
@@ -80,7 +80,11 @@ class DalleCollabConfig(PreTrainedConfig):
     """Weight of the image loss against the text loss, which has weight 1."""
     recompute: str = "reversible"
     """`reversible` recomputes activations in the backward pass (memory does not grow with depth); `none` stores
-    them (a quarter less work). Same numbers; may be changed at any time."""
+    them (a quarter less work); `partial` stores those of the last half of the layers. Same numbers; may be changed at
+    any time."""
+    caption_dropout: float = 0.0
+    """Share of the captions that are replaced by padding in training, so that guidance has something to compare with;
+    0.1 is common. The original run had none."""
 
     def __post_init__(self, **kwargs) -> None:
         self.attention_pattern = tuple(self.attention_pattern)
@@ -97,7 +101,7 @@ class DalleCollabConfig(PreTrainedConfig):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
-        for name in ("attention_dropout", "feed_forward_dropout"):
+        for name in ("attention_dropout", "feed_forward_dropout", "caption_dropout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < 1:
                 raise ValueError(f"{name} is {value!r}, expected a number from 0 up to but not including 1.")

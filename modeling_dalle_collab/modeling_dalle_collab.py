@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack
+from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack, Taps
 from .configuration_dalle_collab import AUTO_MAP, CUSTOM_PIPELINES, DalleCollabConfig
 from .generation_dalle_collab import ImageCodeGeneration
 from .inputs_dalle_collab import check_image_codes, check_text
@@ -37,6 +37,10 @@ class DalleCollabOutput(ModelOutput):
     """Scalar: mean cross-entropy of the image codes, in nats."""
     logits: Tensor | None = None
     """(batch, text + image, vocabulary); ids that a position cannot predict hold the dtype's lowest number."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    """As in `DalleCollabModel`, if asked for."""
+    attentions: tuple[Tensor, ...] | None = None
+    """As in `DalleCollabModel`, if asked for."""
 
 
 class DalleCollabPreTrainedModel(PreTrainedModel):
@@ -47,7 +51,7 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     input_modalities = ("text", "image")
     output_modalities = ("image",)
-    supports_gradient_checkpointing = False  # `config.recompute` is the dial
+    supports_gradient_checkpointing = True  # in place of `config.recompute`, which is the cheaper dial
     _no_split_modules = ("DalleCollabStack",)
     _supports_sdpa = True
     _auto_class = "AutoModel"
@@ -90,19 +94,48 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
         """Return the tied table: rows of text ids, of position-wise padding ids, then of image codes."""
         return self.token_embedding
 
-    def forward(self, input_ids: Tensor, image_codes: Tensor) -> BaseModelOutput:
+    def forward(
+        self,
+        input_ids: Tensor,
+        image_codes: Tensor,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> BaseModelOutput:
         """Return the normalised hidden states (batch, text + image, hidden) that predict each text id and image code.
 
         `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
-        [0, codebook_size). Raises `ValueError` for another shape or range.
+        [0, codebook_size). On demand also `hidden_states`, the mean of the two streams before the first and after every
+        layer, the last one normalised, each (batch, text + image, hidden); and `attentions`, the weights of every
+        layer, (batch, head, text + image, text + image), for which the attention implementation must be "eager".
+        Raises `ValueError` for another shape or range.
         """
         device = self.token_embedding.weight.device
         check_text(input_ids, self.config, device)
         check_image_codes(image_codes, self.config, device, batch=len(input_ids))
         image_ids = image_codes.long() + self.config.num_text_ids
         x = self.token_embedding(torch.cat([self.text_block_ids(input_ids), image_ids], dim=1))
+        taps = self._taps(output_hidden_states, output_attentions)
         # The last image code predicts nothing; it is there so that the image is a whole grid.
-        return BaseModelOutput(last_hidden_state=self.norm(self.stack(x))[:, :-1])
+        last = self.norm(self.stack(x, taps=taps))[:, :-1]
+        if taps is None:
+            return BaseModelOutput(last_hidden_state=last)
+        seen = [state[:, :-1] for state in taps.hidden_states[:-1]]
+        return BaseModelOutput(
+            last_hidden_state=last,
+            hidden_states=(*seen, last) if output_hidden_states else None,
+            attentions=None if taps.attentions is None else tuple(w[:, :, :-1, :-1] for w in taps.attentions),
+        )
+
+    def _taps(self, output_hidden_states: bool, output_attentions: bool) -> Taps | None:
+        if output_attentions and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f'Attention weights are asked for, and the attention implementation is "'
+                f'{self.config._attn_implementation}", which never has them in one piece; expected "eager". '
+                'Set it: model.set_attn_implementation("eager")'
+            )
+        if output_hidden_states or output_attentions:
+            return Taps(attentions=[] if output_attentions else None)
+        return None
 
     def text_labels(self, input_ids: Tensor) -> Tensor:
         """Return the text ids with every 0 replaced by the padding id of its position: (batch, text) int64."""
@@ -135,13 +168,19 @@ class DalleCollabForConditionalGeneration(DalleCollabPreTrainedModel, ImageCodeG
         input_ids: Tensor,
         image_codes: Tensor,
         return_logits: bool = True,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
     ) -> DalleCollabOutput:
-        """Return the losses, and the logits unless `return_logits=False` (three times less work in the head).
+        """Return the losses, and the logits unless `return_logits=False` (three times less memory in the head).
 
         `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
-        [0, codebook_size). Raises `ValueError` for another shape or range.
+        [0, codebook_size). Raises `ValueError` for another shape or range. See `DalleCollabModel` for
+        `output_hidden_states` and `output_attentions`.
         """
-        hidden = self.model(input_ids, image_codes).last_hidden_state
+        if self.training and self.config.caption_dropout:
+            input_ids = self._drop_captions(input_ids)
+        body = self.model(input_ids, image_codes, output_hidden_states, output_attentions)
+        hidden = body.last_hidden_state
         text_logits, image_logits = self.block_logits(hidden)
         text_loss = F.cross_entropy(text_logits.flatten(0, 1).float(), self.model.text_labels(input_ids).flatten())
         image_loss = F.cross_entropy(image_logits.flatten(0, 1).float(), image_codes.long().flatten())
@@ -151,7 +190,13 @@ class DalleCollabForConditionalGeneration(DalleCollabPreTrainedModel, ImageCodeG
             text_loss=text_loss,
             image_loss=image_loss,
             logits=self._full_logits(text_logits, image_logits) if return_logits else None,
+            hidden_states=body.hidden_states,
+            attentions=body.attentions,
         )
+
+    def _drop_captions(self, input_ids: Tensor) -> Tensor:
+        dropped = torch.rand(len(input_ids), 1, device=input_ids.device) < self.config.caption_dropout
+        return input_ids.masked_fill(dropped, self.config.pad_token_id)
 
     def block_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return what can be predicted: (batch, text, text ids) at text places, (batch, image, codes) at image ones."""

@@ -26,7 +26,7 @@ from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGe
         ({"attention_pattern": ()}, "attention_pattern has 0 kinds, expected 1 to 5"),
         ({"num_hidden_layers": 4}, "attention_pattern has 4 kinds, expected 1 to 3.*Shorten the pattern"),
         ({"conv_window": "left"}, "conv_window is 'left', expected one of centred, corner"),
-        ({"recompute": "all"}, "recompute is 'all', expected one of reversible, none"),
+        ({"recompute": "all"}, "recompute is 'all', expected one of reversible, partial, none"),
         ({"pad_token_id": 40}, r"pad_token_id is 40, expected a text id in \[0, 40\)"),
         ({"attention_dropout": 1.0}, "attention_dropout is 1.0, expected a number from 0 up to"),
         ({"image_loss_weight": 0}, "image_loss_weight is 0, expected a number above 0"),

@@ -1,0 +1,116 @@
+"""Two residual streams whose layers can be undone, so that activations are recomputed instead of stored.
+
+After the reversible residual network of Gomez et al., 2017. Axes: batch, position, hidden.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class BranchCall:
+    """A branch ready to be computed, and the parameters that it uses."""
+
+    compute: Callable[[Tensor], Tensor]
+    parameters: tuple[nn.Parameter, ...]
+    is_random: bool
+    """Whether it draws random numbers (dropout), which a second computation must draw again."""
+
+
+def run_layer(first: Tensor, second: Tensor, attention: BranchCall, feed_forward: BranchCall) -> tuple[Tensor, Tensor]:
+    """Add a layer's branches to the streams, (batch, position, hidden) each; autograd stores what it needs."""
+    first = first + attention.compute(second)
+    return first, second + feed_forward.compute(first)
+
+
+class ReversibleLayers(torch.autograd.Function):
+    """Keeps only the last value of the two streams; the backward pass recomputes every branch from it.
+
+    The parameters are inputs of the function, each once, so that their gradients reach autograd like any others
+    (`torch.autograd.grad`, hooks and gradient accumulation work).
+    """
+
+    @staticmethod
+    def forward(
+        ctx,  # noqa: ANN001
+        first: Tensor,
+        second: Tensor,
+        calls: list[BranchCall],
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.calls, ctx.parameters = calls, parameters
+        ctx.replays = []
+        for attention, feed_forward in zip(calls[::2], calls[1::2], strict=True):
+            ctx.replays.append(_Replay(first.device, attention.is_random))
+            first = first + attention.compute(second)
+            ctx.replays.append(_Replay(first.device, feed_forward.is_random))
+            second = second + feed_forward.compute(first)
+        ctx.save_for_backward(first, second)
+        return first, second
+
+    @staticmethod
+    def backward(ctx, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        first, second = ctx.saved_tensors
+        grads: dict[Tensor, Tensor] = {}
+        for index in range(len(ctx.calls) - 2, -1, -2):
+            second, grad_first = _undo(ctx, index + 1, second, first, grad_second, grad_first, grads)
+            first, grad_second = _undo(ctx, index, first, second, grad_first, grad_second, grads)
+        return grad_first, grad_second, None, *(grads.get(parameter) for parameter in ctx.parameters)
+
+
+def _undo(
+    ctx,  # noqa: ANN001
+    index: int,
+    target: Tensor,
+    source: Tensor,
+    grad_target: Tensor,
+    grad_source: Tensor,
+    grads: dict[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Take branch `index` back: return `target` before it was added and the gradient of `source` with it."""
+    call = ctx.calls[index]
+    wanted = [parameter for parameter in call.parameters if parameter.requires_grad]
+    with torch.enable_grad():
+        source = source.detach().requires_grad_()
+        added = ctx.replays[index](call.compute, source)
+    source_grad, *parameter_grads = torch.autograd.grad(added, [source, *wanted], grad_target)
+    for parameter, parameter_grad in zip(wanted, parameter_grads, strict=True):
+        seen = grads.get(parameter)
+        grads[parameter] = parameter_grad if seen is None else seen.add_(parameter_grad)
+    return target - added.detach(), grad_source + source_grad
+
+
+class _Replay:
+    """Computes a branch again under the same conditions: the same autocast and, for dropout, random numbers."""
+
+    def __init__(self, device: torch.device, keep_random_state: bool) -> None:
+        self.devices = [device] if device.type == "cuda" else []
+        self.random_states = _random_states(self.devices) if keep_random_state else None
+        self.autocast = nullcontext
+        if device.type != "meta":
+            enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+            self.autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=enabled)
+
+    def __call__(self, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with self._same_random_numbers(), self.autocast():
+            return compute(x)
+
+    @contextmanager
+    def _same_random_numbers(self) -> Iterator[None]:
+        if self.random_states is None:
+            yield
+            return
+        with torch.random.fork_rng(devices=self.devices):
+            torch.set_rng_state(self.random_states[0])
+            for device, state in zip(self.devices, self.random_states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+
+
+def _random_states(devices: list[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
