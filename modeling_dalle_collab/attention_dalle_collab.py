@@ -21,19 +21,25 @@ from .configuration_dalle_collab import DalleCollabConfig
 # and 233 at the paper's 1281.
 DENSE_MAX_POSITIONS = {"row": 192, "column": 192, "convolutional": 704}
 
-# Up to this many rows a product on a CPU streams its weights up to twice as fast if the weights come first: 8 rows
-# through the linear layers of the paper's size took 42 ms against 63 on one thread.
+# Up to this many rows, a product with a large matrix on a CPU streams it up to twice as fast if it comes first: 8
+# rows through the linear layers of the paper's size took 42 ms against 63 on one thread.
 FEW_ROWS = 32
+LARGE_MATRIX = 2**20
 
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Return `layer(x)` for a linear layer, (..., input) to (..., output), the faster way for few rows on a CPU."""
+    return multiply(x, layer.weight, layer.bias) if _is_plain(layer) else layer(x)
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `x @ weight.T + bias`: (..., input) to (..., output)."""
     rows = x.shape[:-1].numel()
-    if not (1 < rows <= FEW_ROWS and x.device.type == "cpu" and _is_plain(layer)) or torch.is_grad_enabled():
-        return layer(x)
-    out = torch.mm(layer.weight, x.reshape(rows, -1).t()).t()
-    if layer.bias is not None:
-        out = out + layer.bias
+    if x.device.type != "cpu" or torch.is_grad_enabled() or not 1 < rows <= FEW_ROWS or weight.numel() < LARGE_MATRIX:
+        return F.linear(x, weight, bias)
+    out = torch.mm(weight, x.reshape(rows, -1).t()).t()
+    if bias is not None:
+        out = out + bias
     return out.contiguous().view(*x.shape[:-1], -1)
 
 
@@ -76,18 +82,18 @@ def _rotary_places(config: DalleCollabConfig, device: torch.device | str | None)
 
 
 def rotary_table(config: DalleCollabConfig, device: torch.device | str | None = None) -> Tensor:
-    """Return the rotations as complex numbers: (position, head_dim / 2) complex64."""
+    """Return cosine and sine of every angle: (position, head_dim / 2, 2) float32."""
     angles = rotary_angles(config, device)
-    return torch.complex(angles.cos(), angles.sin())
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
 def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
-    """Turn neighbouring channels (2i, 2i + 1) of `x` (..., head_dim) by `rotations` (..., head_dim / 2) complex64."""
+    """Turn neighbouring channels (2i, 2i + 1) of `x` (..., head_dim) by `rotations` (..., head_dim / 2, 2)."""
     pairs = x.unflatten(-1, (-1, 2))
     if x.dtype == torch.float32 and not torch.compiler.is_compiling():
-        return torch.view_as_real(torch.view_as_complex(pairs) * rotations).flatten(-2)
+        return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotations)).flatten(-2)
     # Complex numbers exist neither in bfloat16 nor in compiled code; the arithmetic is the same.
-    cos, sin = rotations.real.to(x.dtype), rotations.imag.to(x.dtype)
+    cos, sin = rotations.to(x.dtype).unbind(-1)
     even, odd = pairs.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
@@ -148,7 +154,7 @@ class AttentionTables:
     """What all layers share in one forward pass: rotations of every position and one mask for each kind used."""
 
     rotations: Tensor
-    """(position, head_dim / 2) complex64."""
+    """(position, head_dim / 2, 2) float32, as `rotary_table`."""
     masks: dict[str, Tensor]
     """For each kind 0 where a key is visible, -inf elsewhere; as `visible_mask` for dense kinds, else `band_mask`."""
     dense_kinds: frozenset[str]

@@ -1,66 +1,122 @@
-"""What generation remembers: the text read once, and of the image only what each layer's mask can still see.
+"""What generation remembers: captions and image prompts read once, and of images what each layer's mask can still see.
 
-Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), head, slot, head_size. The keys and
-values of the text are kept once for each prompt, whatever the number of candidates.
+Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), head, slot, head_size, hidden. The keys
+and values of the text are kept once for each prompt, whatever the number of candidates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention_dalle_collab import DalleCollabAttention, grid_offsets_visible, num_band_lines, rotary_table
+from .attention_dalle_collab import (
+    AttentionTables,
+    DalleCollabAttention,
+    grid_offsets_visible,
+    num_band_lines,
+    rotary_table,
+)
 from .blocks_dalle_collab import DalleCollabStack, shift_tokens
 from .configuration_dalle_collab import DalleCollabConfig
 
 
-@dataclass(frozen=True)
-class TextPrefix:
-    """The text of some prompts as every layer's image positions see it."""
+@dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """Captions, each with `num_places` image codes behind it, as every layer's next image positions see them."""
 
-    keys: list[Tensor]
+    text_keys: list[Tensor]
     """For each layer (prompt, head, text block, head_size)."""
-    values: list[Tensor]
+    text_values: list[Tensor]
     """For each layer (prompt, head, text block, head_size)."""
+    image_keys: list[Tensor]
+    """For each layer (prompt, head, num_places, head_size)."""
+    image_values: list[Tensor]
+    """For each layer (prompt, head, num_places, head_size)."""
+    shifted: list[Tensor]
+    """For each branch, attention and feed-forward in turn, its normalised input, (prompt, num_places, hidden / 2)."""
     hidden: Tensor
-    """(prompt, hidden): the state of the last text token, which predicts the first image code."""
+    """(prompt, hidden): the state of the last position, which predicts the next image code."""
+
+    @property
+    def num_places(self) -> int:
+        """Number of image codes that have been read."""
+        return self.shifted[0].shape[1] if self.shifted else 0
+
+    def join(self, other: "Prefix") -> "Prefix":
+        """Return one prefix of this one's prompts and then the other's."""
+        lists = {
+            name: [torch.cat(pair) for pair in zip(getattr(self, name), getattr(other, name), strict=True)]
+            for name in LIST_FIELDS
+        }
+        return Prefix(hidden=torch.cat([self.hidden, other.hidden]), **lists)
 
 
-def read_text(stack: DalleCollabStack, x: Tensor) -> TextPrefix:
-    """Run the layers over embedded text blocks, (prompt, text block, hidden), and keep keys and values."""
-    config = stack.config
-    rotations = rotary_table(config, x.device)[: config.text_block_length]
-    keys, values = [], []
+LIST_FIELDS = tuple(item.name for item in fields(Prefix) if item.name != "hidden")
+
+
+def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Prefix:
+    """Run the layers over embedded text blocks, each with whole rows of the image behind it, and keep what is seen.
+
+    `x`: (prompt, text block + rows, hidden), of whose rows the first `num_places` image codes count.
+    """
+    config, block = stack.config, stack.config.text_block_length
+    tables = AttentionTables.build(config, x.device, x.dtype)
+    lists: dict[str, list[Tensor]] = {name: [] for name in LIST_FIELDS}
+
+    def keep(name: str, part: Tensor) -> None:
+        text, image = part[:, :, :block], part[:, :, block : block + num_places]
+        lists[f"text_{name}"].append(text.contiguous())
+        lists[f"image_{name}"].append(image.contiguous())
+
+    def shift(normed: Tensor) -> Tensor:
+        lists["shifted"].append(normed[:, block : block + num_places, : config.hidden_size // 2].contiguous())
+        return shift_tokens(normed, config)
+
     first = second = x
-    for layer, group_index in zip(stack.layers, config.layer_groups, strict=True):
-        group = stack.groups[group_index]
-        shifted = shift_tokens(layer.attention.norm(second), config)
-        query, key, value = group.attention.project(shifted, rotations)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        keys.append(key.contiguous())
-        values.append(value.contiguous())
+    for layer, kind, index in zip(stack.layers, config.layer_kinds, config.layer_groups, strict=True):
+        group = stack.groups[index]
+        query, key, value = group.attention.project(shift(layer.attention.norm(second)), tables.rotations[: x.shape[1]])
+        keep("keys", key)
+        keep("values", value)
+        if x.shape[1] == block:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            attended = group.attention.attend(query, key, value, kind, tables)
         first = first + layer.attention.scale * group.attention.merge(attended)
-        shifted = shift_tokens(layer.feed_forward.norm(first), config)
-        second = second + layer.feed_forward.scale * group.feed_forward(shifted)
-    return TextPrefix(keys=keys, values=values, hidden=(first[:, -1] + second[:, -1]) * 0.5)
+        second = second + layer.feed_forward.scale * group.feed_forward(shift(layer.feed_forward.norm(first)))
+    last = block + num_places - 1
+    return Prefix(hidden=(first[:, last] + second[:, last]) * 0.5, **lists)
 
 
 class ShiftCache:
     """Remembers the channels that the token shift hands on: those above for a whole row, those on the left for one."""
 
-    def __init__(self, config: DalleCollabConfig, num_samples: int, like: Tensor) -> None:
+    def __init__(self, config: DalleCollabConfig, prefix: Prefix, branch: int, num_candidates: int) -> None:
         self.size, self.quarter = config.image_grid_size, config.hidden_size // 4
-        self.above = like.new_zeros(self.size, num_samples, self.quarter)
-        self.left = like.new_zeros(num_samples, self.quarter)
+        num_samples = len(prefix.hidden) * num_candidates
+        self.above = prefix.hidden.new_zeros(self.size, num_samples, self.quarter)
+        self.left = prefix.hidden.new_zeros(num_samples, self.quarter)
+        if prefix.num_places:
+            read = prefix.shifted[branch].repeat_interleave(num_candidates, dim=0)  # (sample, place, hidden / 2)
+            places = torch.arange(max(0, prefix.num_places - self.size), prefix.num_places, device=read.device)
+            self.above[places % self.size] = read[:, places, : self.quarter].transpose(0, 1)
+            self.left.copy_(read[:, -1, self.quarter :])
 
-    def shift(self, x: Tensor, place: int) -> Tensor:
+    def shift(self, x: Tensor, place: int | Tensor) -> Tensor:
         """Return `x`, the normalised (sample, hidden) at image `place`, shifted; places must come in order."""
         column = place % self.size
         above, left, rest = x.split([self.quarter, self.quarter, x.shape[1] - 2 * self.quarter], dim=1)
-        shown_left = self.left if column else torch.zeros_like(left)
-        shifted = torch.cat([self.above[column], shown_left, rest], dim=1)
-        self.above[column], self.left = above, left
+        if isinstance(place, Tensor):
+            shown_above = self.above.index_select(0, column.view(1))[0]
+            shown_left = torch.where(column > 0, self.left, 0)
+            shifted = torch.cat([shown_above, shown_left, rest], dim=1)
+            self.above.index_copy_(0, column.view(1), above[None])
+        else:
+            shown_left = self.left if column else torch.zeros_like(left)
+            shifted = torch.cat([self.above[column], shown_left, rest], dim=1)
+            self.above[column] = above
+        self.left.copy_(left)
         return shifted
 
 
@@ -68,14 +124,21 @@ class ImageCache:
     """Keys and values of the image codes that a layer can still see.
 
     A row layer keeps the current row, a convolutional one the rows that its window reaches, a column layer everything.
+    The tensors have one size from the start.
     """
 
-    def __init__(self, config: DalleCollabConfig, kind: str, num_samples: int, like: Tensor) -> None:
+    def __init__(self, config: DalleCollabConfig, kind: str, prefix: Prefix, layer: int, num_candidates: int) -> None:
         self.config, self.kind = config, kind
         size = config.image_grid_size
         self.num_slots = {"row": size, "column": size * size}.get(kind, num_band_lines(config, kind) * size)
+        num_samples = len(prefix.hidden) * num_candidates
         shape = (num_samples, config.num_attention_heads, self.num_slots, config.head_dim)
-        self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
+        self.keys, self.values = prefix.hidden.new_zeros(shape), prefix.hidden.new_zeros(shape)
+        if num_places := prefix.num_places:
+            places = torch.arange(max(0, num_places - self.num_slots), num_places, device=self.keys.device)
+            slots = self._slot(places)
+            for kept, read in ((self.keys, prefix.image_keys), (self.values, prefix.image_values)):
+                kept[:, :, slots] = read[layer][:, :, places].repeat_interleave(num_candidates, dim=0)
 
     def add(self, key: Tensor, value: Tensor, place: int) -> tuple[Tensor, Tensor]:
         """Keep (sample, head, head_size) of image `place`; return all visible from there, (..., visible, head_size)."""
@@ -86,10 +149,28 @@ class ImageCache:
             return self.keys[:, :, visible], self.values[:, :, visible]
         return self.keys.index_select(2, visible), self.values.index_select(2, visible)
 
-    def _slot(self, place: int) -> int:
-        row, column = divmod(place, self.config.image_grid_size)
+    def add_at(self, key: Tensor, value: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the same of a `place` that is a tensor; return all slots, visible or not, (..., slot, head_size)."""
+        slot = self._slot(place).view(1)
+        self.keys.index_copy_(2, slot, key[:, :, None])
+        self.values.index_copy_(2, slot, value[:, :, None])
+        return self.keys, self.values
+
+    def visible_table(self) -> Tensor:
+        """Return which slots an image place sees once its own is kept: (place, slot) bool."""
+        places = torch.arange(self.config.num_image_codes, device=self.keys.device)
+        held = torch.full((len(places), self.num_slots), -1, device=self.keys.device)
+        for place in range(len(places)):
+            held[place:, self._slot(place)] = place
+        size = self.config.image_grid_size
+        rows_back = places[:, None] // size - held.div(size, rounding_mode="floor")
+        seen = grid_offsets_visible(self.config, self.kind, rows_back, places[:, None] % size - held % size)
+        return seen & (held >= 0)
+
+    def _slot(self, place: int | Tensor) -> int | Tensor:
         if self.kind == "column":
-            return column * self.config.image_grid_size + row
+            size = self.config.image_grid_size
+            return place % size * size + place // size
         return place % self.num_slots
 
     def _visible_slots(self, place: int) -> slice | Tensor:
@@ -107,48 +188,65 @@ class ImageCache:
 
 
 class GenerationCache:
-    """The state of one batch of candidates between two image codes; each candidate belongs to one prompt."""
+    """The state of one batch of candidates between two image codes; each candidate belongs to one prompt.
 
-    def __init__(self, stack: DalleCollabStack, prefix: TextPrefix, num_candidates: int) -> None:
-        self.stack, self.prefix = stack, prefix
-        config = stack.config
+    With `static` every step works on tensors of the same sizes, whatever its place, so that it can be compiled once or
+    captured as a CUDA graph; it then looks at invisible slots, too, and masks them.
+    """
+
+    def __init__(self, stack: DalleCollabStack, prefix: Prefix, num_candidates: int, *, static: bool = False) -> None:
+        self.stack, self.prefix, self.static = stack, prefix, static
+        config, device = stack.config, prefix.hidden.device
         self.num_prompts, self.num_candidates = len(prefix.hidden), num_candidates
-        self.rotations = rotary_table(config, prefix.hidden.device)[config.text_block_length :]
-        samples = self.num_prompts * num_candidates
-        self.images = [ImageCache(config, kind, samples, prefix.hidden) for kind in config.layer_kinds]
-        self.attention_shifts = [ShiftCache(config, samples, prefix.hidden) for _ in config.layer_kinds]
-        self.feed_forward_shifts = [ShiftCache(config, samples, prefix.hidden) for _ in config.layer_kinds]
+        self.rotations = rotary_table(config, device)[config.text_block_length :]
+        self.images = [
+            ImageCache(config, kind, prefix, layer, num_candidates) for layer, kind in enumerate(config.layer_kinds)
+        ]
+        self.shifts = [
+            ShiftCache(config, prefix, branch, num_candidates) for branch in range(2 * config.num_hidden_layers)
+        ]
+        self.masks: dict[str, Tensor] = {}
+        if static:
+            self.masks = {image.kind: _bias(image.visible_table(), prefix.hidden.dtype) for image in self.images}
 
     def num_bytes(self) -> int:
         """Return the memory of all keys and values, text and image."""
-        tensors = [*self.prefix.keys, *self.prefix.values]
+        tensors = [*self.prefix.text_keys, *self.prefix.text_values]
         tensors += [part for image in self.images for part in (image.keys, image.values)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def first_hidden(self) -> Tensor:
-        """Return the state that predicts the first image code: (sample, hidden)."""
+        """Return the state that predicts the first image code behind the prefix: (sample, hidden)."""
         return self.prefix.hidden.repeat_interleave(self.num_candidates, dim=0)
 
-    def step(self, x: Tensor, place: int) -> Tensor:
-        """Read the embedded codes of image `place`, (sample, hidden), and return the state that predicts the next."""
+    def step(self, x: Tensor, place: int | Tensor) -> Tensor:
+        """Read the embedded codes of image `place`, (sample, hidden), and return the state that predicts the next.
+
+        `place` is an int, or a tensor without dimensions if the cache is static.
+        """
         first = second = x
         for index, (layer, group_index) in enumerate(
             zip(self.stack.layers, self.stack.config.layer_groups, strict=True)
         ):
             group = self.stack.groups[group_index]
-            shifted = self.attention_shifts[index].shift(layer.attention.norm(second), place)
+            shifted = self.shifts[2 * index].shift(layer.attention.norm(second), place)
             first = first + layer.attention.scale * self._attend(group.attention, shifted, index, place)
-            shifted = self.feed_forward_shifts[index].shift(layer.feed_forward.norm(first), place)
+            shifted = self.shifts[2 * index + 1].shift(layer.feed_forward.norm(first), place)
             second = second + layer.feed_forward.scale * group.feed_forward(shifted)
         return (first + second) * 0.5
 
-    def _attend(self, attention: DalleCollabAttention, x: Tensor, index: int, place: int) -> Tensor:
-        query, key, value = attention.project(x[:, None], self.rotations[place : place + 1])
-        keys, values = self.images[index].add(key[:, :, 0], value[:, :, 0], place)
+    def _attend(self, attention: DalleCollabAttention, x: Tensor, index: int, place: int | Tensor) -> Tensor:
+        image = self.images[index]
+        at = place.view(1) if self.static else slice(place, place + 1)
+        query, key, value = attention.project(x[:, None], self.rotations[at])
+        keys, values = (image.add_at if self.static else image.add)(key[:, :, 0], value[:, :, 0], place)
         query = query * attention.config.head_dim**-0.5
-        text_keys, text_values = self.prefix.keys[index], self.prefix.values[index]
+        text_keys, text_values = self.prefix.text_keys[index], self.prefix.text_values[index]
         text_scores = self._by_sample(self._by_prompt(query) @ text_keys.transpose(-1, -2))
-        scores = torch.cat([text_scores, query @ keys.transpose(-1, -2)], dim=-1)  # (sample, head, 1, visible)
+        image_scores = query @ keys.transpose(-1, -2)
+        if self.static:
+            image_scores = image_scores + self.masks[image.kind][at]
+        scores = torch.cat([text_scores, image_scores], dim=-1)  # (sample, head, 1, text block and slots)
         weights = scores.float().softmax(dim=-1).to(query.dtype)
         text_weights, image_weights = weights.split([text_keys.shape[2], keys.shape[2]], dim=-1)
         from_text = self._by_sample(self._by_prompt(text_weights) @ text_values)
@@ -160,3 +258,7 @@ class GenerationCache:
 
     def _by_sample(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+
+
+def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

@@ -1,98 +1,20 @@
-"""Sampling of image codes: cached, in batches of candidates, each candidate with random numbers of its own.
+"""Generation of image codes: with a cache, in batches of candidates, from captions and image prompts.
 
-Axes: prompt, candidate, sample (prompt-major), image, code.
+Axes: prompt, candidate, sample (prompt-major), image (the places of all codes), code.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig
 
-from .cache_dalle_collab import GenerationCache, TextPrefix, read_text
-from .inputs_dalle_collab import check_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """How one image code is chosen from its logits. Raises `ValueError` for values that mean nothing."""
-
-    top_k: int | None = 256
-    """Only so many of the likeliest codes can be chosen; None or 0 for all of them."""
-    top_p: float | None = None
-    """Only the likeliest codes that together reach this probability can be chosen; None or 1 for all of them."""
-    temperature: float = 1.0
-    """The logits that are left are divided by it; 0 always takes the likeliest code."""
-
-    def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}, expected a count of at least 1, or 0 for no limit.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, expected a probability above 0 and up to 1.")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature is {self.temperature}, expected a number of at least 0.")
-
-
-def keep_likely(logits: Tensor, options: SamplingOptions) -> Tensor:
-    """Return (sample, code) `logits` with -inf where top-k or, after it, top-p rules a code out."""
-    if options.top_k and options.top_k < logits.shape[-1]:
-        lowest_kept = logits.topk(options.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
-    if options.top_p is not None and options.top_p < 1:
-        ordered = logits.sort(dim=-1, descending=True).values
-        probabilities = ordered.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        # The code that crosses the threshold is kept, so at least one always is.
-        lowest_kept = ordered.masked_fill(before >= options.top_p, torch.inf).amin(dim=-1, keepdim=True)
-        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
-    return logits
-
-
-def choose_codes(logits: Tensor, numbers: Tensor, options: SamplingOptions) -> Tensor:
-    """Choose one code for each sample: (sample, code) logits and (sample,) numbers in [0, 1) to (sample,) int64.
-
-    The choice walks the codes in the order of their index: rounding differences between batch sizes then only matter
-    where a number falls within them of a boundary, not where two codes are about equally likely.
-    """
-    if options.temperature == 0:
-        return logits.argmax(dim=-1)
-    kept = keep_likely(logits.float(), options)
-    sums = (kept / options.temperature).softmax(dim=-1).double().cumsum(dim=-1)
-    chosen = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)
-    return chosen[:, 0].clamp_(max=logits.shape[-1] - 1)
-
-
-def candidate_numbers(seed: int, prompts: range, candidates: range, length: int) -> Tensor:
-    """Return the random numbers of candidates: (sample, length) float64 in [0, 1).
-
-    Each candidate's come from a digest of (seed, prompt, candidate), so they do not depend on who is in its batch.
-    """
-    rows = [_numbers(seed, prompt, candidate, length) for prompt in prompts for candidate in candidates]
-    return torch.stack(rows)
-
-
-def _numbers(seed: int, prompt: int, candidate: int, length: int) -> Tensor:
-    digest = hashlib.sha256(f"{seed}/{prompt}/{candidate}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.rand(length, generator=generator, dtype=torch.float64)
-
-
-def candidate_batches(num_prompts: int, num_candidates: int, size: int) -> Iterator[tuple[range, list[range]]]:
-    """Yield prompts that are read together, each time with the ranges of candidates to sample for all of them.
-
-    No product of prompts and candidates is above `size`; candidates of one prompt stay together while they fit.
-    """
-    prompts_at_once = max(1, size // num_candidates)
-    candidates_at_once = min(num_candidates, size)
-    parts = [
-        range(start, min(start + candidates_at_once, num_candidates))
-        for start in range(0, num_candidates, candidates_at_once)
-    ]
-    for start in range(0, num_prompts, prompts_at_once):
-        yield range(start, min(start + prompts_at_once, num_prompts)), parts
+from .attention_dalle_collab import multiply
+from .cache_dalle_collab import GenerationCache, Prefix, read_prefix
+from .inputs_dalle_collab import check_image_prompt, check_text
+from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
 
 
 class ImageCodeGeneration:
@@ -110,84 +32,155 @@ class ImageCodeGeneration:
         input_ids: Tensor,
         *,
         num_candidates: int = 1,
-        top_k: int | None = 256,
-        top_p: float | None = None,
-        temperature: float = 1.0,
         seed: int = 0,
+        image_prompt: Tensor | None = None,
+        null_input_ids: Tensor | None = None,
         candidate_batch_size: int = 64,
         on_progress: Callable[[int, int], None] | None = None,
+        **sampling: object,
     ) -> Tensor:
         """Sample images for captions: (batch, text) int64 to (batch, num_candidates, image) int64 codes.
 
+        `image_prompt`, (batch, given) int64, are the first codes of each image, which is completed from there.
+        `sampling` are the fields of `SamplingOptions`: `top_k` (256), `top_p`, `temperature`, `guidance_scale`,
+        `num_image_codes`, `cache_implementation`, `compile_step`. `null_input_ids`, (1, text), is the caption that
+        guidance moves away from; padding if None.
+
         A candidate depends on (seed, its caption's row, its own number) alone, whatever `candidate_batch_size`.
         Memory grows with `candidate_batch_size`; speed, too, until the cores are busy. `on_progress` gets the number of
-        codes sampled so far and in all. Raises `ValueError` for captions of another shape or range and for sampling
-        options that mean nothing.
+        codes sampled so far and in all. Raises `ValueError` for captions or image prompts of another shape or range and
+        for options that mean nothing.
         """
-        options = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature)
+        options = SamplingOptions(**sampling)
         _check_counts(num_candidates, candidate_batch_size)
-        check_text(input_ids, self.config, self.model.token_embedding.weight.device)
-        total = len(input_ids) * num_candidates * self.config.num_image_codes
-        report = _Progress(total, on_progress)
-        was_training = self.training
-        self.eval()
-        try:
-            rows = [
-                torch.cat(
-                    [
-                        self._sample(
-                            prefix, candidate_numbers(seed, prompts, part, self.config.num_image_codes), options, report
-                        )
-                        for part in parts
-                    ],
-                    dim=1,
-                )
-                for prompts, parts in candidate_batches(len(input_ids), num_candidates, candidate_batch_size)
-                for prefix in [self.read_text(input_ids[prompts.start : prompts.stop])]
-            ]
-        finally:
-            self.train(was_training)
+        self._check_prompts(input_ids, image_prompt, null_input_ids)
+        num_given, length = self._places(image_prompt, options)
+        report = _Progress(len(input_ids) * num_candidates * max(0, length - num_given), on_progress)
+        rows = []
+        with self._in_evaluation_mode():
+            for prompts, parts in candidate_batches(len(input_ids), num_candidates, candidate_batch_size):
+                rows_of = slice(prompts.start, prompts.stop)
+                given = None if image_prompt is None else image_prompt[rows_of]
+                prefix = self.read_text(input_ids[rows_of], given)
+                null = None if options.guidance_scale == 1 else self._read_null(null_input_ids, given, len(prompts))
+                batches = []
+                for part in parts:
+                    numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
+                    for codes in self._sample(prefix, null, given, numbers, options):  # noqa: B007 - the last counts
+                        report.add(len(numbers))
+                    batches.append(codes)
+                rows.append(torch.cat(batches, dim=1))
         return torch.cat(rows)
+
+    @torch.no_grad()
+    def stream_image_codes(
+        self,
+        input_ids: Tensor,
+        *,
+        every: int = 32,
+        num_candidates: int = 1,
+        seed: int = 0,
+        image_prompt: Tensor | None = None,
+        null_input_ids: Tensor | None = None,
+        **sampling: object,
+    ) -> Iterator[Tensor]:
+        """Yield the codes so far, (batch, num_candidates, number) int64, after `every` codes and at the end.
+
+        The last ones equal those of `generate_image_codes` with the same arguments; all candidates are one batch.
+        Stop when you have seen enough: what is not asked for is not computed.
+        """
+        options = SamplingOptions(**sampling)
+        _check_counts(num_candidates, every, names=("num_candidates", "every"))
+        self._check_prompts(input_ids, image_prompt, null_input_ids)
+        numbers = candidate_numbers(seed, range(len(input_ids)), range(num_candidates), self.config.num_image_codes)
+        with self._in_evaluation_mode():
+            prefix = self.read_text(input_ids, image_prompt)
+            guided = options.guidance_scale != 1
+            null = self._read_null(null_input_ids, image_prompt, len(input_ids)) if guided else None
+            length = self._places(image_prompt, options)[1]
+            for codes in self._sample(prefix, null, image_prompt, numbers, options):
+                if codes.shape[2] % every == 0 or codes.shape[2] == length:
+                    yield codes
 
     def generate(self, input_ids: Tensor, generation_config: GenerationConfig | None = None, **options) -> Tensor:
         """Sample as `generation_config` says: (batch, text) to (batch * num_return_sequences, image) int64 codes.
 
-        `options` override the configuration (`top_k`, `top_p`, `temperature`, `do_sample`, `num_return_sequences`) or
-        are those of `generate_image_codes`. Without `seed` one is drawn from torch's global generator.
+        `options` override the configuration (`top_k`, `top_p`, `temperature`, `do_sample`, `num_return_sequences`,
+        `guidance_scale`, `max_new_tokens`, `cache_implementation`) or are those of `generate_image_codes`. Without
+        `seed` one is drawn from torch's global generator.
         """
         settings = generation_config or self.generation_config
         greedy = not options.pop("do_sample", settings.do_sample)
-        sampling = {name: options.pop(name, getattr(settings, name)) for name in ("top_k", "top_p", "temperature")}
-        if greedy or sampling["temperature"] is None:
-            sampling["temperature"] = 0.0 if greedy else 1.0
+        names = ("top_k", "top_p", "temperature", "guidance_scale", "cache_implementation")
+        sampling = {name: options.pop(name, getattr(settings, name, None)) for name in names}
+        if greedy:
+            sampling["temperature"] = 0.0
+        defaults = {"temperature": 1.0, "guidance_scale": 1.0, "cache_implementation": "dynamic"}
+        sampling |= {name: value for name, value in defaults.items() if sampling[name] is None}
+        new_codes = options.pop("max_new_tokens", settings.max_new_tokens) or self.config.num_image_codes
+        given = 0 if options.get("image_prompt") is None else options["image_prompt"].shape[1]
+        sampling["num_image_codes"] = min(new_codes + given, self.config.num_image_codes)
         num_candidates = options.pop("num_return_sequences", settings.num_return_sequences) or 1
         seed = options.pop("seed", None)
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         return self.generate_image_codes(
-            input_ids, num_candidates=num_candidates, seed=seed, **sampling, **options
+            input_ids, num_candidates=num_candidates, seed=seed, **sampling | options
         ).flatten(0, 1)
 
-    def read_text(self, input_ids: Tensor) -> TextPrefix:
-        """Run the captions (prompt, text) through the layers once, for any number of candidates."""
-        return read_text(self.model.stack, self.model.token_embedding(self.model.text_block_ids(input_ids)))
+    def read_text(self, input_ids: Tensor, image_prompt: Tensor | None = None) -> Prefix:
+        """Run captions (prompt, text), and codes (prompt, given), through the layers once, for all candidates."""
+        ids = self.model.text_block_ids(input_ids)
+        if image_prompt is None or not image_prompt.shape[1]:
+            return read_prefix(self.model.stack, self.model.token_embedding(ids))
+        num_places = image_prompt.shape[1]
+        # Layers work on whole rows of the image; what fills the last one up is not seen by the codes before it.
+        rows = F.pad(image_prompt, (0, -num_places % self.config.image_grid_size))
+        ids = torch.cat([ids, rows.long() + self.config.num_text_ids], dim=1)
+        return read_prefix(self.model.stack, self.model.token_embedding(ids), num_places)
 
-    def _sample(self, prefix: TextPrefix, numbers: Tensor, options: SamplingOptions, report: "_Progress") -> Tensor:
+    def _read_null(self, null_input_ids: Tensor | None, image_prompt: Tensor | None, num_prompts: int) -> Prefix:
+        if null_input_ids is None:
+            shape = (1, self.config.text_sequence_length)
+            null_input_ids = torch.full(shape, self.config.pad_token_id, device=self.device)
+        return self.read_text(null_input_ids.expand(num_prompts, -1), image_prompt)
+
+    def _sample(
+        self, prefix: Prefix, null: Prefix | None, given: Tensor | None, numbers: Tensor, options: SamplingOptions
+    ) -> Iterator[Tensor]:
+        """Yield the codes so far, (prompt, candidate, number), after each new one."""
         num_prompts, device = len(prefix.hidden), prefix.hidden.device
-        cache = GenerationCache(self.model.stack, prefix, num_candidates=len(numbers) // num_prompts)
-        numbers = numbers.to(device)
-        logits = self.next_code_logits(cache.first_hidden())
-        if not logits.isfinite().all():
-            raise ValueError(
-                "The model's logits are not finite, expected numbers: its weights are damaged. "
-                "Load an earlier revision of the checkpoint."
-            )
-        codes = []
-        for place in range(numbers.shape[1]):
+        numbers, length = numbers.to(device), self._places(given, options)[1]
+        num_candidates = len(numbers) // num_prompts
+        predict = _Predictor(self, prefix if null is None else prefix.join(null), num_candidates, options)
+        codes = [] if given is None else list(given.long().repeat_interleave(num_candidates, dim=0).unbind(1))
+        for place in range(len(codes), length):
+            logits = predict.first() if place == prefix.num_places else predict.after(codes[-1], place - 1)
             codes.append(choose_codes(logits, numbers[:, place], options))
-            report.add(len(numbers))
-            if place + 1 < numbers.shape[1]:
-                logits = self.next_code_logits(cache.step(self.embed_codes(codes[-1]), place))
-        return torch.stack(codes, dim=1).unflatten(0, (num_prompts, -1))
+            yield torch.stack(codes, dim=1).unflatten(0, (num_prompts, -1))
+        if prefix.num_places >= length:
+            yield torch.stack(codes[:length], dim=1).unflatten(0, (num_prompts, -1))
+
+    def _places(self, image_prompt: Tensor | None, options: SamplingOptions) -> tuple[int, int]:
+        """Return how many codes are given, and how many there shall be."""
+        given = 0 if image_prompt is None else image_prompt.shape[1]
+        return given, min(options.num_image_codes or self.config.num_image_codes, self.config.num_image_codes)
+
+    def _check_prompts(self, input_ids: Tensor, image_prompt: Tensor | None, null_input_ids: Tensor | None) -> None:
+        device = self.model.token_embedding.weight.device
+        check_text(input_ids, self.config, device)
+        if image_prompt is not None:
+            check_image_prompt(image_prompt, self.config, device, batch=len(input_ids))
+        if null_input_ids is not None:
+            check_text(null_input_ids, self.config, device)
+
+    @contextmanager
+    def _in_evaluation_mode(self) -> Iterator[None]:
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
 
     def embed_codes(self, codes: Tensor) -> Tensor:
         """Return the embeddings of image codes: (sample,) int64 to (sample, hidden)."""
@@ -197,11 +190,49 @@ class ImageCodeGeneration:
         """Return the logits of the next image code alone: (sample, hidden) to (sample, codebook_size)."""
         first = self.config.num_text_ids
         weight, bias = self.model.token_embedding.weight[first:], self.output_bias[first:]
-        return F.linear(self.model.norm(hidden), weight, bias)
+        return multiply(self.model.norm(hidden), weight, bias)
 
 
-def _check_counts(num_candidates: int, candidate_batch_size: int) -> None:
-    for name, value in (("num_candidates", num_candidates), ("candidate_batch_size", candidate_batch_size)):
+class _Predictor:
+    """Gives the logits of the next code, guided or not, for all samples of a batch: (sample, code)."""
+
+    def __init__(
+        self, model: ImageCodeGeneration, prefix: Prefix, num_candidates: int, options: SamplingOptions
+    ) -> None:
+        self.model, self.options = model, options
+        self.static = options.compile_step or options.cache_implementation == "static"
+        self.cache = GenerationCache(model.model.stack, prefix, num_candidates, static=self.static)
+        self.step = torch.compile(self._step, mode="reduce-overhead") if options.compile_step else self._step
+
+    def first(self) -> Tensor:
+        """Return the logits behind the prefix."""
+        logits = self.model.next_code_logits(self.cache.first_hidden())
+        if not logits.isfinite().all():
+            raise ValueError(
+                "The model's logits are not finite, expected numbers: its weights are damaged. "
+                "Load an earlier revision of the checkpoint."
+            )
+        return self._guided(logits)
+
+    def after(self, codes: Tensor, place: int) -> Tensor:
+        """Read the codes (sample,) of an image place and return the logits of the next."""
+        if self.options.guidance_scale != 1:
+            codes = codes.repeat(2)  # the same code behind the caption and behind the empty one
+        at = torch.tensor(place, device=codes.device) if self.static else place
+        return self._guided(self.step(codes, at))
+
+    def _step(self, codes: Tensor, place: int | Tensor) -> Tensor:
+        return self.model.next_code_logits(self.cache.step(self.model.embed_codes(codes), place))
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        if self.options.guidance_scale == 1:
+            return logits
+        logits, null = logits.chunk(2)
+        return null + (logits - null) * self.options.guidance_scale
+
+
+def _check_counts(*values: int, names: tuple[str, str] = ("num_candidates", "candidate_batch_size")) -> None:
+    for name, value in zip(names, values, strict=True):
         if value < 1:
             raise ValueError(f"{name} is {value}, expected at least 1.")
 

@@ -8,6 +8,7 @@ from .configuration_dalle_collab import DalleCollabConfig
 _CURES = {
     "input_ids": "Make them with the run's processor: processor(text=captions).",
     "image_codes": "Encode the images with the codec that the run's processor_config.json names.",
+    "image_prompt": "Encode the image with the codec that the run's processor_config.json names; take its first codes.",
 }
 
 
@@ -21,10 +22,26 @@ def check_image_codes(image_codes: Tensor, config: DalleCollabConfig, device: to
     """Raise `ValueError` unless `image_codes` is (batch, image) integers in [0, codebook_size) on that device."""
     _check_ids("image_codes", image_codes, config.num_image_codes, config.codebook_size)
     _check_device("image_codes", image_codes, device)
-    if len(image_codes) != batch:
+    _check_rows("image_codes", image_codes, batch)
+
+
+def check_image_prompt(image_prompt: Tensor, config: DalleCollabConfig, device: torch.device, batch: int) -> None:
+    """Raise `ValueError` unless it is (batch, given) integers in [0, codebook_size), fewer than an image has."""
+    most = config.num_image_codes - 1
+    if image_prompt.dim() == 2 and image_prompt.shape[1] > most:
         raise ValueError(
-            f"input_ids has {batch} rows and image_codes {len(image_codes)}, expected one caption for each image."
+            f"image_prompt gives {image_prompt.shape[1]} codes, expected at most {most}: nothing is left to draw. "
+            "Pass the upper part of the image alone."
         )
+    length = image_prompt.shape[1] if image_prompt.dim() == 2 else most
+    _check_ids("image_prompt", image_prompt, length, config.codebook_size)
+    _check_device("image_prompt", image_prompt, device)
+    _check_rows("image_prompt", image_prompt, batch)
+
+
+def _check_rows(name: str, codes: Tensor, batch: int) -> None:
+    if len(codes) != batch:
+        raise ValueError(f"input_ids has {batch} rows and {name} {len(codes)}, expected one caption for each image.")
 
 
 def _check_device(name: str, ids: Tensor, device: torch.device) -> None:

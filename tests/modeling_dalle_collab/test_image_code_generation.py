@@ -4,26 +4,165 @@ import pytest
 import torch
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabModel
-from modeling_dalle_collab.cache_dalle_collab import GenerationCache, TextPrefix
-from modeling_dalle_collab.generation_dalle_collab import SamplingOptions, candidate_batches, choose_codes, keep_likely
+from modeling_dalle_collab.cache_dalle_collab import GenerationCache, Prefix
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_batches, choose_codes, keep_likely
 
 NO_LIMIT = SamplingOptions(top_k=None)
 
 
+def cached_logits(model, text, codes, num_candidates, *, num_given=0, static=False, step=None):
+    """Return the logits of all image places behind the given ones: (sample, place, code)."""
+    given = codes[::num_candidates, :num_given] if num_given else None
+    cache = GenerationCache(model.model.stack, model.read_text(text, given), num_candidates, static=static)
+    step = step or (lambda cache, codes, place: cache.step(model.embed_codes(codes), place))
+    logits = [model.next_code_logits(cache.first_hidden())]
+    for place in range(num_given, codes.shape[1] - 1):
+        hidden = step(cache, codes[:, place], torch.tensor(place) if static else place)
+        logits.append(model.next_code_logits(hidden))
+    return torch.stack(logits, dim=1)
+
+
+def full_logits(model, text, codes, num_candidates):
+    logits = model(text.repeat_interleave(num_candidates, dim=0), codes).logits
+    return logits[:, model.config.text_sequence_length :, model.config.num_text_ids :]
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("window", ["centred", "corner"])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_cached_logits_equal_those_of_a_full_pass_at_every_position(tiny_model, tiny_batch, window, kernel):
+@torch.no_grad()
+def test_cached_logits_equal_those_of_a_full_pass_at_every_position(tiny_model, tiny_batch, window, kernel, static):
     model = tiny_model(conv_window=window, conv_kernel_size=kernel, image_grid_size=7)
     text, _ = tiny_batch(batch=2)
     codes = torch.randint(0, model.config.codebook_size, (2 * 3, 49))  # three candidates for each caption
-    with torch.no_grad():
-        cache = GenerationCache(model.model.stack, model.read_text(text), num_candidates=3)
-        cached = [model.next_code_logits(cache.first_hidden())]
-        for place in range(48):
-            cached.append(model.next_code_logits(cache.step(model.embed_codes(codes[:, place]), place)))
-        full = model(text.repeat_interleave(3, dim=0), codes).logits
-    expected = full[:, model.config.text_sequence_length :, model.config.num_text_ids :]
-    torch.testing.assert_close(torch.stack(cached, dim=1), expected, atol=1e-4, rtol=0)
+    cached = cached_logits(model, text, codes, 3, static=static)
+    torch.testing.assert_close(cached, full_logits(model, text, codes, 3), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("num_given", [1, 6, 7, 8, 21, 30, 48])
+@torch.no_grad()
+def test_logits_behind_an_image_prompt_equal_those_of_a_full_pass(tiny_model, tiny_batch, num_given, static):
+    model = tiny_model(image_grid_size=7)
+    text, _ = tiny_batch(batch=2)
+    codes = torch.randint(0, model.config.codebook_size, (2 * 3, 49))
+    codes[:, :num_given] = codes[::3, :num_given].repeat_interleave(3, dim=0)
+    cached = cached_logits(model, text, codes, 3, num_given=num_given, static=static)
+    torch.testing.assert_close(cached, full_logits(model, text, codes, 3)[:, num_given:], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_logits_behind_an_image_prompt_do_not_depend_on_how_attention_is_computed(tiny_model, tiny_batch):
+    # Large enough for rows and columns to be computed in bands.
+    model = tiny_model(image_grid_size=14)
+    text, _ = tiny_batch(batch=1)
+    codes = torch.randint(0, model.config.codebook_size, (1, 196))
+    fused = cached_logits(model, text, codes, 1, num_given=100)
+    torch.testing.assert_close(fused, full_logits(model, text, codes, 1)[:, 100:], atol=1e-4, rtol=0)
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(cached_logits(model, text, codes, 1, num_given=100), fused, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_cached_logits_in_bfloat16_are_those_of_a_full_pass_up_to_rounding(tiny_model, tiny_batch):
+    model = tiny_model().to(torch.bfloat16)
+    text, codes = tiny_batch(batch=2)
+    full = full_logits(model, text, codes, 1).float()
+    # bfloat16 keeps 8 bits: the same error as between bfloat16 and float32.
+    exact = full_logits(tiny_model(), text, codes, 1)
+    for static in (False, True):
+        cached = cached_logits(model, text, codes, 1, static=static).float()
+        assert (cached - full).abs().max() < 2 * (full - exact).abs().max()
+
+
+@torch.no_grad()
+def test_a_static_step_is_one_graph_for_all_places(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(), tiny_batch(batch=1)
+    codes = torch.randint(0, model.config.codebook_size, (2, 16))
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(
+        lambda cache, codes, place: cache.step(model.embed_codes(codes), place), backend=count, fullgraph=True
+    )
+    compiled = cached_logits(model, text, codes, 2, static=True, step=step)
+    assert len(graphs) == 1
+    torch.testing.assert_close(compiled, full_logits(model, text, codes, 2), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"guidance_scale": 3.0}, {"top_p": 0.75}])
+def test_static_and_dynamic_caches_draw_the_same(tiny_model, tiny_batch, options):
+    model, (text, _) = tiny_model(), tiny_batch()
+    dynamic, static = (
+        model.generate_image_codes(text, num_candidates=2, seed=3, cache_implementation=kind, **options)
+        for kind in ("dynamic", "static")
+    )
+    assert torch.equal(dynamic, static)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_draws_the_same(tiny_model, tiny_batch):
+    torch._dynamo.reset()
+    model, (text, _) = tiny_model(num_hidden_layers=2, attention_pattern=["row"]), tiny_batch(batch=1)
+    expected = model.generate_image_codes(text, num_candidates=2)
+    assert torch.equal(model.generate_image_codes(text, num_candidates=2, compile_step=True), expected)
+
+
+def test_guided_codes_are_those_of_the_guided_formula(golden_model, golden):
+    _, expected = golden
+    codes = golden_model("corner").generate_image_codes(
+        expected["text"], temperature=0, guidance_scale=3.0, null_input_ids=torch.zeros_like(expected["text"][:1])
+    )
+    assert torch.equal(codes[:, 0], expected["cfg3_greedy_tokens"])
+
+
+@torch.no_grad()
+def test_guidance_moves_away_from_padding_unless_told_otherwise(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(), tiny_batch(batch=2)
+    empty = torch.full((1, 6), model.config.pad_token_id)
+    guided = model.generate_image_codes(text, guidance_scale=2.5, temperature=0)
+    assert torch.equal(
+        model.generate_image_codes(text, guidance_scale=2.5, temperature=0, null_input_ids=empty), guided
+    )
+    assert not torch.equal(model.generate_image_codes(text, temperature=0), guided)
+    captioned, null = (full_logits(model, ids, guided[:, 0], 1) for ids in (text, empty.expand(2, -1)))
+    assert torch.equal((null + (captioned - null) * 2.5).argmax(dim=-1), guided[:, 0])
+
+
+def test_an_image_prompt_is_kept_and_completed(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(), tiny_batch(batch=2)
+    whole = model.generate_image_codes(text, num_candidates=1, seed=5)
+    for num_given in (1, 4, 7, 15):
+        completed = model.generate_image_codes(text, num_candidates=1, seed=5, image_prompt=whole[:, 0, :num_given])
+        assert torch.equal(completed, whole)
+    other = (whole[:, 0, :6] + 1) % model.config.codebook_size
+    several = model.generate_image_codes(text, num_candidates=3, image_prompt=other, guidance_scale=2.0)
+    assert torch.equal(several[:, :, :6], other[:, None].expand(-1, 3, -1))
+    nothing = model.generate_image_codes(text, seed=5, image_prompt=whole[:, 0, :0])
+    assert torch.equal(nothing, whole)
+
+
+def test_codes_can_be_watched_while_they_are_drawn(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(), tiny_batch(batch=2)
+    whole = model.generate_image_codes(text, num_candidates=3, seed=7)
+    previews = list(model.stream_image_codes(text, every=5, num_candidates=3, seed=7))
+    assert [codes.shape[2] for codes in previews] == [5, 10, 15, 16]
+    assert all(torch.equal(codes, whole[:, :, : codes.shape[2]]) for codes in previews)
+    assert torch.equal(next(model.stream_image_codes(text, every=4, num_candidates=3, seed=7)), whole[:, :, :4])
+
+
+def test_generation_can_stop_early(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(), tiny_batch(batch=2)
+    whole, seen = model.generate_image_codes(text, seed=7), []
+    upper = model.generate_image_codes(text, seed=7, num_image_codes=6, on_progress=lambda *c: seen.append(c))
+    assert torch.equal(upper, whole[:, :, :6]) and seen[-1] == (12, 12)
+    assert model.generate(text, max_new_tokens=6).shape == (2, 6)
+    given = model.generate_image_codes(text, image_prompt=whole[:, 0, :9], num_image_codes=6)
+    assert torch.equal(given, whole[:, :, :6])
 
 
 def test_a_candidate_does_not_depend_on_its_batch(tiny_model, tiny_batch):
@@ -133,7 +272,8 @@ def test_the_cache_holds_what_the_masks_can_still_see_at_the_papers_size():
     with torch.device("meta"):
         stack = DalleCollabModel(config).stack
         text = [torch.empty(1, 16, 257, 64) for _ in config.layer_kinds]
-        cache = GenerationCache(stack, TextPrefix(keys=text, values=text, hidden=torch.empty(1, 1024)), 1)
+        rest = dict(image_keys=[], image_values=[], shifted=[], hidden=torch.empty(1, 1024))
+        cache = GenerationCache(stack, Prefix(text_keys=text, text_values=text, **rest), 1)
     pair = 2 * 1024 * 4  # bytes of a key and a value of one position
     expected = pair * (64 * 257 + 47 * 32 + 16 * 1024 + 3 * 32)
     assert cache.num_bytes() == expected == pytest.approx(282e6, rel=0.01)
@@ -146,6 +286,13 @@ def test_the_cache_holds_what_the_masks_can_still_see_at_the_papers_size():
         ({"top_p": 0.0}, "top_p is 0.0, expected a probability above 0"),
         ({"top_p": 1.5}, "top_p is 1.5, expected a probability above 0"),
         ({"temperature": -0.5}, "temperature is -0.5, expected a number of at least 0"),
+        ({"guidance_scale": float("nan")}, "guidance_scale is nan, expected a finite number"),
+        ({"num_image_codes": 0}, "num_image_codes is 0, expected at least 1"),
+        ({"cache_implementation": "paged"}, "cache_implementation is 'paged', expected one of dynamic, static"),
+        ({"image_prompt": torch.zeros(3, 16, dtype=torch.int64)}, "image_prompt gives 16 codes, expected at most 15"),
+        ({"image_prompt": torch.full((3, 2), 24)}, r"image_prompt has values from 24 to 24, expected \[0, 24\)"),
+        ({"image_prompt": torch.zeros(2, 2, dtype=torch.int64)}, "input_ids has 3 rows and image_prompt 2"),
+        ({"null_input_ids": torch.zeros(1, 5, dtype=torch.int64)}, r"input_ids has shape \(1, 5\)"),
         ({"num_candidates": 0}, "num_candidates is 0, expected at least 1"),
         ({"candidate_batch_size": 0}, "candidate_batch_size is 0, expected at least 1"),
     ],

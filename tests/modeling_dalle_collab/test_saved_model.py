@@ -19,6 +19,7 @@ FILES = {
     *("generation_dalle_collab.py", "inputs_dalle_collab.py", "modeling_dalle_collab.py"),
     "pipeline_dalle_collab.py",
     "reversible_dalle_collab.py",
+    "sampling_dalle_collab.py",
 }
 
 

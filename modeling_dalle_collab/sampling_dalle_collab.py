@@ -1,0 +1,111 @@
+"""How a code is chosen from its logits, and with which random numbers.
+
+Axes: prompt, candidate, sample (prompt-major), code.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CACHE_IMPLEMENTATIONS = ("dynamic", "static")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How one image code is chosen from its logits. Raises `ValueError` for values that mean nothing."""
+
+    top_k: int | None = 256
+    """Only so many of the likeliest codes can be chosen; None or 0 for all of them."""
+    top_p: float | None = None
+    """Only the likeliest codes that together reach this probability can be chosen; None or 1 for all of them."""
+    temperature: float = 1.0
+    """The logits that are left are divided by it; 0 always takes the likeliest code."""
+    guidance_scale: float = 1.0
+    """How far the logits move away from those of an empty caption, `null + scale * (caption - null)` (Ho and Salimans,
+    2021); 1 leaves them. Needs a model that was trained with `caption_dropout`, and twice the work."""
+    num_image_codes: int | None = None
+    """Stop after so many codes, counted from the first of the image; None for the whole image."""
+    cache_implementation: str = "dynamic"
+    """`dynamic` computes what is visible; `static` keeps all sizes equal, for compiled code and CUDA graphs."""
+    compile_step: bool = False
+    """Compile the step from code to code (`torch.compile`), with a static cache: minutes once, for many images."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.guidance_scale):
+            raise ValueError(f"guidance_scale is {self.guidance_scale}, expected a finite number; 1 for no guidance.")
+        if self.num_image_codes is not None and self.num_image_codes < 1:
+            raise ValueError(f"num_image_codes is {self.num_image_codes}, expected at least 1, or None for all.")
+        if self.cache_implementation not in CACHE_IMPLEMENTATIONS:
+            raise ValueError(
+                f"cache_implementation is {self.cache_implementation!r}, expected one of "
+                f"{', '.join(CACHE_IMPLEMENTATIONS)}."
+            )
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, expected a count of at least 1, or 0 for no limit.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, expected a probability above 0 and up to 1.")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}, expected a number of at least 0.")
+
+
+def keep_likely(logits: Tensor, options: SamplingOptions) -> Tensor:
+    """Return (sample, code) `logits` with -inf where top-k or, after it, top-p rules a code out."""
+    if options.top_k and options.top_k < logits.shape[-1]:
+        lowest_kept = logits.topk(options.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
+    if options.top_p is not None and options.top_p < 1:
+        ordered = logits.sort(dim=-1, descending=True).values
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        # The code that crosses the threshold is kept, so at least one always is.
+        lowest_kept = ordered.masked_fill(before >= options.top_p, torch.inf).amin(dim=-1, keepdim=True)
+        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
+    return logits
+
+
+def choose_codes(logits: Tensor, numbers: Tensor, options: SamplingOptions) -> Tensor:
+    """Choose one code for each sample: (sample, code) logits and (sample,) numbers in [0, 1) to (sample,) int64.
+
+    The choice walks the codes in the order of their index: rounding differences between batch sizes then only matter
+    where a number falls within them of a boundary, not where two codes are about equally likely.
+    """
+    if options.temperature == 0:
+        return logits.argmax(dim=-1)
+    kept = keep_likely(logits.float(), options)
+    sums = (kept / options.temperature).softmax(dim=-1).double().cumsum(dim=-1)
+    chosen = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)
+    return chosen[:, 0].clamp_(max=logits.shape[-1] - 1)
+
+
+def candidate_numbers(seed: int, prompts: range, candidates: range, length: int) -> Tensor:
+    """Return the random numbers of candidates: (sample, length) float64 in [0, 1).
+
+    Each candidate's come from a digest of (seed, prompt, candidate), so they do not depend on who is in its batch.
+    """
+    rows = [_numbers(seed, prompt, candidate, length) for prompt in prompts for candidate in candidates]
+    return torch.stack(rows)
+
+
+def _numbers(seed: int, prompt: int, candidate: int, length: int) -> Tensor:
+    digest = hashlib.sha256(f"{seed}/{prompt}/{candidate}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.rand(length, generator=generator, dtype=torch.float64)
+
+
+def candidate_batches(num_prompts: int, num_candidates: int, size: int) -> Iterator[tuple[range, list[range]]]:
+    """Yield prompts that are read together, each time with the ranges of candidates to sample for all of them.
+
+    No product of prompts and candidates is above `size`; candidates of one prompt stay together while they fit.
+    """
+    prompts_at_once = max(1, size // num_candidates)
+    candidates_at_once = min(num_candidates, size)
+    parts = [
+        range(start, min(start + candidates_at_once, num_candidates))
+        for start in range(0, num_candidates, candidates_at_once)
+    ]
+    for start in range(0, num_prompts, prompts_at_once):
+        yield range(start, min(start + prompts_at_once, num_prompts)), parts
