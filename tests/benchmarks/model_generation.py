@@ -114,8 +114,9 @@ def _reading_rows(
 ) -> list[Row]:
     with torch.no_grad():
         seconds = median_seconds(lambda: ours.read_text(text), 3)
-    title = f"{case.name}, caption read (peer: a copy of {CANDIDATES[-1]})"
-    many = f"{case.name}, {_candidates(CANDIDATES_OF_A_CAPTION)} (peer: as many such copies)"
+    together, turns = CANDIDATES[-1], CANDIDATES_OF_A_CAPTION // CANDIDATES[-1]
+    title = f"{case.name}, caption (peer: each of {together} copies)"
+    many = f"{case.name}, {CANDIDATES_OF_A_CAPTION} candidates (peer: {turns} x {together})"
     peer_for_many = CANDIDATES_OF_A_CAPTION * peer_seconds_per_copy
     return [
         Row(case=title, metric="reading the caption", unit="s", ours=seconds, peer=peer_seconds_per_copy),

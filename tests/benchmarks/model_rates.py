@@ -1,7 +1,5 @@
 """How fast this machine multiplies the model's matrices and reads them, sampled throughout a run."""
 
-import statistics
-
 import torch
 import torch.nn.functional as F
 from measurement import Row, median_seconds
@@ -11,7 +9,7 @@ from modeling_dalle_collab import DalleCollabConfig
 
 
 class MachineRates:
-    """The rates that turn work and bytes into the least seconds; medians over the samples of a run.
+    """The rates that turn work and bytes into the least seconds; the fastest sample of a run, for it was possible.
 
     As many different matrices are read in turn as the model has, so that where they fit a cache, the rate is the
     cache's: the model could have that too.
@@ -40,8 +38,7 @@ class MachineRates:
 
     def least_seconds(self, flops: float, num_bytes: float = 0.0) -> float:
         """Return how long so much matrix work takes, or so many bytes, whichever takes longer."""
-        by_work = flops / statistics.median(self.flops_per_second)
-        return max(by_work, num_bytes / statistics.median(self.bytes_per_second))
+        return max(flops / max(self.flops_per_second), num_bytes / max(self.bytes_per_second))
 
     def rows(self, case: str) -> list[Row]:
         """Return the first and the last sample, which show whether the machine changed during the run."""
