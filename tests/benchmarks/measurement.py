@@ -59,7 +59,12 @@ def write_results(name: str, rows: list[Row]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     machine = dict(
-        cores=os.cpu_count(), processor=platform.machine(), python=platform.python_version(), torch=torch.__version__
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        processor=_processor_name(),
+        load_average=dict(zip(("1 min", "5 min", "15 min"), os.getloadavg(), strict=True)),
+        python=platform.python_version(),
+        torch=torch.__version__,
     )
     content = dict(machine=machine, rows=[row.to_json() for row in rows])
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -68,3 +73,11 @@ def write_results(name: str, rows: list[Row]) -> Path:
 
 def _short(value: object) -> str:
     return "" if value is None else f"{value:.4g}"
+
+
+def _processor_name() -> str:
+    """Return the model's name where Linux tells it, else the architecture."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
