@@ -29,7 +29,7 @@ LARGE_MATRIX = 2**20
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Return `layer(x)` for a linear layer, (..., input) to (..., output), the faster way for few rows on a CPU."""
-    return multiply(x, layer.weight, layer.bias) if _is_plain(layer) else layer(x)
+    return multiply(x, layer.weight, layer.bias) if is_plain_linear(layer) else layer(x)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -43,8 +43,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.contiguous().view(*x.shape[:-1], -1)
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether it is a linear layer that nobody (peft, accelerate, a quantiser, a hook) has changed."""
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Return whether it is a linear layer that nobody (peft, accelerate, a quantiser, a hook) has changed."""
     changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return type(layer) is nn.Linear and not changed
 

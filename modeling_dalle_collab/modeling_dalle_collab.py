@@ -73,6 +73,35 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
             bound = 1 / math.sqrt(self.config.hidden_size)
             init.uniform_(module.output_bias, -bound, bound)
 
+    @torch.no_grad()
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Make room for `new_num_tokens` text pieces, a tokenizer's new size, and return the tied table.
+
+        Padding ids and image codes keep their rows behind the text's. New rows are the mean of the old text rows, or
+        initialised anew without `mean_resizing`. Raises `ValueError` if the padding id would be cut off.
+        """
+        old = self.config.text_vocab_size
+        size = old if new_num_tokens is None else new_num_tokens
+        size += -size % (pad_to_multiple_of or 1)
+        if size <= self.config.pad_token_id:
+            raise ValueError(
+                f"The table is to have {size} text pieces, expected more than {self.config.pad_token_id}, "
+                "the padding id. Pass the tokenizer's length."
+            )
+        table, bias = self.get_input_embeddings(), getattr(self, "output_bias", None)
+        fresh = table.weight.new_empty(max(0, size - old), table.embedding_dim)
+        bound = 1 / math.sqrt(table.embedding_dim)
+        fresh = fresh.uniform_(-bound, bound) if not mean_resizing else fresh.copy_(table.weight[:old].mean(dim=0))
+        table.weight = nn.Parameter(torch.cat([table.weight[: min(old, size)], fresh, table.weight[old:]]))
+        table.num_embeddings = len(table.weight)
+        if bias is not None:
+            new = bias.new_zeros(len(fresh)) + bias[:old].mean()
+            self.output_bias = nn.Parameter(torch.cat([bias[: min(old, size)], new, bias[old:]]))
+        self.config.text_vocab_size = size
+        return table
+
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
         """Save weights (safetensors), configuration and the code that reads them, for `trust_remote_code=True`."""
         self.config.auto_map = dict(AUTO_MAP)

@@ -28,7 +28,16 @@ def run_layer(first: Tensor, second: Tensor, attention: BranchCall, feed_forward
     return first, second + feed_forward.compute(first)
 
 
-class ReversibleLayers(torch.autograd.Function):
+# Compilers trace the closures of every pass anew, which takes seconds a step: these layers run as they are, and what is
+# around them (embedding, stored layers, head, loss) is compiled.
+@torch.compiler.disable
+def run_reversibly(first: Tensor, second: Tensor, calls: list[BranchCall]) -> tuple[Tensor, Tensor]:
+    """Add layers' branches (two calls each) to the streams, (batch, position, hidden); store the end alone."""
+    parameters = dict.fromkeys(parameter for call in calls for parameter in call.parameters)
+    return _ReversibleLayers.apply(first, second, calls, *parameters)
+
+
+class _ReversibleLayers(torch.autograd.Function):
     """Keeps only the last value of the two streams; the backward pass recomputes every branch from it.
 
     The parameters are inputs of the function, each once, so that their gradients reach autograd like any others

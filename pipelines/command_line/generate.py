@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.text_to_image import RankedImage
 
@@ -23,6 +25,15 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Choose among so many of the likeliest codes; 0 for all.")] = 256,
     top_p: Annotated[float | None, typer.Option(help="Choose among codes that together reach this chance.")] = None,
     temperature: Annotated[float, typer.Option(help="Below 1 safer pictures, above 1 stranger ones.")] = 1.0,
+    guidance_scale: Annotated[
+        float, typer.Option(help="Above 1 closer to the prompt, for models trained with caption_dropout.")
+    ] = 1.0,
+    complete: Annotated[
+        Path | None, typer.Option(help="Picture to complete: its upper part is kept, the rest is drawn.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of codes of that picture that are kept; default: half of them.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
     output: Annotated[Path, typer.Option(help="The picture with the grid.")] = Path("grid.png"),
     pictures: Annotated[
@@ -49,6 +60,8 @@ def generate(
       dalle-collab generate my-org/birds "a robin" "a wren" --candidates 32 --keep 8 --seed 7 --output birds.png
 
       dalle-collab generate my-org/birds --prompts prompts.txt --top-p 0.75 --pictures drawn --json
+
+      dalle-collab generate my-org/birds "a robin on a branch" --complete robin.jpg --rows 12
     """
     from pipelines.generation.generation_options import GenerationOptions, require_prompts
     from pipelines.generation.picture_grid import require_picture_path
@@ -62,10 +75,13 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         temperature=temperature,
+        guidance_scale=guidance_scale,
         seed=seed,
         batch_size=batch_size,
     )
-    drawn = _draw(repository, texts, options, revision=revision, codec=codec, clip=clip, device=device)
+    picture = _read_picture(complete, rows)
+    parts = dict(revision=revision, codec=codec, clip=clip)
+    drawn = _draw(repository, texts, options, picture, rows, device=device, **parts)
     _save_grid(texts, drawn, output)
     files = _save_pictures(drawn, pictures)
     if as_json:
@@ -75,16 +91,39 @@ def generate(
         typer.echo(f"{output}: {sum(map(len, drawn))} pictures, best first.")
 
 
+def _read_picture(path: Path | None, rows: int | None) -> "Image | None":
+    from PIL import Image, UnidentifiedImageError
+
+    if path is None:
+        if rows is not None:
+            raise ValueError("--rows says how much of a picture is kept, and there is none. Name it: --complete FILE")
+        return None
+    try:
+        return Image.open(path).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not a picture that can be read. Expected JPEG, PNG or WebP.") from error
+
+
 def _draw(
-    repository: str, prompts: list[str], options: "GenerationOptions", *, device: str, **parts: str | None
+    repository: str,
+    prompts: list[str],
+    options: "GenerationOptions",
+    picture: "Image | None",
+    rows: int | None,
+    *,
+    device: str,
+    **parts: str | None,
 ) -> "list[list[RankedImage]]":
     from pipelines.generation.image_generation import load_text_to_image
     from pipelines.generation.stage_progress import stage_progress
-    from pipelines.generation.text_to_image import generate_images_for_prompts
+    from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
 
     bundle = load_text_to_image(repository, device=_device(device), **parts)
+    given = None
+    if picture is not None:
+        given = encode_upper_part(bundle, picture, bundle.codec.config.grid_size // 2 if rows is None else rows)
     with stage_progress() as on_progress:
-        return generate_images_for_prompts(bundle, prompts, options, on_progress=on_progress)
+        return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
 
 
 def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path) -> None:

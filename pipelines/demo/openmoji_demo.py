@@ -76,7 +76,14 @@ def run_openmoji_demo(output: Path, console: Console, *, source: Path | None = N
     pictures = plan.work / "pictures"
     result = run_whole_line(plan, make_pictures, lambda: _captions(pictures), console)
     summary = summarise_demo(result, picture_bytes=mean_picture_bytes((pictures / "train").glob("*.tar")))
-    write_summary(output, "OpenMoji drawn by a model that two peers trained together", summary, result.history)
+    number = NUM_CAPTIONS_OF_EACH_KIND
+    write_summary(
+        output,
+        "OpenMoji drawn by a model that two peers trained together",
+        summary,
+        result.history,
+        grid_title=f"First {number} captions that were trained on, then {number} of emoji held out, best first",
+    )
     return summary
 
 

@@ -66,7 +66,13 @@ def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_P
         exact_match_without_ranking=_score(result.unranked_pictures),
         chance=chance_level(),
     )
-    write_summary(output, "Scenes drawn by a model that two peers trained together", summary, result.history)
+    write_summary(
+        output,
+        "Scenes drawn by a model that two peers trained together",
+        summary,
+        result.history,
+        grid_title="Pictures for captions that were never trained on, best first",
+    )
     return summary
 
 

@@ -30,15 +30,17 @@ class Stages:
     environment: Mapping[str, str]
     console: Console
     seconds: dict[str, float] = field(default_factory=dict)
+    """How long each stage took, without the stages inside it: they add up to the whole."""
 
     @contextlib.contextmanager
     def stage(self, name: str, description: str) -> Iterator[None]:
         """Show a stage while it runs and note how long it took."""
-        started = time.monotonic()
+        started, inside_before = time.monotonic(), sum(self.seconds.values())
         with self.console.status(f"{description} ..."):
             yield
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 1)
-        self.console.print(f"[green]done[/green] {description} [dim]({self.seconds[name]:.0f} s)[/dim]")
+        elapsed, inside = time.monotonic() - started, sum(self.seconds.values()) - inside_before
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + elapsed - inside, 1)
+        self.console.print(f"[green]done[/green] {description} [dim]({elapsed:.0f} s)[/dim]")
 
     def run(self, *command: str, token: str = "", log_name: str) -> str:
         """Run `dalle-collab` or `hub-tools` with arguments; return what it printed to standard output.

@@ -95,11 +95,13 @@ def summarise_demo(
     )
 
 
-def write_summary(folder: Path, title: str, summary: DemoSummary, history: Sequence[dict[str, Any]]) -> None:
-    """Write `summary.json`, `summary.html` and `loss_curve.png` beside the grid."""
+def write_summary(
+    folder: Path, title: str, summary: DemoSummary, history: Sequence[dict[str, Any]], *, grid_title: str
+) -> None:
+    """Write `summary.json`, `summary.html` and `loss_curve.png` beside the grid, which `grid_title` describes."""
     (folder / "summary.json").write_text(summary.to_json(), encoding="utf-8")
     draw_loss_curve(list(history), folder / "loss_curve.png")
-    (folder / "summary.html").write_text(_page(title, summary), encoding="utf-8")
+    (folder / "summary.html").write_text(_page(title, summary, grid_title), encoding="utf-8")
 
 
 def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
@@ -136,7 +138,7 @@ def show_end(summary: DemoSummary, folder: Path, repository: str, console: Conso
     )
 
 
-def _page(title: str, summary: DemoSummary) -> str:
+def _page(title: str, summary: DemoSummary, grid_title: str) -> str:
     rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in figure_rows(summary))
     stages = "".join(
         f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{seconds:.0f} s</td></tr>"
@@ -152,7 +154,7 @@ img {{ max-width: 100% }}
 </style>
 <h1>{html.escape(title)}</h1>
 <table>{rows}</table>
-<h2>Pictures for captions that were never trained on, best first</h2>
+<h2>{html.escape(grid_title)}</h2>
 <img src="grid.png" alt="Generated pictures, one row for each caption">
 <h2>Loss</h2>
 <img src="loss_curve.png" alt="Training loss and number of peers against the epoch">

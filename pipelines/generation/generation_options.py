@@ -1,5 +1,6 @@
 """How pictures are drawn for prompts. Light: no torch, so that mistakes show at once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class GenerationOptions:
     """Only the likeliest codes that together reach this probability can be chosen; None for all."""
     temperature: float = 1.0
     """Lower for safer pictures, higher for stranger ones."""
+    guidance_scale: float = 1.0
+    """Above 1, pictures keep closer to the prompt and vary less; only for models trained with `caption_dropout`."""
     seed: int = 0
     """Equal seeds draw equal pictures."""
     batch_size: int = 64
@@ -39,6 +42,8 @@ class GenerationOptions:
             raise ValueError(f"top_p is {self.top_p}: expected a probability above 0 and at most 1.")
         if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}: expected 0 or more.")
+        if not math.isfinite(self.guidance_scale):
+            raise ValueError(f"guidance_scale is {self.guidance_scale}: expected a finite number, 1 for no guidance.")
 
 
 def require_prompts(prompts: Sequence[str]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from PIL import Image
+import torchvision.transforms.functional as vision
+from PIL import Image, ImageOps
 
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import TextToImage
@@ -48,21 +49,45 @@ def generate_images(
 
 
 def generate_images_for_prompts(
-    bundle: TextToImage, prompts: Sequence[str], options: GenerationOptions, *, on_progress: OnProgress | None = None
+    bundle: TextToImage,
+    prompts: Sequence[str],
+    options: GenerationOptions,
+    *,
+    image_prompt: torch.Tensor | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[list[RankedImage]]:
     """Do the same for many prompts, which is faster than one after the other; one list per prompt, in their order.
 
-    A candidate depends on the seed, on the prompt and its place in the list, and on its own number, not on batches.
+    `image_prompt: (given,)` are the codes that every picture begins with; see `encode_upper_part`. A candidate depends
+    on the seed, on the prompt and its place in the list, and on its own number, not on batches.
     """
-    image_codes = sample_candidates(bundle, prompts, options, on_progress=on_progress)
+    image_codes = sample_candidates(bundle, prompts, options, image_prompt=image_prompt, on_progress=on_progress)
     return [
         rank_candidates(bundle, prompt, codes, options, on_progress=on_progress, place=(index, len(prompts)))
         for index, (prompt, codes) in enumerate(zip(prompts, image_codes, strict=True))
     ]
 
 
+def encode_upper_part(bundle: TextToImage, picture: Image.Image, num_rows: int) -> torch.Tensor:
+    """Return the codes of the first `num_rows` rows of a picture's centre square: (given,) int64.
+
+    Raises ValueError unless 0 < num_rows < the rows of the codec's grid.
+    """
+    rows = bundle.codec.config.grid_size
+    if not 0 < num_rows < rows:
+        raise ValueError(f"{num_rows} rows of the picture are to be kept, expected 1 to {rows - 1}.")
+    size = bundle.codec.config.image_size
+    square = vision.to_tensor(ImageOps.fit(picture.convert("RGB"), (size, size)))
+    return bundle.codec.encode(square[None].to(bundle.model.device))[0, : num_rows * rows]
+
+
 def sample_candidates(
-    bundle: TextToImage, prompts: Sequence[str], options: GenerationOptions, *, on_progress: OnProgress | None = None
+    bundle: TextToImage,
+    prompts: Sequence[str],
+    options: GenerationOptions,
+    *,
+    image_prompt: torch.Tensor | None = None,
+    on_progress: OnProgress | None = None,
 ) -> torch.Tensor:
     """Return the image codes of all candidates, `(prompt, candidate, image)` int64. ValueError for an empty prompt."""
     require_prompts(prompts)
@@ -77,7 +102,9 @@ def sample_candidates(
         top_k=options.top_k,
         top_p=options.top_p,
         temperature=options.temperature,
+        guidance_scale=options.guidance_scale,
         seed=options.seed,
+        image_prompt=None if image_prompt is None else image_prompt.expand(len(prompts), -1),
         candidate_batch_size=options.batch_size,
         on_progress=report,
     )

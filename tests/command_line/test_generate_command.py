@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import typer
 from huggingface_hub import HfApi, constants
-from PIL import Image
+from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
@@ -22,6 +23,7 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import VQGANConfig
 
 FEW = ["--candidates", "4", "--keep", "2", "--device", "cpu"]
+GUIDED = ["--guidance-scale", "4"]
 app = typer.Typer()
 app.command()(generate)
 
@@ -106,9 +108,32 @@ def test_json_names_the_chosen_candidates_and_the_same_seed_repeats_them(run_fol
     assert again.stdout == first.stdout != other.stdout
 
 
+def test_a_picture_is_completed_from_its_upper_rows(run_folder, tmp_path):
+    picture = Image.effect_noise((40, 30), 90).convert("RGB")
+    picture.save(tmp_path / "robin.jpg", quality=100)
+    codec = VQGANCodec.from_pretrained(run_folder.parent / "codec")
+    square = ImageOps.fit(Image.open(tmp_path / "robin.jpg"), (16, 16))
+    whole = codec.encode(torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)[None] / 255)[0].tolist()
+    arguments = (run_folder, "a red star", *FEW, "--json", "--output", tmp_path / "grid.png")
+    for options, num_rows in ((["--rows", "3"], 3), ([], 2)):
+        done = invoke(*arguments, "--complete", tmp_path / "robin.jpg", *options)
+        assert done.exit_code == 0, done.output
+        pictures = json.loads(done.stdout.splitlines()[0])["pictures"]
+        assert all(drawn["image_codes"][: 4 * num_rows] == whole[: 4 * num_rows] for drawn in pictures)
+
+
+def test_guidance_changes_what_is_drawn(run_folder, tmp_path):
+    arguments = (run_folder, "a red star", *FEW, "--json", "--output", tmp_path / "grid.png")
+    plain, guided, one = (invoke(*arguments, *more).stdout for more in ([], GUIDED, ["--guidance-scale", "1"]))
+    assert json.loads(guided)["pictures"] and plain == one != guided
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["{run}", "a", "--rows", "2"], r"--rows says how much of a picture is kept.*--complete FILE"),
+        (["{run}", "a", "--complete", "{tmp}/latin.txt"], r"latin.txt is not a picture that can be read"),
+        (["{run}", "a", "--complete", "{tmp}/dot.png", "--rows", "4"], r"4 rows of the picture.*expected 1 to 3"),
         (["{run}", "a", "--candidates", "0"], r"0 candidates were asked for: expected at least 1"),
         (["{run}", "a", "--candidates", "2", "--keep", "3"], r"Cannot keep 3 of 2 candidates.*--candidates 3"),
         (["{run}"], r"There is no prompt: say what the pictures should show"),
@@ -129,6 +154,7 @@ def test_json_names_the_chosen_candidates_and_the_same_seed_repeats_them(run_fol
 def test_mistakes_are_explained(arguments, message, run_folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes("größer".encode("latin-1"))
+    Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
     (tmp_path / "young").mkdir()
     (tmp_path / "young" / "training_run.json").write_text("{}")
     filled = [argument.format(run=run_folder, tmp=tmp_path) for argument in arguments]

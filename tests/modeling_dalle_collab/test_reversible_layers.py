@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
-from modeling_dalle_collab.blocks_dalle_collab import gated_gelu, shift_tokens
+from modeling_dalle_collab.blocks_dalle_collab import shift_tokens
+from modeling_dalle_collab.feed_forward_dalle_collab import gated_gelu
 
 
 def gradients(model, batch, recompute):

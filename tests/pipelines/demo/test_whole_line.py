@@ -1,6 +1,7 @@
 """The whole line with the shipped codec and CLIP, as `make demo` runs it, only shorter."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pipelines.demo.scene_judge import exact_match
 from pipelines.demo.scenes import held_out_scenes
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
-from pipelines.demo.stages import StageError
+from pipelines.demo.stages import StageError, Stages
 from pipelines.demo.summary import mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import DemoPlan, prepare_output_folder, run_whole_line
 
@@ -77,7 +78,7 @@ def check_figures(plan, result):
     assert summary.share_averaged == 1.0
     assert 0.5 < summary.bytes_per_parameter_per_round < 2.0
     assert 0 < summary.bytes_per_sample_on_the_wire < summary.bytes_per_sample_jpeg
-    write_summary(plan.output, "A title", summary, result.history)
+    write_summary(plan.output, "A title", summary, result.history, grid_title="A grid")
     stored = json.loads((plan.output / "summary.json").read_text())
     assert {"exact_match", "chance", "stage_seconds", "share_averaged", "epochs", "parameters"} <= stored.keys()
     assert set(stored["stage_seconds"]) >= {"pictures", "preparation", "publishing", "training", "generation"}
@@ -107,6 +108,15 @@ def check_what_the_hub_keeps(plan, result, cache):
     assert model.num_parameters() == result.num_parameters
     codes = model.generate_image_codes(torch.full((1, 16), 5), num_candidates=2)
     assert codes.shape == (1, 2, 64)
+
+
+def test_the_times_of_stages_inside_others_count_once(tmp_path):
+    stages = Stages(tmp_path, {}, Console(quiet=True))
+    started = time.monotonic()
+    with stages.stage("outer", "outer"), stages.stage("inner", "inner"):
+        while time.monotonic() - started < 0.3:
+            pass
+    assert stages.seconds["inner"] == pytest.approx(0.3, abs=0.11) and stages.seconds["outer"] < 0.11
 
 
 def test_a_folder_with_other_files_is_not_cleared(tmp_path):

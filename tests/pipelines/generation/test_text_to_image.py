@@ -99,6 +99,7 @@ def test_an_empty_prompt_is_refused(bundle, prompts):
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 0.0}, "top_p is 0.0: expected a probability above 0"),
         ({"temperature": -1.0}, "temperature is -1.0: expected 0 or more"),
+        ({"guidance_scale": float("inf")}, "guidance_scale is inf: expected a finite number"),
         ({"batch_size": 0}, "batch_size is 0: expected at least 1"),
     ],
 )
