@@ -90,33 +90,31 @@ def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Pref
 
 
 class ShiftCache:
-    """Remembers the channels that the token shift hands on: those above for a whole row, those on the left for one."""
+    """Remembers the channels that the token shift hands on, for a row of places: column by column, the newest there."""
 
     def __init__(self, config: DalleCollabConfig, prefix: Prefix, branch: int, num_candidates: int) -> None:
         self.size, self.quarter = config.image_grid_size, config.hidden_size // 4
         num_samples = len(prefix.hidden) * num_candidates
-        self.above = prefix.hidden.new_zeros(self.size, num_samples, self.quarter)
-        self.left = prefix.hidden.new_zeros(num_samples, self.quarter)
+        # One column more than the grid has: what is on the left of the first column is zero.
+        self.seen = prefix.hidden.new_zeros(self.size + 1, num_samples, 2 * self.quarter)
         if prefix.num_places:
             read = prefix.shifted[branch].repeat_interleave(num_candidates, dim=0)  # (sample, place, hidden / 2)
             places = torch.arange(max(0, prefix.num_places - self.size), prefix.num_places, device=read.device)
-            self.above[places % self.size] = read[:, places, : self.quarter].transpose(0, 1)
-            self.left.copy_(read[:, -1, self.quarter :])
+            self.seen[places % self.size] = read[:, places].transpose(0, 1)
 
     def shift(self, x: Tensor, place: int | Tensor) -> Tensor:
         """Return `x`, the normalised (sample, hidden) at image `place`, shifted; places must come in order."""
-        column = place % self.size
-        above, left, rest = x.split([self.quarter, self.quarter, x.shape[1] - 2 * self.quarter], dim=1)
+        quarter, column = self.quarter, place % self.size
         if isinstance(place, Tensor):
-            shown_above = self.above.index_select(0, column.view(1))[0]
-            shown_left = torch.where(column > 0, self.left, 0)
-            shifted = torch.cat([shown_above, shown_left, rest], dim=1)
-            self.above.index_copy_(0, column.view(1), above[None])
+            pair = self.seen.index_select(0, torch.stack([column, (column - 1) % (self.size + 1)]))
+            shown = [pair[0, :, :quarter], pair[1, :, quarter:]]
         else:
-            shown_left = self.left if column else torch.zeros_like(left)
-            shifted = torch.cat([self.above[column], shown_left, rest], dim=1)
-            self.above[column] = above
-        self.left.copy_(left)
+            shown = [self.seen[column, :, :quarter], self.seen[column - 1, :, quarter:]]
+        shifted = torch.cat([*shown, x[:, 2 * quarter :]], dim=1)
+        if isinstance(place, Tensor):
+            self.seen.index_copy_(0, column.view(1), x[None, :, : 2 * quarter])
+        else:
+            self.seen[column] = x[:, : 2 * quarter]
         return shifted
 
 
@@ -230,9 +228,9 @@ class GenerationCache:
         ):
             group = self.stack.groups[group_index]
             shifted = self.shifts[2 * index].shift(layer.attention.norm(second), place)
-            first = first + layer.attention.scale * self._attend(group.attention, shifted, index, place)
+            first = torch.addcmul(first, layer.attention.scale, self._attend(group.attention, shifted, index, place))
             shifted = self.shifts[2 * index + 1].shift(layer.feed_forward.norm(first), place)
-            second = second + layer.feed_forward.scale * group.feed_forward(shifted)
+            second = torch.addcmul(second, layer.feed_forward.scale, group.feed_forward(shifted))
         return (first + second) * 0.5
 
     def _attend(self, attention: DalleCollabAttention, x: Tensor, index: int, place: int | Tensor) -> Tensor:
@@ -240,8 +238,11 @@ class GenerationCache:
         at = place.view(1) if self.static else slice(place, place + 1)
         query, key, value = attention.project(x[:, None], self.rotations[at])
         keys, values = (image.add_at if self.static else image.add)(key[:, :, 0], value[:, :, 0], place)
-        query = query * attention.config.head_dim**-0.5
         text_keys, text_values = self.prefix.text_keys[index], self.prefix.text_values[index]
+        if self.num_candidates == 1 and not self.static:  # nobody to share the text with: one fused product
+            keys, values = torch.cat([text_keys, keys], dim=2), torch.cat([text_values, values], dim=2)
+            return attention.merge(F.scaled_dot_product_attention(query, keys, values))[:, 0]
+        query = query * attention.config.head_dim**-0.5
         text_scores = self._by_sample(self._by_prompt(query) @ text_keys.transpose(-1, -2))
         image_scores = query @ keys.transpose(-1, -2)
         if self.static:

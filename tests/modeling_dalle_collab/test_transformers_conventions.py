@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
+from transformers import AutoModel, BitsAndBytesConfig
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 
@@ -96,3 +96,19 @@ def test_a_vocabulary_without_its_padding_is_refused(tiny_model):
     with pytest.raises(ValueError, match="1 text pieces, expected more than 1, the padding id"):
         tiny_model().resize_token_embeddings(1)
     assert tiny_model().resize_token_embeddings(41, pad_to_multiple_of=8).num_embeddings == 48 + 6 + 24
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
+@torch.no_grad()
+def test_int8_weights_of_bitsandbytes_change_the_logits_by_rounding_alone(saved, tiny_batch):
+    model, folder = saved
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    loaded = AutoModel.from_pretrained(folder, quantization_config=config).eval()
+    kinds = {type(module).__name__ for module in loaded.modules()}
+    assert "Linear8bitLt" in kinds and "Linear" not in kinds
+    exact, rounded = (one(*tiny_batch()).logits for one in (model, loaded))
+    possible = exact > torch.finfo(torch.float32).min
+    assert 0 < (rounded.float() - exact)[possible].abs().max() < 0.3
+    codes = loaded.generate_image_codes(tiny_batch()[0], num_candidates=2)
+    assert codes.shape == (3, 2, 16)
