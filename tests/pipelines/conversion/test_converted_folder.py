@@ -1,6 +1,7 @@
 """A converted model is a folder that the auto classes load and the Hub takes; it is written whole or not at all."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +11,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModel, AutoProcessor, PreTrainedTokenizerFast
 
+import modeling_dalle_collab
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from pipelines.conversion.checkpoint_sizes import UnseenSettings, infer_config
 from pipelines.conversion.converted_folder import convert_checkpoint
 from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, build_model
+from pipelines.image_codes.codec_code import CODEC_CODE_FILES
 
 UNSEEN = UnseenSettings(codebook_size=24, conv_window="corner")
-CODE = {
-    *("attention_dalle_collab.py", "blocks_dalle_collab.py", "cache_dalle_collab.py", "configuration_dalle_collab.py"),
-    *("generation_dalle_collab.py", "inputs_dalle_collab.py", "modeling_dalle_collab.py"),
-}
+NOT_THE_MODELS = {"__init__.py", "processing_dalle_collab.py"}
+CODE = {path.name for path in Path(modeling_dalle_collab.__file__).parent.glob("*.py")} - NOT_THE_MODELS
+CODE |= set(CODEC_CODE_FILES)
 MODEL_FILES = {"config.json", "generation_config.json", "model.safetensors", "README.md"}
 
 
