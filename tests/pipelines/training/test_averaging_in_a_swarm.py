@@ -37,19 +37,35 @@ def train_alone(run, batches_of_epochs):
     return dict(model.named_parameters())
 
 
+def two_peers_undisturbed(folder, run, **settings_of_second):
+    """Run two peers to the end and return them with their folder.
+
+    On a machine that is busy elsewhere a stream between two libp2p daemons now and then never opens; hivemind gives the
+    round up and tries again, and says so in its log. What a round comes to is then measured in a second run.
+    """
+    for attempt in ("run", "again"):
+        (folder / attempt).mkdir()
+        with Swarm(folder / attempt, run, num_peers=2) as swarm:
+            peers = [swarm.start("first"), swarm.start("second", **settings_of_second)]
+            for peer in peers:
+                peer.wait_for("finished")
+        if not any("MatchmakingException" in peer.log() for peer in peers):
+            break
+    return peers, folder / attempt
+
+
 def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
     run = tiny_run()
-    with Swarm(tmp_path, run, num_peers=2) as swarm:
-        peers = [swarm.start("first"), swarm.start("second", seconds_per_batch=0.15)]
-        finished = [peer.wait_for("finished") for peer in peers]
-        steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
+    peers, folder = two_peers_undisturbed(tmp_path, run, seconds_per_batch=0.15)
+    finished = [peer.events("finished")[0] for peer in peers]
+    steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
     assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
     assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 2
     epochs = [
         [made_up_batch(run, step["seed"], 4) for step in steps if step["epoch"] == e] for e in range(run.num_epochs)
     ]
     expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
-    first, second = (load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second"))
+    first, second = (load_file(folder / f"{name}.safetensors") for name in ("first", "second"))
     assert largest_difference(first, second) < 1e-6
     assert largest_difference(first, expected) < 1e-5
     assert largest_difference(first, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
@@ -61,9 +77,8 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_averages_everythin
     run = tiny_run(
         model_config=model, averaging_compression="size_adaptive_8bit", min_8bit_elements=2**16, num_epochs=4
     )
-    with Swarm(tmp_path, run, num_peers=2) as swarm:
-        peers = [swarm.start("first"), swarm.start("second")]
-        finished = [peer.wait_for("finished") for peer in peers]
+    peers, _ = two_peers_undisturbed(tmp_path, run)
+    finished = [peer.events("finished")[0] for peer in peers]
     num_parameters = initial_model(run).num_parameters()
     for event in finished:
         assert event["share_averaged"] == 1.0
