@@ -61,12 +61,11 @@ class ImageCodeGeneration:
             for prompts, parts in candidate_batches(len(input_ids), num_candidates, candidate_batch_size):
                 rows_of = slice(prompts.start, prompts.stop)
                 given = None if image_prompt is None else image_prompt[rows_of]
-                prefix = self.read_text(input_ids[rows_of], given)
-                null = None if options.guidance_scale == 1 else self._read_null(null_input_ids, given, len(prompts))
+                prefix = self._read_prompts(input_ids[rows_of], given, null_input_ids, options)
                 batches = []
                 for part in parts:
                     numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
-                    for codes in self._sample(prefix, null, given, numbers, options):  # noqa: B007 - the last counts
+                    for codes in self._sample(prefix, given, numbers, options):  # noqa: B007 - the last counts
                         report.add(len(numbers))
                     batches.append(codes)
                 rows.append(torch.cat(batches, dim=1))
@@ -94,11 +93,9 @@ class ImageCodeGeneration:
         self._check_prompts(input_ids, image_prompt, null_input_ids)
         numbers = candidate_numbers(seed, range(len(input_ids)), range(num_candidates), self.config.num_image_codes)
         with self._in_evaluation_mode():
-            prefix = self.read_text(input_ids, image_prompt)
-            guided = options.guidance_scale != 1
-            null = self._read_null(null_input_ids, image_prompt, len(input_ids)) if guided else None
+            prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]
-            for codes in self._sample(prefix, null, image_prompt, numbers, options):
+            for codes in self._sample(prefix, image_prompt, numbers, options):
                 if codes.shape[2] % every == 0 or codes.shape[2] == length:
                     yield codes
 
@@ -138,27 +135,37 @@ class ImageCodeGeneration:
         ids = torch.cat([ids, rows.long() + self.config.num_text_ids], dim=1)
         return read_prefix(self.model.stack, self.model.token_embedding(ids), num_places)
 
-    def _read_null(self, null_input_ids: Tensor | None, image_prompt: Tensor | None, num_prompts: int) -> Prefix:
+    def _read_prompts(
+        self, input_ids: Tensor, image_prompt: Tensor | None, null_input_ids: Tensor | None, options: SamplingOptions
+    ) -> Prefix:
+        """Read the prompts and, where guidance needs them, as many empty ones behind them."""
+        prefix = self.read_text(input_ids, image_prompt)
+        if options.guidance_scale == 1:
+            return prefix
         if null_input_ids is None:
             shape = (1, self.config.text_sequence_length)
             null_input_ids = torch.full(shape, self.config.pad_token_id, device=self.device)
-        return self.read_text(null_input_ids.expand(num_prompts, -1), image_prompt)
+        return prefix.join(self.read_text(null_input_ids.expand(len(input_ids), -1), image_prompt))
 
     def _sample(
-        self, prefix: Prefix, null: Prefix | None, given: Tensor | None, numbers: Tensor, options: SamplingOptions
+        self, prefix: Prefix, given: Tensor | None, numbers: Tensor, options: SamplingOptions
     ) -> Iterator[Tensor]:
         """Yield the codes so far, (prompt, candidate, number), after each new one."""
-        num_prompts, device = len(prefix.hidden), prefix.hidden.device
-        numbers, length = numbers.to(device), self._places(given, options)[1]
-        num_candidates = len(numbers) // num_prompts
-        predict = _Predictor(self, prefix if null is None else prefix.join(null), num_candidates, options)
-        codes = [] if given is None else list(given.long().repeat_interleave(num_candidates, dim=0).unbind(1))
-        for place in range(len(codes), length):
-            logits = predict.first() if place == prefix.num_places else predict.after(codes[-1], place - 1)
-            codes.append(choose_codes(logits, numbers[:, place], options))
-            yield torch.stack(codes, dim=1).unflatten(0, (num_prompts, -1))
-        if prefix.num_places >= length:
-            yield torch.stack(codes[:length], dim=1).unflatten(0, (num_prompts, -1))
+        num_prompts = len(prefix.hidden) // (1 if options.guidance_scale == 1 else 2)
+        num_candidates, device = len(numbers) // num_prompts, prefix.hidden.device
+        num_given, length = self._places(given, options)
+        numbers = numbers.to(device)
+        predict = _Predictor(self, prefix, num_candidates, options)
+        codes = torch.empty(len(numbers), max(num_given, length), dtype=torch.int64, device=device)
+        if given is not None:
+            codes[:, :num_given] = given.repeat_interleave(num_candidates, dim=0)
+        for place in range(num_given, length):
+            newest = codes[:, place - 1].contiguous()
+            logits = predict.first() if place == num_given else predict.after(newest, place - 1)
+            codes[:, place] = choose_codes(logits, numbers[:, place], options)
+            yield codes[:, : place + 1].unflatten(0, (num_prompts, -1))
+        if num_given >= length:
+            yield codes[:, :length].unflatten(0, (num_prompts, -1))
 
     def _places(self, image_prompt: Tensor | None, options: SamplingOptions) -> tuple[int, int]:
         """Return how many codes are given, and how many there shall be."""
