@@ -33,6 +33,7 @@ SWARM_FILES = (
     "progress_tracking",
     "swarm",
     "swarm_optimizer",
+    "swarm_settings",
     "training_peer",
     "wire_codec",
 )

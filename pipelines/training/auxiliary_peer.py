@@ -23,8 +23,8 @@ from pipelines.training.checkpoint_publishing import publish_checkpoint, write_c
 from pipelines.training.checkpoints import RunState, load_training_state
 from pipelines.training.peer_metrics import AuxiliaryStatus, SwarmRecords
 from pipelines.training.swarm import donors, visible_addresses
-from pipelines.training.swarm_optimizer import averager_options, chunk_timeout, make_state_averager, optimizer_parts
 from pipelines.training.swarm_progress import EpochSummary, append_summary, should_publish, summarise_epoch
+from pipelines.training.swarm_settings import averager_options, chunk_timeout, make_state_averager, optimizer_parts
 from pipelines.training.training_peer import initial_model
 from pipelines.training.training_run import TrainingRun
 

@@ -10,7 +10,7 @@ from swarm_of_processes import Swarm, tiny_run
 from swarm_peer import made_up_batch
 
 from pipelines.training.optimizers import linear_schedule
-from pipelines.training.swarm_optimizer import optimizer_parts
+from pipelines.training.swarm_settings import optimizer_parts
 from pipelines.training.training_peer import initial_model
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
 from pipelines.training.checkpoint_publishing import draw_loss_curve, model_card, write_checkpoint
 from pipelines.training.checkpoints import RunState, load_training_state, save_training_state
-from pipelines.training.swarm_optimizer import optimizer_parts
 from pipelines.training.swarm_progress import EpochSummary
+from pipelines.training.swarm_settings import optimizer_parts
 from pipelines.training.training_peer import initial_model
 
 STATE = RunState(run_id="birds", epoch=3, loss=2.5, package_version="0.1.0")

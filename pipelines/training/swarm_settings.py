@@ -1,0 +1,72 @@
+"""What a run's settings mean to hivemind: optimizer and schedule, the averagers' options, how often peers look around.
+
+Training peers and the auxiliary peer build their averagers from these very functions, so that they fit together.
+"""
+
+from functools import partial
+from typing import Any
+
+import hivemind
+import torch
+
+from pipelines.training.averaging import SwarmStateAverager
+from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
+from pipelines.training.training_run import TrainingRun
+
+
+def make_state_averager(
+    kind: type[SwarmStateAverager],
+    *,
+    dht: hivemind.DHT,
+    run_id: str,
+    matchmaking_seconds: float,
+    **kwargs: Any,
+) -> SwarmStateAverager:
+    """Start the averager that holds the training state; trainers and the auxiliary peer must build it alike."""
+    return kind(
+        dht=dht,
+        prefix=f"{run_id}_state_averager",
+        min_matchmaking_time=matchmaking_seconds,
+        offload_optimizer=True,
+        custom_gradients=True,
+        start=True,
+        **kwargs,
+    )
+
+
+def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
+    """Return the parameters, optimizer factory and schedule factory of the run, in the order all peers share."""
+    make = partial(
+        Lamb,
+        lr=run.peak_learning_rate,
+        betas=run.betas,
+        eps=run.epsilon,
+        max_gradient_norm=run.max_gradient_norm,
+        bits=run.optimizer_bits,
+    )
+    return dict(
+        params=weight_decay_groups(model.named_parameters(), run.weight_decay),
+        optimizer=make,
+        scheduler=partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs),
+    )
+
+
+def averager_options(run: TrainingRun) -> dict[str, Any]:
+    """Return the group-forming options of both averagers; a request must fit twice into the matchmaking time."""
+    return dict(request_timeout=min(5.0, run.matchmaking_seconds * 0.4), min_group_size=2)
+
+
+def chunk_timeout(run: TrainingRun) -> float:
+    """Return the seconds after which a silent sender is given up; below 6 s busy but healthy peers ban each other."""
+    return max(6.0, run.averaging_timeout_seconds / 8)
+
+
+def tracker_options(run: TrainingRun) -> dict[str, Any]:
+    """Return how often peers look at each other's progress: in proportion to the time that silence may last."""
+    expiration = run.progress_expiration_seconds
+    return dict(
+        min_refresh_period=min(0.5, expiration / 80),
+        max_refresh_period=min(10.0, expiration / 8),
+        default_refresh_period=min(3.0, expiration / 25),
+        metadata_expiration=expiration,
+    )
