@@ -65,7 +65,7 @@ class AuxiliaryPeer:
     ) -> None:
         self.repository, self.run = repository, run
         self.model = initial_model(run)
-        self.records = SwarmRecords(dht, run.run_id)
+        self.records = SwarmRecords(dht, run.swarm_id)
         self.history = list(history or [])
         self.published_epoch = 0
         self._dht, self._processor, self._package_version = dht, processor, package_version
@@ -77,7 +77,7 @@ class AuxiliaryPeer:
         self.averager = make_state_averager(
             SwarmStateAverager,
             dht=self._dht,
-            run_id=self.run.run_id,
+            run_id=self.run.swarm_id,
             matchmaking_seconds=self.run.matchmaking_seconds,
             next_chunk_timeout=chunk_timeout(self.run),
             state_compression=NoCompression(),
@@ -118,7 +118,7 @@ class AuxiliaryPeer:
         """Look at the swarm once: note its figures, take over its state, publish a checkpoint if one is due."""
         summary = summarise_epoch(self.records.metrics().values(), time.time())
         self.history = append_summary(self.history, summary)
-        available = max(donors(self._dht, self.run.run_id).values(), default=0)
+        available = max(donors(self._dht, self.run.swarm_id).values(), default=0)
         if available > self.held_epoch and self._may_download(available):
             self._download()
         published = self._publish_if_due()

@@ -40,7 +40,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         options = averager_options(run)
         super().__init__(
             dht=dht,
-            run_id=run.run_id,
+            run_id=run.swarm_id,
             target_batch_size=run.target_batch_size,
             **optimizer_parts(run, model),
             matchmaking_time=run.matchmaking_seconds,

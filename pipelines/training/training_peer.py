@@ -71,7 +71,7 @@ class TrainingPeer:
     ) -> None:
         self.run, self.options = run, options
         self.model = (model or initial_model(run)).to(options.device)
-        self.records = SwarmRecords(dht, run.run_id)
+        self.records = SwarmRecords(dht, run.swarm_id)
         self.num_samples = 0
         self._dht, self._username, self._package_version = dht, username, package_version
         self._epoch_losses: list[float] = []
@@ -94,7 +94,7 @@ class TrainingPeer:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if max(donors(self._dht, self.run.run_id).values(), default=0) > 0:
+        if max(donors(self._dht, self.run.swarm_id).values(), default=0) > 0:
             self.optimizer.load_state_from_peers()
             source = "peers"
         elif (folder := fetch_checkpoint()) is not None:

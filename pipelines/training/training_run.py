@@ -79,6 +79,32 @@ class TrainingRun:
     seed: int = 0
     """Seed of the initial parameters, which every peer draws for itself and so need not download."""
 
+    generation: int = 0
+    """How often the run was rolled back. Each generation is a swarm of its own, so that peers which hold epochs that a
+    rollback took back cannot bring them in again."""
+
+    keep_optimizer_states: int = 10
+    """Newest checkpoints whose optimizer states stay on the Hub; a rollback can reach no further back."""
+
+    max_commits_per_hour: int = 60
+    """Commits that the run's auxiliary peer makes at most in an hour; the Hub refuses more than about 128."""
+
+    held_out_share: float = 0.01
+    """Share of the dataset's records that nobody trains on, for the evaluation loss; 0: no evaluation, unless the
+    dataset has a `validation` or `test` split."""
+
+    num_evaluation_records: int = 256
+    """Held-out records that the evaluation loss is the mean over."""
+
+    evaluation_interval_epochs: int = 100
+    """Epochs between evaluations."""
+
+    reel_prompts: tuple[str, ...] = ()
+    """Captions that are drawn again and again for the progress reel; empty: no reel."""
+
+    reel_interval_epochs: int = 100
+    """Epochs between pictures of the progress reel."""
+
     package_version: str = "0.1.0"
     """Version of this package with which the run was created."""
 
@@ -105,6 +131,12 @@ class TrainingRun:
             )
         _check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
         _check_choice("averaging_compression", self.averaging_compression, ("size_adaptive_8bit", "float16", "none"))
+        _check_publishing(self)
+
+    @property
+    def swarm_id(self) -> str:
+        """Prefix of the swarm's keys in the DHT: the run's id, and its generation once it was rolled back."""
+        return f"{self.run_id}-generation-{self.generation}" if self.generation else self.run_id
 
     def to_json(self) -> str:
         """Return the text of `training_run.json`."""
@@ -161,3 +193,15 @@ def _check_positive(run: TrainingRun, *names: str) -> None:
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}.")
+
+
+def _check_publishing(run: TrainingRun) -> None:
+    object.__setattr__(run, "reel_prompts", tuple(run.reel_prompts))
+    _check_positive(run, "keep_optimizer_states", "max_commits_per_hour", "num_evaluation_records")
+    _check_positive(run, "evaluation_interval_epochs", "reel_interval_epochs")
+    if run.generation < 0:
+        raise ValueError(f"generation is {run.generation}; expected 0 or more.")
+    if not 0 <= run.held_out_share < 1:
+        raise ValueError(f"held_out_share is {run.held_out_share}; expected 0 or more and less than 1.")
+    if len(run.reel_prompts) > 16 or not all(isinstance(prompt, str) and prompt for prompt in run.reel_prompts):
+        raise ValueError(f"reel_prompts is {run.reel_prompts}; expected at most 16 captions.")

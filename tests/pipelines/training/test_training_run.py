@@ -27,6 +27,13 @@ def test_a_run_comes_back_from_its_file_as_it_was(tmp_path):
     assert run.replace(seed=6) != run and run.replace(seed=6).entry_addresses == run.entry_addresses
 
 
+def test_every_generation_of_a_run_is_a_swarm_of_its_own():
+    run = TrainingRun(**NEEDED)
+    assert [run.swarm_id, run.replace(generation=1).swarm_id, run.replace(generation=2).swarm_id] == [
+        "birds", "birds-generation-1", "birds-generation-2",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -49,6 +56,14 @@ def test_a_run_comes_back_from_its_file_as_it_was(tmp_path):
             dict(averaging_timeout_seconds=10.0),
             r"averaging_timeout_seconds is 10.0; expected more than matchmaking_seco",
         ),
+        (dict(generation=-1), "generation is -1; expected 0 or more"),
+        (dict(keep_optimizer_states=0), "keep_optimizer_states is 0; expected a number above 0"),
+        (dict(max_commits_per_hour=0), "max_commits_per_hour is 0"),
+        (dict(num_evaluation_records=0), "num_evaluation_records is 0"),
+        (dict(evaluation_interval_epochs=0), "evaluation_interval_epochs is 0"),
+        (dict(reel_interval_epochs=0), "reel_interval_epochs is 0"),
+        (dict(held_out_share=1.0), "held_out_share is 1.0; expected 0 or more and less than 1"),
+        (dict(reel_prompts=("",)), r"reel_prompts is \(''.\); expected at most 16 captions"),
         (dict(optimizer_bits=16), "optimizer_bits is 16; expected one of 8, 32"),
         (
             dict(averaging_compression="zip"),
