@@ -14,39 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_dalle_collab import DalleCollabConfig
+from .linear_dalle_collab import apply_linear
 
 # Up to this many positions one masked product over everything beats the banded one, which has more and smaller steps.
 # Measured on one CPU thread, forward and backward, dense against banded (row, convolutional): 19 and 26 against 40 and
 # 62 ms at 81 positions, 30 and 29 against 32 and 64 at 177, 30 and 27 against 20 and 41 at 321, 438 and 455 against 175
 # and 233 at the paper's 1281.
 DENSE_MAX_POSITIONS = {"row": 192, "column": 192, "convolutional": 704}
-
-# Up to this many rows, a product with a large matrix on a CPU streams it up to twice as fast if it comes first: 8
-# rows through the linear layers of the paper's size took 42 ms against 63 on one thread.
-FEW_ROWS = 32
-LARGE_MATRIX = 2**20
-
-
-def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return `layer(x)` for a linear layer, (..., input) to (..., output), the faster way for few rows on a CPU."""
-    return multiply(x, layer.weight, layer.bias) if is_plain_linear(layer) else layer(x)
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `x @ weight.T + bias`: (..., input) to (..., output)."""
-    rows = x.shape[:-1].numel()
-    if x.device.type != "cpu" or torch.is_grad_enabled() or not 1 < rows <= FEW_ROWS or weight.numel() < LARGE_MATRIX:
-        return F.linear(x, weight, bias)
-    out = torch.mm(weight, x.reshape(rows, -1).t()).t()
-    if bias is not None:
-        out = out + bias
-    return out.contiguous().view(*x.shape[:-1], -1)
-
-
-def is_plain_linear(layer: nn.Module) -> bool:
-    """Return whether it is a linear layer that nobody (peft, accelerate, a quantiser, a hook) has changed."""
-    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) is nn.Linear and not changed
 
 
 def rotary_angles(config: DalleCollabConfig, device: torch.device | str | None = None) -> Tensor:

@@ -3,9 +3,10 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from .attention_dalle_collab import apply_linear
 from .configuration_dalle_collab import DalleCollabConfig
+from .linear_dalle_collab import apply_linear, current_gradient_sums, is_plain_product, linear_gradients
 
 
 class _GatedGelu(torch.autograd.Function):
@@ -18,6 +19,7 @@ class _GatedGelu(torch.autograd.Function):
         return F.gelu(gate).mul_(value)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
         (x,) = ctx.saved_tensors
         value, gate = x.chunk(2, dim=-1)
@@ -36,6 +38,36 @@ def gated_gelu(x: Tensor) -> Tensor:
     return _GatedGelu.apply(x)
 
 
+class _GatedLinear(torch.autograd.Function):
+    """`gated_gelu` of a linear layer, in two halves.
+
+    glibc maps tensors above 32 MiB anew each time and zeroes their pages; at the paper's size the whole is 40 MiB, a
+    half 20. The bias is added on the way.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # noqa: ANN001
+        rows = x.flatten(0, -2)
+        value, gate = (
+            torch.addmm(bias_part, rows, weight_part.t())
+            for weight_part, bias_part in zip(weight.chunk(2), bias.chunk(2), strict=True)
+        )
+        ctx.sums, ctx.parameters = current_gradient_sums(), (weight, bias)
+        ctx.save_for_backward(x, weight, value, gate)
+        return F.gelu(gate).mul_(value).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        x, weight, value, gate = ctx.saved_tensors
+        grad = grad.flatten(0, -2)
+        gate_grad = torch.ops.aten.gelu_backward(grad * value, gate)
+        value_grad = F.gelu(gate).mul_(grad)
+        value_weight, gate_weight = weight.chunk(2)
+        x_grad = torch.mm(value_grad, value_weight).addmm_(gate_grad, gate_weight).view_as(x)
+        return x_grad, *linear_gradients(ctx.sums, ctx.parameters, [value_grad, gate_grad], x.flatten(0, -2))
+
+
 class DalleCollabFeedForward(nn.Module):
     """A feed-forward layer whose second half gates the first through a GELU."""
 
@@ -48,5 +80,10 @@ class DalleCollabFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden_size) to the same shape."""
-        inner = gated_gelu(apply_linear(self.input, x))
+        inner = self._gated(x)
         return apply_linear(self.output, F.dropout(inner, self.dropout, self.training))
+
+    def _gated(self, x: Tensor) -> Tensor:
+        if is_plain_product(x, self.input):
+            return _GatedLinear.apply(x, self.input.weight, self.input.bias)
+        return gated_gelu(apply_linear(self.input, x))

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig
 
-from .attention_dalle_collab import multiply
 from .cache_dalle_collab import GenerationCache, Prefix, read_prefix
 from .inputs_dalle_collab import check_image_prompt, check_text
+from .linear_dalle_collab import multiply
 from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
 
 

@@ -11,6 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from .linear_dalle_collab import add_gradients_to
+
 
 @dataclass(frozen=True)
 class BranchCall:
@@ -84,13 +86,14 @@ def _undo(
     """Take branch `index` back: return `target` before it was added and the gradient of `source` with it."""
     call = ctx.calls[index]
     wanted = [parameter for parameter in call.parameters if parameter.requires_grad]
-    with torch.enable_grad():
+    with torch.enable_grad(), add_gradients_to(grads):
         source = source.detach().requires_grad_()
         added = ctx.replays[index](call.compute, source)
-    source_grad, *parameter_grads = torch.autograd.grad(added, [source, *wanted], grad_target)
+    source_grad, *parameter_grads = torch.autograd.grad(added, [source, *wanted], grad_target, allow_unused=True)
     for parameter, parameter_grad in zip(wanted, parameter_grads, strict=True):
-        seen = grads.get(parameter)
-        grads[parameter] = parameter_grad if seen is None else seen.add_(parameter_grad)
+        if parameter_grad is not None:  # else its product has added it already
+            seen = grads.get(parameter)
+            grads[parameter] = parameter_grad if seen is None else seen.add_(parameter_grad)
     return target - added.detach(), grad_source + source_grad
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from modeling_dalle_collab.attention_dalle_collab import apply_linear, visible_mask
+from modeling_dalle_collab.attention_dalle_collab import visible_mask
+from modeling_dalle_collab.linear_dalle_collab import apply_linear
 
 
 def test_plain_and_fused_attention_give_the_same_logits(tiny_model, tiny_batch):

@@ -42,6 +42,18 @@ def test_recomputation_is_exact_up_to_rounding(golden_model, golden, recompute):
     assert_equal_gradients(recomputed[1], stored[1], tolerance=1e-11)
 
 
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_frozen_parameter_gets_no_gradient_and_the_others_keep_theirs(tiny_model, tiny_batch, frozen):
+    model = tiny_model()
+    _, everything = gradients(model, tiny_batch(), "none")
+    name = f"model.stack.groups.0.feed_forward.input.{frozen}"
+    model.get_parameter(name).requires_grad_(False)
+    for recompute in ("none", "reversible"):
+        _, rest = gradients(model, tiny_batch(), recompute)
+        assert rest.pop(name) is None
+        assert_equal_gradients(rest, {key: value for key, value in everything.items() if key != name})
+
+
 def test_transformers_checkpointing_gives_the_same_gradients(tiny_model, tiny_batch):
     model = tiny_model(feed_forward_dropout=0.3).train()
     results = []
