@@ -28,6 +28,8 @@ MAY_IMPORT = {
 SWARM_FILES = (
     "auxiliary_peer",
     "averaging",
+    "averaging_reducer",
+    "averaging_runner",
     "averaging_streams",
     "peer_metrics",
     "progress_tracking",
@@ -40,7 +42,7 @@ SWARM_FILES = (
 PRICED = {
     "taming": ("pipelines/image_codes/vqgan_codec.py",),
     "open_clip": ("pipelines/generation/clip_reranking.py",),
-    "bitsandbytes": ("pipelines/training/optimizers.py",),
+    "bitsandbytes": ("pipelines/training/optimizers.py", "pipelines/training/wire_codec.py"),
     "peft": ("pipelines/training/finetuning.py",),
     "accelerate": ("pipelines/training/finetuning.py",),
     "hivemind": tuple(f"pipelines/training/{name}.py" for name in SWARM_FILES),
@@ -158,7 +160,7 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
         ("pipelines/training/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
         ("pipelines/image_codes/codebook.py", "from taming.modules import b", "vqgan_codec.py may"),
         ("pipelines/generation/clip_training.py", "import open_clip", "clip_reranking.py may"),
-        ("pipelines/training/averaging.py", "import bitsandbytes", "optimizers.py may"),
+        ("pipelines/training/averaging.py", "import bitsandbytes", "wire_codec.py may"),
         ("pipelines/generation/a.py", "import hivemind.utils", "only pipelines/training/auxiliary_peer.py"),
         ("pipelines/training/training_run.py", "import importlib\nimportlib.import_module('hivemind')", ":2: imports"),
         ("pipelines/command_line/a.py", "import gradio as gr", "only spaces/ may"),

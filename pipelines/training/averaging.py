@@ -1,155 +1,71 @@
-"""Averaging that says how much of it worked: subclasses of hivemind's averagers with counters and checks.
+"""Averagers for strangers: subclasses of hivemind's whose rounds check, bound, aggregate by a rule, and count.
 
-hivemind 1.1.12 reports a round as successful although part of it failed; these classes count the share of the vector
-that was really averaged and the bytes that were sent, and pass every peer's mode on, so that helpers are helpers.
+hivemind 1.1.12 reports a round as successful although part of it failed, checks neither values nor weights, and takes
+helpers for full members. What these classes do about it is in `averaging_runner`; here are their lifetimes.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
-import ctypes
-import multiprocessing
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
 import torch
-from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
-from hivemind.averaging.partition import BannedException
-from hivemind.compression import deserialize_torch_tensor
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.compression import CompressionBase, NoCompression
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils.asyncio import amap_in_executor, as_aiter, azip
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import as_aiter, azip
 
-from pipelines.training.averaging_streams import (
-    ReadingStub,
-    first_messages,
-    until_farewell,
-    until_reader_closes,
-    with_farewell,
-)
+from pipelines.training.averaging_figures import AveragingRound, SharedFigures
+from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
+from pipelines.training.averaging_streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
+from pipelines.training.robust_aggregation import AggregationRule
+
+logger = logging.getLogger(__name__)
 
 MAX_SECONDS_FOR_PENDING_STEP = 3.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class AveragingRound:
-    """What the last rounds of one averager moved, seen from this peer."""
-
-    num_rounds: int
-    """Rounds since the start."""
-
-    share_averaged: float
-    """Share of the vector for which the last round returned an average, in [0, 1]; the rest kept local values."""
-
-    bytes_sent: int
-    """Payload this peer sent in all rounds: its own parts and the averages of others' parts."""
-
-    seconds: float
-    """Duration of the last all-reduce, without finding the group."""
-
-    group_size: int
-    """Peers in the last round's group, this one included."""
-
-
-class CountingAllReduceRunner(AllReduceRunner):
-    """An all-reduce that tells how many bytes of tensor parts it sends."""
-
-    def __init__(self, *, count_bytes: Callable[[int], None], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # Counted as they leave: answers to slower peers go on after this peer's own result is complete.
-        self._count_bytes = count_bytes
-        own_index = self.ordered_peer_ids.index(self.peer_id)
-        self._own_part_infos = tuple(info for _, info in self.tensor_part_container._input_parts_by_peer[own_index])
-        self._all_sent = tuple(asyncio.Event() for _ in self.ordered_peer_ids)
-
-    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        try:
-            async for message in super()._generate_input_for_peer(peer_index):
-                self._count_bytes(len(message.tensor_part.buffer))
-                yield message
-        finally:
-            self._all_sent[peer_index].set()
-
-    def _get_peer_stub(self, peer: PeerID) -> ReadingStub:
-        index = self.ordered_peer_ids.index(peer)
-        read = partial(
-            first_messages, count=self.tensor_part_container.num_parts_by_peer[index], all_sent=self._all_sent[index]
-        )
-        return ReadingStub(super()._get_peer_stub(peer), "rpc_aggregate_part", read)
-
-    async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Add a sender's parts to the average and answer with differences, compressed by the run's own codec.
-
-        hivemind answers with its stock codecs, of which the 8-bit one rests on a torch function that is going away and
-        fails on a vector of zeros.
-        """
-        container, part_index, loop = self.tensor_part_container, 0, asyncio.get_running_loop()
-        try:
-            async for part, weight in amap_in_executor(
-                lambda message: (deserialize_torch_tensor(message.tensor_part), message.weight),
-                stream,
-                max_prefetch=container.prefetch,
-            ):
-                try:
-                    average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, weight)
-                except BannedException:
-                    break
-                answer = await loop.run_in_executor(None, self._compress_answer, average - part, part_index)
-                self._count_bytes(len(answer.buffer))
-                part_index += 1
-                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=answer)
-        finally:
-            if part_index != self.tensor_part_reducer.num_parts:
-                await self._ban_sender(self.sender_peer_ids[sender_index])
-
-    def _compress_answer(self, delta: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
-        return self.tensor_part_container.compression.compress(delta, self._own_part_infos[part_index])
-
-    @property
-    def share_averaged(self) -> float:
-        """Share of the vector whose average has arrived, in [0, 1]."""
-        container = self.tensor_part_container
-        return 1.0 - container.failed_size / max(1, container.total_size)
+MIN_SHARE_AVERAGED = 0.9
+PLAIN_RULE = AggregationRule()
+NO_COMPRESSION = NoCompression()
 
 
 class CountsRounds:
-    """Mixed into an averager: runs rounds with `CountingAllReduceRunner` and shares their figures across processes."""
+    """Mixed into an averager: its rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
 
-    def _share_counters(self) -> None:
-        # The rounds run in the averager's own process; these cells are how the trainer reads what happened there.
-        self._num_rounds = multiprocessing.Value(ctypes.c_int64, 0)
-        self._bytes_sent = multiprocessing.Value(ctypes.c_int64, 0)
-        self._share_averaged = multiprocessing.Value(ctypes.c_double, 1.0)
-        self._seconds = multiprocessing.Value(ctypes.c_double, 0.0)
-        self._group_size = multiprocessing.Value(ctypes.c_int64, 0)
+    runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
+    notices_replays: bool
+    answers_are_averages: bool
+    """See `TrustedAllReduceRunner`."""
+
+    def __init__(
+        self,
+        *args: Any,
+        rule: AggregationRule = PLAIN_RULE,
+        min_share_averaged: float = MIN_SHARE_AVERAGED,
+        **kwargs: Any,
+    ) -> None:
+        self._rule, self._min_share_averaged = rule, min_share_averaged
+        self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
+        self._memory = RoundMemory()
+        self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
+        super().__init__(*args, **kwargs)
 
     @property
     def last_round(self) -> AveragingRound:
         """Figures of the last round and the totals."""
-        return AveragingRound(
-            num_rounds=self._num_rounds.value,
-            share_averaged=self._share_averaged.value,
-            bytes_sent=self._bytes_sent.value,
-            seconds=self._seconds.value,
-            group_size=self._group_size.value,
-        )
-
-    def _count_bytes(self, number: int) -> None:
-        self._bytes_sent.value += number
+        return self._figures.read()
 
     async def rpc_aggregate_part(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
     ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Average a sender's parts and answer with the differences; see `DecentralizedAverager`."""
+        """Take a sender's parts and answer with what they come to; see `TrustedAllReduceRunner`."""
         self._num_senders_served += 1
         try:
             async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
@@ -191,36 +107,83 @@ class CountsRounds:
     ) -> None:
         group_id = group_info.group_id if group_id is None else group_id
         modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
-        runner = CountingAllReduceRunner(
+        is_helper = modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX
+        tensors, weight = tuple(tensors), kwargs.pop("weight", None)
+        if not is_helper:
+            weight = self._weight_of(tensors, weight)
+        runner = self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, tensors=tensors, group_id=group_id,
-            ordered_peer_ids=group_info.peer_ids, modes=modes,
-            count_bytes=self._count_bytes, **kwargs,
+            ordered_peer_ids=group_info.peer_ids, modes=modes, weight=weight,
+            rule=self._rule, recorded_weights=self._weights_on_record(group_info.peer_ids), memory=self._memory,
+            notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
+            count_bytes=self._figures.count_bytes, **kwargs,
         )  # fmt: skip
         self._running_groups[group_id].set_result(runner)
-        started = time.monotonic()
+        started, succeeded = time.monotonic(), False
         try:
-            if modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
+            if is_helper:
                 async for _ in runner:
                     raise RuntimeError("a helper received averaged tensors although it has none")
             else:
-                async for tensor, delta in azip(as_aiter(*tensors), runner):
-                    tensor.add_(torch.nan_to_num_(delta, nan=0.0, posinf=0.0, neginf=0.0), alpha=self._averaging_alpha)
+                async for tensor, answer in azip(as_aiter(*tensors), runner):
+                    tensor.copy_(answer) if self.answers_are_averages else tensor.add_(answer)
                     self._state_updated.set()
+            succeeded = True
         finally:
-            self._num_rounds.value += 1
-            self._share_averaged.value = runner.share_averaged
-            self._seconds.value = time.monotonic() - started
-            self._group_size.value = len(group_info.peer_ids)
+            self._record_round(runner, time.monotonic() - started, succeeded)
+
+    def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
+        """Return the weight of this peer's vector; one that is not finite is replaced by zeros and weighs nothing."""
+        if not all(torch.isfinite(tensor).all() for tensor in tensors):
+            self._figures.num_withheld.value += 1
+            logger.error(
+                "Values to be averaged are not finite. They stay here; this peer takes the average of the others."
+            )
+            weight = 0.0
+        if weight == 0:
+            for tensor in tensors:
+                tensor.zero_()
+        return 1.0 if weight is None else weight
+
+    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
+        return self._recorded_weights
+
+    def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool) -> None:
+        figures, share = self._figures, runner.share_averaged if succeeded else 0.0
+        offences = runner.end_round() if succeeded else runner.offences
+        figures.num_rounds.value += 1
+        figures.share_averaged.value = share
+        figures.seconds.value = seconds
+        figures.group_size.value = runner.group_size
+        figures.num_senders_lost.value = len(runner.lost_senders)
+        figures.num_incomplete_rounds.value += share < self._min_share_averaged
+        figures.ledger.record_round((peer.to_base58(), offence) for peer, offence in offences)
+        for peer, offence in sorted(offences, key=str):
+            logger.warning("Peer %s %s.", peer.to_base58(), offence)
+        if share < self._min_share_averaged:
+            logger.error(
+                "A round averaged %.0f %% of the vector; expected at least %.0f %%.",
+                100 * share,
+                100 * self._min_share_averaged,
+            )
 
 
 class SwarmGradientAverager(CountsRounds, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
+    notices_replays = True
+    answers_are_averages = True
     _rpc_handlers = _stub_type = None  # hivemind caches these per class and would hand out the parent's
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._share_counters()
-        super().__init__(*args, **kwargs)
+    def expect_samples(self, samples: Mapping[bytes, float]) -> None:
+        """Say how many samples each peer's signed records make plausible, at most; by bytes of its peer id.
+
+        It bounds the weights of the rounds to come. Call it before a round.
+        """
+        self._outer_pipe.send(("_expect_samples", [dict(samples)], {}))
+
+    async def _expect_samples(self, samples: Mapping[bytes, float]) -> None:
+        self._recorded_weights = {PeerID(peer_id): number for peer_id, number in samples.items()}
 
 
 class SwarmStateAverager(CountsRounds, TrainingStateAverager):
@@ -229,11 +192,15 @@ class SwarmStateAverager(CountsRounds, TrainingStateAverager):
     Its name is part of the wire protocol: all peers of a run, the auxiliary peer too, use this very class.
     """
 
+    notices_replays = False  # parameters that did not change are the same parts again
     _rpc_handlers = _stub_type = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._share_counters()
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
+        self.answers_are_averages = isinstance(compression, NoCompression)
+        super().__init__(*args, compression=compression, **kwargs)
+
+    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
+        return dict.fromkeys(peer_ids, 1.0)  # one peer, one vote
 
     def get_current_state(self) -> tuple[Any, Any, Any]:
         """Return the state for a newcomer, after a step that is under way, so that epoch and tensors agree."""

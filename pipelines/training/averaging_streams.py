@@ -7,16 +7,24 @@ closed the stream, who can tell which message is the last.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
+from hivemind.p2p import P2PDaemonError
 from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
+
+logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
 
 SECONDS_FOR_A_READER = 30.0
 """How long a writer stays for a reader that does not close the stream; readers of this project always do."""
+
+
+PAUSE_SECONDS = 0.25
+"""Between two attempts to open a stream."""
 
 
 async def until_reader_closes(messages: AsyncIterable[Message], seconds: float = SECONDS_FOR_A_READER):  # noqa: ANN201
@@ -40,6 +48,77 @@ async def first_messages(
                 return
     finally:
         await stream.aclose()
+
+
+async def open_greeted(
+    call: Callable[[AsyncIterator[Message]], Awaitable[AsyncGenerator[Message, None]]],
+    *,
+    hello: Message,
+    messages: AsyncIterator[Message],
+    is_greeting: Callable[[Message], bool],
+    seconds: float,
+    attempts: int,
+) -> AsyncGenerator[Message, None]:
+    """Open a stream, say hello, wait for the answer; then write `messages` to it and return what is to be read.
+
+    Between two busy libp2p daemons a stream now and then never opens, and neither side is told. Nothing of `messages`
+    is written until the other side has answered, so a stream that has not opened after `seconds` can be closed and
+    opened again without anything being lost or coming twice.
+
+    Raises:
+        ConnectionError: no attempt was answered, or the answer was no greeting.
+    """
+    for attempt in range(1, attempts + 1):
+        greeted, stream, reason = asyncio.Event(), None, "it was closed"
+        try:
+            async with asyncio.timeout(seconds):
+                stream = await call(_after_greeting(hello, messages, greeted))
+                async for answer in stream:
+                    if not is_greeting(answer):
+                        raise ConnectionRefusedError(f"A peer refused a stream: {str(answer).strip()[:100]}")
+                    greeted.set()
+                    return stream
+        except TimeoutError:
+            reason = f"no answer in {seconds:.1f} s"
+        except (ConnectionResetError, asyncio.IncompleteReadError, P2PDaemonError) as error:
+            reason = repr(error)
+        finally:
+            if stream is not None and not greeted.is_set():
+                await stream.aclose()
+        logger.info("A stream to a peer did not open (%d of %d attempts): %s", attempt, attempts, reason)
+        await asyncio.sleep(min(PAUSE_SECONDS, seconds))
+    raise ConnectionError(f"A stream to a peer did not open in {attempts} attempts; the last one: {reason}.")
+
+
+async def _after_greeting(
+    hello: Message, messages: AsyncIterator[Message], greeted: asyncio.Event
+) -> AsyncIterator[Message]:
+    yield hello
+    await greeted.wait()
+    async for message in messages:
+        yield message
+
+
+async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> AsyncIterator[Message]:
+    """Collect answers from now on and yield them after an event: a client writes first and reads then."""
+    collected: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    async def collect() -> None:
+        try:
+            async for answer in answers:
+                collected.put_nowait(answer)
+        finally:
+            until.set()
+            collected.put_nowait(None)
+
+    collecting = asyncio.create_task(collect())
+    try:
+        await until.wait()
+        while (answer := await collected.get()) is not None:
+            yield answer
+        await collecting
+    finally:
+        collecting.cancel()
 
 
 async def with_farewell(messages: AsyncIterable[averaging_pb2.DownloadData]) -> AsyncIterator[Any]:

@@ -11,6 +11,7 @@ import torch
 
 from pipelines.training.averaging import SwarmStateAverager
 from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
+from pipelines.training.robust_aggregation import AggregationRule
 from pipelines.training.training_run import TrainingRun
 
 
@@ -52,8 +53,24 @@ def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def averager_options(run: TrainingRun) -> dict[str, Any]:
-    """Return the group-forming options of both averagers; a request must fit twice into the matchmaking time."""
-    return dict(request_timeout=min(5.0, run.matchmaking_seconds * 0.4), min_group_size=2)
+    """Return the options of both averagers; a request must fit twice into the matchmaking time."""
+    return dict(
+        request_timeout=min(5.0, run.matchmaking_seconds * 0.4),
+        min_group_size=2,
+        rule=aggregation_rule(run),
+        min_share_averaged=run.min_share_averaged,
+    )
+
+
+def aggregation_rule(run: TrainingRun) -> AggregationRule:
+    """Return how the run's peers make one vector of many."""
+    return AggregationRule(
+        name=run.aggregation_rule,
+        tau_ratio=run.tau_ratio,
+        num_iterations=run.num_clipping_iterations,
+        max_norm_ratio=run.max_norm_ratio,
+        max_weight_ratio=run.max_weight_ratio,
+    )
 
 
 def chunk_timeout(run: TrainingRun) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from typing import Any, Self
 
 TRAINING_RUN_FILE = "training_run.json"
 FORMAT_VERSION = 1
+AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
+AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,9 @@ class TrainingRun:
     """8: block-wise quantised LAMB statistics; 32: float32 statistics."""
 
     averaging_compression: str = "size_adaptive_8bit"
-    """`size_adaptive_8bit`: 8 bits for tensors of at least `min_8bit_elements`, float16 below; `float16`; or `none`."""
+    """`size_adaptive_8bit`: 8 bits for tensors of at least `min_8bit_elements`, float16 below; `blockwise_8bit`: the
+    same with a scale for every 4096 values, off by 1 % where the former is off by 26 to 48 % on heavy-tailed gradients;
+    `float16`; or `none`."""
 
     min_8bit_elements: int = 2**16
     """Smallest number of elements that is sent in 8 bits (paper, section 3.3)."""
@@ -105,6 +110,27 @@ class TrainingRun:
     reel_interval_epochs: int = 100
     """Epochs between pictures of the progress reel."""
 
+    aggregation_rule: str = "centered_clip"
+    """How the peers' gradients become one: `centered_clip`, which is the weighted mean as long as nobody stands out;
+    `mean`, of gradients with clipped norms; or `coordinate_median`, which ignores sample counts."""
+
+    tau_ratio: float = 2.0
+    """Distance at which CenteredClip clips, in median distances. Decrease towards 1 if attackers are many; increase if
+    honest peers are named as suspects."""
+
+    num_clipping_iterations: int = 100
+    """Most iterations of CenteredClip; they cost next to nothing."""
+
+    max_norm_ratio: float = 4.0
+    """No peer's gradient counts with more than this multiple of the median norm."""
+
+    max_weight_ratio: float = 8.0
+    """No peer counts for more samples than this multiple of the median peer's. Increase if one honest machine is faster
+    than that; what a lie about samples can gain increases too."""
+
+    min_share_averaged: float = 0.9
+    """A round that averages a smaller share of the gradient is an error: counted, and parameters are averaged next."""
+
     package_version: str = "0.1.0"
     """Version of this package with which the run was created."""
 
@@ -130,8 +156,8 @@ class TrainingRun:
                 f"matchmaking_seconds ({self.matchmaking_seconds})."
             )
         _check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
-        _check_choice("averaging_compression", self.averaging_compression, ("size_adaptive_8bit", "float16", "none"))
         _check_publishing(self)
+        _check_averaging(self)
 
     @property
     def swarm_id(self) -> str:
@@ -193,6 +219,17 @@ def _check_positive(run: TrainingRun, *names: str) -> None:
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}.")
+
+
+def _check_averaging(run: TrainingRun) -> None:
+    _check_choice("averaging_compression", run.averaging_compression, AVERAGING_COMPRESSIONS)
+    _check_choice("aggregation_rule", run.aggregation_rule, AGGREGATION_RULES)
+    _check_positive(run, "num_clipping_iterations")
+    for name in ("tau_ratio", "max_norm_ratio", "max_weight_ratio"):
+        if not 1 <= getattr(run, name) < math.inf:
+            raise ValueError(f"{name} is {getattr(run, name)}; expected a number of at least 1.")
+    if not 0 < run.min_share_averaged <= 1:
+        raise ValueError(f"min_share_averaged is {run.min_share_averaged}; expected more than 0 and at most 1.")
 
 
 def _check_publishing(run: TrainingRun) -> None:

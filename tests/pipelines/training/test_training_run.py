@@ -67,8 +67,13 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(optimizer_bits=16), "optimizer_bits is 16; expected one of 8, 32"),
         (
             dict(averaging_compression="zip"),
-            "averaging_compression is 'zip'; expected one of size_adaptive_8bit, float",
+            "averaging_compression is 'zip'; expected one of size_adaptive_8bit, blockwise_8bit",
         ),
+        (dict(aggregation_rule="vote"), "aggregation_rule is 'vote'; expected one of centered_clip, mean, coor"),
+        (dict(tau_ratio=0.9), "tau_ratio is 0.9; expected a number of at least 1"),
+        (dict(max_norm_ratio=float("inf")), "max_norm_ratio is inf"),
+        (dict(num_clipping_iterations=0), "num_clipping_iterations is 0"),
+        (dict(min_share_averaged=1.5), "min_share_averaged is 1.5; expected more than 0 and at most 1"),
         (dict(format_version=2), r"training_run.json has format 2, this package knows 1. Update the package"),
     ],
     ids=str,
@@ -79,7 +84,7 @@ def test_a_bad_value_is_refused_by_name(changes, message):
 
 
 def test_unknown_missing_and_damaged_settings_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"Unknown setting colour, size in training_run.json; known: \['average_state"):
+    with pytest.raises(ValueError, match=r"Unknown setting colour, size in training_run.json; known: \['aggregation_r"):
         TrainingRun.from_mapping(NEEDED | dict(size=1, colour=2))
     with pytest.raises(ValueError, match=r"incomplete or has a value of a wrong type: .*dataset_revision"):
         TrainingRun.from_mapping({key: value for key, value in NEEDED.items() if key != "dataset_revision"})

@@ -1,0 +1,69 @@
+"""Peers that did what honest, healthy peers do not: what it was, how often, and the ledger that counts it."""
+
+import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+LEDGER_BYTES = 2**15
+"""Room for the ledger in memory that processes share: about 200 entries, of which the most frequent are kept."""
+
+
+class Offence(StrEnum):
+    """What a peer did in a round. One alone proves no ill will: machines and links fail too."""
+
+    NOT_FINITE = "sent values that are not finite"
+    BAD_WEIGHT = "declared a weight that is not a finite, non-negative number"
+    EXCESS_WEIGHT = "declared more samples than its records make plausible"
+    NO_WEIGHT = "sent values without weight"
+    WRONG_SHAPE = "sent a part of the wrong shape"
+    UNREADABLE = "sent a part that cannot be read"
+    REPLAYED = "sent a part again"
+    FAR_OFF = "sent values far from what most peers sent"
+    SILENT = "stopped sending"
+    NO_ANSWER = "did not answer"
+    BAD_ANSWER = "answered with an impossible average"
+    NOT_A_SENDER = "sent parts as a helper"
+
+
+class PartRefusedError(ValueError):
+    """A tensor part from the network is not what it must be; `offence` says in which way."""
+
+    def __init__(self, offence: Offence, seen: str) -> None:
+        super().__init__(f"A peer {offence}: {seen}.")
+        self.offence = offence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """One peer and one kind of offence."""
+
+    peer_id: str
+    """libp2p peer id in base 58; the connection proves it."""
+
+    offence: Offence
+    num_rounds: int
+    """Rounds in which this peer did it, as seen from here, since the start."""
+
+
+class SuspectLedger:
+    """Counts offences; written by one process, read by the process that forked it."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, Offence]] = Counter()
+        self._shared = multiprocessing.Array("c", LEDGER_BYTES)
+
+    def record_round(self, offences: Iterable[tuple[str, Offence]]) -> None:
+        """Count one round's offences; one peer's same offence counts once a round."""
+        self._counts.update(set(offences))
+        entries = [(peer, offence.name, number) for (peer, offence), number in self._counts.most_common()]
+        while len(text := json.dumps(entries).encode()) >= LEDGER_BYTES:
+            entries = entries[: len(entries) // 2]
+        self._shared.value = text
+
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Return all suspects so far, the most frequent first."""
+        entries = json.loads(self._shared.value or b"[]")
+        return tuple(Suspect(peer_id=peer, offence=Offence[name], num_rounds=number) for peer, name, number in entries)
