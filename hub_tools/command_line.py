@@ -45,7 +45,8 @@ def serve(
       hub-tools serve --root my-hub --port 9000
       hub-tools serve --root my-hub --host 0.0.0.0
     """
-    from .local_hub.server import LOOPBACK_HOSTS, ServerOptions, serve
+    from .http_serving import LOOPBACK_HOSTS
+    from .local_hub.server import ServerOptions, serve
 
     options = ServerOptions(root=root, host=host, port=port, part_mebibytes=part_mebibytes)
     if host not in LOOPBACK_HOSTS:

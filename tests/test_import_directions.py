@@ -31,6 +31,7 @@ SWARM_FILES = (
     "averaging_reducer",
     "averaging_runner",
     "averaging_streams",
+    "peer_identity",
     "peer_metrics",
     "progress_tracking",
     "swarm",

@@ -27,6 +27,7 @@ MUST_MENTION = [
     *("make demo", "make test", "make demo-openmoji", "make bench"),
     *("dalle-collab generate", "--candidates", "--keep", "--top-k", "dalle-collab join", "--micro-batch-size"),
     *("--client-mode", "dalle-collab run create", "dalle-collab run assist", "dalle-collab run show"),
+    *("dalle-collab run authorize", "--public-address", "--write-space", "--open"),
     *(
         "dalle-collab data prepare",
         "dalle-collab data verify",

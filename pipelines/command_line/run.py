@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pipelines.command_line import run_authorize
+
 app = typer.Typer(no_args_is_help=True)
+app.command("authorize")(run_authorize.authorize)
 
 Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
 

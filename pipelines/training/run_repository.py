@@ -83,18 +83,30 @@ def download_checkpoint(repository: str) -> Path:
 
 
 def announce_entry_addresses(repository: str, addresses: tuple[str, ...]) -> bool:
-    """Write the addresses through which newcomers find the swarm into the run; return whether that was a change.
+    """Write the addresses through which newcomers find the swarm into the run; return whether that was a change."""
+    return _change_run(repository, "Announce entry addresses", entry_addresses=addresses)
 
-    The commit is made on top of the settings that were read, so that two writers cannot undo each other.
+
+def announce_authorization(repository: str, service: str, key: str) -> bool:
+    """Write into the run which service admits peers, both empty for an open run; return whether that was a change.
+
+    Raises:
+        ValueError: the address or the key cannot be used.
     """
+    message = "Announce the authorization service" if service else "Open the run to everybody"
+    return _change_run(repository, message, authorization_service=service, authorization_key=key)
+
+
+def _change_run(repository: str, message: str, **changes: Any) -> bool:
+    """Change settings of a run in one commit, on top of those that were read, so that writers undo nothing."""
     api = HfApi()
     head = api.repo_info(repository).sha
     run = TrainingRun.from_file(Path(hf_hub_download(repository, TRAINING_RUN_FILE, revision=head)))
-    if run.entry_addresses == addresses:
+    changed = run.replace(**changes)
+    if changed == run:
         return False
-    content = run.replace(entry_addresses=addresses).to_json().encode()
-    operation = CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=content)
-    api.create_commit(repository, [operation], commit_message="Announce entry addresses", parent_commit=head)
+    operation = CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=changed.to_json().encode())
+    api.create_commit(repository, [operation], commit_message=message, parent_commit=head)
     return True
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from pipelines.training.authorization_settings import check_authorization
+
 TRAINING_RUN_FILE = "training_run.json"
 FORMAT_VERSION = 1
 AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
@@ -131,6 +133,12 @@ class TrainingRun:
     min_share_averaged: float = 0.9
     """A round that averages a smaller share of the gradient is an error: counted, and parameters are averaged next."""
 
+    authorization_service: str = ""
+    """Address of the service that admits peers (`run authorize`); empty: the run is open to everybody."""
+
+    authorization_key: str = ""
+    """The service's public key: peers talk only to peers whose tokens it has signed."""
+
     package_version: str = "0.1.0"
     """Version of this package with which the run was created."""
 
@@ -158,11 +166,17 @@ class TrainingRun:
         _check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
         _check_publishing(self)
         _check_averaging(self)
+        check_authorization(self.authorization_service, self.authorization_key)
 
     @property
     def swarm_id(self) -> str:
         """Prefix of the swarm's keys in the DHT: the run's id, and its generation once it was rolled back."""
         return f"{self.run_id}-generation-{self.generation}" if self.generation else self.run_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may join, with or without an account on the Hub."""
+        return not self.authorization_service
 
     def to_json(self) -> str:
         """Return the text of `training_run.json`."""

@@ -1,0 +1,75 @@
+"""Serving a web application from this process until it is told to stop; and what to say when the port is taken."""
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+GRACEFUL_SHUTDOWN_SECONDS = 1
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def serve_application(
+    application: Any,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+    *,
+    command: str,
+    on_server: Callable[[uvicorn.Server], None] = lambda server: None,
+    **options: Any,
+) -> None:
+    """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted.
+
+    `command` is what to type with another `--port`; `on_server` is given the server before it runs; `options` are
+    those of `uvicorn.Config`. Raises ValueError when the port is in use.
+    """
+    with contextlib.closing(_listen(host, port, command)) as listener:
+        server = _QuietServer(
+            uvicorn.Config(
+                application,
+                access_log=False,
+                log_level="warning",
+                lifespan="off",
+                timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+                **options,
+            )
+        )
+        on_server(server)
+        # Before anybody knows the address: a signal that comes now must already end it well.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
+        on_ready(_address(host, listener.getsockname()[1]))
+        server.run(sockets=[listener])
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals alone: uvicorn's own handling would raise them again after a clean end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int, command: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. "
+            f"Stop what uses it, or choose another port: {command} --port {port + 1}"
+        ) from error
+    return listener
+
+
+def _address(host: str, port: int) -> str:
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -1,0 +1,43 @@
+"""The peer's libp2p identity: its file, and the key in it."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hivemind.p2p import P2P
+from hivemind.proto import crypto_pb2
+
+from pipelines.training.peer_options import PeerOptions
+
+
+@contextlib.contextmanager
+def with_identity(options: PeerOptions) -> Iterator[PeerOptions]:
+    """Yield options that name an identity file, which exists; one that nobody asked for goes with the block.
+
+    The peer id must be known before the peer enters a swarm, because its token names it.
+    """
+    with tempfile.TemporaryDirectory(prefix="dalle-collab-identity-") as folder:
+        path = options.identity_file or Path(folder) / "identity.key"
+        if not path.exists():
+            P2P.generate_identity(str(path))
+        yield dataclasses.replace(options, identity_file=path)
+
+
+def read_identity(path: Path) -> rsa.RSAPrivateKey:
+    """Return the private key of an identity file.
+
+    Raises:
+        ValueError: the file holds something else than an RSA identity.
+    """
+    try:
+        content = crypto_pb2.PrivateKey.FromString(path.read_bytes())
+        key = serialization.load_der_private_key(content.data, password=None)
+    except Exception as error:  # protobuf's errors are of no common type
+        raise ValueError(f"{path} is no identity file ({error}). Name a new one: --identity-file NEW.key") from error
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise ValueError(f"{path} holds no RSA identity, which hivemind needs. Name a new one: --identity-file NEW.key")
+    return key
