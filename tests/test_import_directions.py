@@ -34,6 +34,7 @@ SWARM_FILES = (
     "peer_identity",
     "peer_metrics",
     "progress_tracking",
+    "state_averager",
     "swarm",
     "swarm_optimizer",
     "swarm_settings",

@@ -58,7 +58,11 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
         TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
         _stop_on_signals() as stop,
     ):
-        source = peer.synchronise(lambda: download_checkpoint(repository) if run_state else None)
+        with console.status("Looking for the newest training state") as status:
+            source = peer.synchronise(
+                lambda: download_checkpoint(repository) if run_state else None,
+                (lambda progress: status.update(str(progress))) if console.is_terminal else None,
+            )
         console.print(f"Joined {repository} as {username} at epoch {peer.optimizer.local_epoch} (state: {source}).")
         seed = stable_seed(run.run_id, dht.peer_id)
         with prefetched(

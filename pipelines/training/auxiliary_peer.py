@@ -15,23 +15,28 @@ from typing import Any
 
 import hivemind
 import httpx2
-from hivemind.compression import NoCompression
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.training.averaging import SwarmStateAverager
 from pipelines.training.checkpoint_publishing import publish_checkpoint, write_checkpoint
 from pipelines.training.checkpoints import RunState, load_training_state
 from pipelines.training.peer_metrics import AuxiliaryStatus, SwarmRecords
-from pipelines.training.swarm import donors, visible_addresses
+from pipelines.training.state_averager import SwarmStateAverager
+from pipelines.training.state_hand_off import StateHandOff
+from pipelines.training.swarm import visible_addresses
 from pipelines.training.swarm_progress import EpochSummary, append_summary, should_publish, summarise_epoch
-from pipelines.training.swarm_settings import averager_options, chunk_timeout, make_state_averager, optimizer_parts
+from pipelines.training.swarm_settings import (
+    averager_options,
+    chunk_timeout,
+    hand_off_limits,
+    make_state_averager,
+    optimizer_parts,
+)
 from pipelines.training.training_peer import initial_model
 from pipelines.training.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
 PUBLISH_RETRY_SECONDS = 20.0
-DOWNLOAD_TIMEOUT_SECONDS = 60.0
 STATUS_LIFETIME_SECONDS = 180.0
 """Longer than a download or a publication may hold this peer up: finishing trainers wait for a peer with a status."""
 
@@ -80,14 +85,15 @@ class AuxiliaryPeer:
             run_id=self.run.swarm_id,
             matchmaking_seconds=self.run.matchmaking_seconds,
             next_chunk_timeout=chunk_timeout(self.run),
-            state_compression=NoCompression(),
             allow_state_sharing=False,
             **averager_options(self.run),
             **optimizer_parts(self.run, self.model),
         )
+        self.hand_off = StateHandOff(self.averager, self.records, hand_off_limits(self.run))
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.hand_off.close()
         self.averager.shutdown()
 
     @property
@@ -100,9 +106,9 @@ class AuxiliaryPeer:
         if folder is not None:
             with self.averager.lock_averaged_tensors:
                 state = load_training_state(folder, self.model, self.averager.optimizer)
-            self.averager.local_epoch = self.published_epoch = state.epoch
-            self.averager._update_scheduler()
-        self._share()
+            self.published_epoch = state.epoch
+            self.averager.set_epoch(state.epoch)
+        self.hand_off.share()
         return self.held_epoch
 
     def follow(self, stop: threading.Event, poll_seconds: float = 1.0) -> Iterator[AuxiliaryReport]:
@@ -118,7 +124,7 @@ class AuxiliaryPeer:
         """Look at the swarm once: note its figures, take over its state, publish a checkpoint if one is due."""
         summary = summarise_epoch(self.records.metrics().values(), time.time())
         self.history = append_summary(self.history, summary)
-        available = max(donors(self._dht, self.run.swarm_id).values(), default=0)
+        available = self.hand_off.newest_epoch()
         if available > self.held_epoch and self._may_download(available):
             self._download()
         published = self._publish_if_due()
@@ -148,21 +154,9 @@ class AuxiliaryPeer:
         return is_last or time.monotonic() - self._last_download >= self._follow_interval_seconds
 
     def _download(self) -> None:
-        epoch_before = self.held_epoch
-        try:
-            self.averager.load_state_from_peers(
-                timeout=max(DOWNLOAD_TIMEOUT_SECONDS, self.run.averaging_timeout_seconds)
-            )
-        except Exception as error:  # donors vanish in the middle of a download in many ways
-            logger.warning("Download of the state failed, next try in a moment: %r", error)
-        if self.held_epoch == epoch_before:
-            logger.debug("No peer has handed out a state newer than that of epoch %d.", self.held_epoch)
+        self.hand_off.fetch(at_least=self.held_epoch + 1)
         self._last_download = time.monotonic()
-        self._share()
-
-    def _share(self) -> None:
-        self.averager.allow_state_sharing = True
-        self.averager.state_sharing_priority = self.held_epoch
+        self.hand_off.share()
 
     def _announce_status(self) -> None:
         status = AuxiliaryStatus(

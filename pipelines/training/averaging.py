@@ -5,7 +5,6 @@ helpers for full members. What these classes do about it is in `averaging_runner
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import time
@@ -15,24 +14,20 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
-from hivemind.compression import CompressionBase, NoCompression
 from hivemind.optim.grad_averager import GradientAverager
-from hivemind.optim.state_averager import TrainingStateAverager
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
 from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
-from pipelines.training.averaging_streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
+from pipelines.training.averaging_streams import until_reader_closes
 from pipelines.training.robust_aggregation import AggregationRule
 
 logger = logging.getLogger(__name__)
 
-MAX_SECONDS_FOR_PENDING_STEP = 3.0
 MIN_SHARE_AVERAGED = 0.9
 PLAIN_RULE = AggregationRule()
-NO_COMPRESSION = NoCompression()
 
 
 class CountsRounds:
@@ -79,18 +74,6 @@ class CountsRounds:
         """Accept a peer into a group or send it on; see `DecentralizedAverager`."""
         async for message in until_reader_closes(super().rpc_join_group(request, context)):
             yield message
-
-    async def rpc_download_state(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
-    ) -> StreamOf[averaging_pb2.DownloadData]:
-        """Hand the state out, then say that this was all; see `DecentralizedAverager`."""
-        async for message in until_reader_closes(with_farewell(super().rpc_download_state(request, context))):
-            yield message
-
-    @classmethod
-    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> ReadingStub:
-        """Return a stub that takes a state for whole only when its donor has said so."""
-        return ReadingStub(super().get_stub(p2p, peer, namespace=namespace), "rpc_download_state", until_farewell)
 
     async def _shutdown(self, timeout: float | None) -> None:
         # A peer that has its own result and leaves at once would take the others' last parts with it.
@@ -184,25 +167,3 @@ class SwarmGradientAverager(CountsRounds, GradientAverager):
 
     async def _expect_samples(self, samples: Mapping[bytes, float]) -> None:
         self._recorded_weights = {PeerID(peer_id): number for peer_id, number in samples.items()}
-
-
-class SwarmStateAverager(CountsRounds, TrainingStateAverager):
-    """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
-
-    Its name is part of the wire protocol: all peers of a run, the auxiliary peer too, use this very class.
-    """
-
-    notices_replays = False  # parameters that did not change are the same parts again
-    _rpc_handlers = _stub_type = None
-
-    def __init__(self, *args: Any, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
-        self.answers_are_averages = isinstance(compression, NoCompression)
-        super().__init__(*args, compression=compression, **kwargs)
-
-    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
-        return dict.fromkeys(peer_ids, 1.0)  # one peer, one vote
-
-    def get_current_state(self) -> tuple[Any, Any, Any]:
-        """Return the state for a newcomer, after a step that is under way, so that epoch and tensors agree."""
-        concurrent.futures.wait(tuple(self.pending_updates), timeout=MAX_SECONDS_FOR_PENDING_STEP)
-        return super().get_current_state()

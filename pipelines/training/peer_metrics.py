@@ -38,9 +38,22 @@ class AuxiliaryStatus(BaseModel):
     addresses: conlist(constr(max_length=256), max_items=16)
 
 
+class StateRecord(BaseModel):
+    """Which training state a peer holds; see `state_digest`."""
+
+    peer_id: constr(max_length=96)
+    """libp2p id under which it hands the state out."""
+
+    epoch: conint(ge=0, strict=True)
+    digest: constr(regex="^[0-9a-f]{64}$")
+    shares: StrictBool
+    """Whether it hands the state out; peers behind a firewall only name it."""
+
+
 class _SwarmRecords(BaseModel):
     metrics: dict[BytesWithPublicKey, PeerMetrics]
     auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
+    states: dict[BytesWithPublicKey, StateRecord]
 
 
 class SwarmRecords:
@@ -69,6 +82,10 @@ class SwarmRecords:
         """Sign and store what this auxiliary peer holds for `lifetime_seconds`."""
         self._publish("auxiliary", status, lifetime_seconds)
 
+    def publish_state(self, state: StateRecord, lifetime_seconds: float) -> None:
+        """Sign and store which state this peer holds for `lifetime_seconds`."""
+        self._publish("states", state, lifetime_seconds)
+
     def metrics(self) -> dict[bytes, PeerMetrics]:
         """Return the figures of the peers that are alive, by public key; impossible values are left out."""
         records = self._read("metrics", PeerMetrics)
@@ -77,6 +94,14 @@ class SwarmRecords:
     def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
         """Return what the auxiliary peers that are alive hold, by public key."""
         return self._read("auxiliary", AuxiliaryStatus)
+
+    def states(self) -> dict[bytes, StateRecord]:
+        """Return which state each peer says it holds, by public key."""
+        return self._read("states", StateRecord)
+
+    def trainers(self) -> set[bytes]:
+        """Return the public keys of the training peers that are alive."""
+        return set(self._read("progress", LocalTrainingProgress))
 
     def progress(self) -> list[LocalTrainingProgress]:
         """Return the progress records of the training peers that are alive."""

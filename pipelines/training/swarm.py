@@ -63,17 +63,6 @@ def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     return tuple(str(address) for address in dht.get_visible_maddrs())
 
 
-def donors(dht: hivemind.DHT, run_id: str) -> dict[bytes, float]:
-    """Return the peers that hand out the training state, with the epoch each one claims to hold."""
-    found = dht.get(f"{run_id}_state_averager.all_averagers", latest=True)
-    values = found.value if found is not None and isinstance(found.value, dict) else {}
-    return {
-        peer: float(entry.value)
-        for peer, entry in values.items()
-        if isinstance(entry.value, (int, float)) and peer != dht.peer_id.to_bytes()
-    }
-
-
 def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
     return (
         f"Cannot listen on {', '.join(host_addresses)} ({error}). Choose an address of this machine and a free port: "

@@ -1,19 +1,21 @@
 """`hivemind.Optimizer` for a training run: our LAMB and averagers, a guard against bad gradients, bounded loading."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import hivemind
 import torch
-from hivemind.compression import NoCompression
 
-from pipelines.training.averaging import SwarmGradientAverager, SwarmStateAverager
+from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.peer_metrics import SwarmRecords
 from pipelines.training.progress_tracking import SwarmProgressTracker
+from pipelines.training.state_averager import SwarmStateAverager
+from pipelines.training.state_hand_off import ShowProgress, StateHandOff
 from pipelines.training.swarm_settings import (
     averager_options,
     chunk_timeout,
+    hand_off_limits,
     make_state_averager,
     optimizer_parts,
     tracker_options,
@@ -23,7 +25,14 @@ from pipelines.training.wire_codec import averaging_compression, check_codec
 
 logger = logging.getLogger(__name__)
 
-NUM_LOADING_ATTEMPTS = 3
+NUM_LOADS_TO_CATCH_UP = 2
+"""States that a peer takes over in a row while the swarm goes on before it takes part one epoch behind."""
+
+MAX_FAILED_LOADS = 5
+
+
+class OutOfStepError(ValueError):
+    """This peer cannot catch up with the swarm."""
 
 
 class SwarmOptimizer(hivemind.Optimizer):
@@ -32,11 +41,20 @@ class SwarmOptimizer(hivemind.Optimizer):
     `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round.
     """
 
-    def __init__(self, *, run: TrainingRun, dht: hivemind.DHT, model: torch.nn.Module, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        run: TrainingRun,
+        dht: hivemind.DHT,
+        model: torch.nn.Module,
+        records: SwarmRecords,
+        verbose: bool = False,
+    ) -> None:
         compression = averaging_compression(run)
         check_codec(compression)
         self.num_refused_gradients = 0
         self.last_gradient_was_used = False
+        self.num_failed_loads = 0
         options = averager_options(run)
         super().__init__(
             dht=dht,
@@ -47,7 +65,6 @@ class SwarmOptimizer(hivemind.Optimizer):
             averaging_timeout=run.averaging_timeout_seconds,
             allreduce_timeout=run.averaging_timeout_seconds / 2,
             next_chunk_timeout=chunk_timeout(run),
-            load_state_timeout=run.averaging_timeout_seconds * 4,
             delay_optimizer_step=run.delay_optimizer_step,
             delay_state_averaging=True,
             offload_optimizer=True,
@@ -55,12 +72,12 @@ class SwarmOptimizer(hivemind.Optimizer):
             client_mode=dht.client_mode,
             grad_compression=compression,
             state_averaging_compression=compression,
-            load_state_compression=NoCompression(),
             grad_averager_factory=partial(SwarmGradientAverager, allow_state_sharing=False, **options),
             averager_opts=dict(options, allow_state_sharing=False),
             tracker_opts=tracker_options(run),
             verbose=verbose,
         )
+        self.hand_off = StateHandOff(self.state_averager, records, hand_off_limits(run))
 
     def _make_state_averager(self, **kwargs: Any) -> SwarmStateAverager:
         return make_state_averager(
@@ -89,9 +106,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def share_state(self) -> None:
         """Let newcomers download this peer's state; call it once this peer is known to be in step with the swarm."""
-        if not self.client_mode:
-            self.state_averager.allow_state_sharing = True
-            self.state_averager.state_sharing_priority = self.local_epoch
+        self.hand_off.share()
 
     def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
         """Add the local gradient, unless a value is not finite: then it is dropped and counted, the rest is kept."""
@@ -108,21 +123,48 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.last_gradient_was_used = False
         return super().step(*args, **kwargs)
 
-    def load_state_from_peers(self, **kwargs: Any) -> bool:
-        """Download the newest state of another peer; return whether that brought this peer up to the swarm's epoch.
+    def load_state_from_peers(self, show: ShowProgress | None = None, **_: Any) -> bool:
+        """Take over the state that most signed trainers name; return whether this peer is in step with the swarm then.
 
-        Unlike hivemind's loop this gives up after a few attempts: the caller may try again or use a checkpoint.
+        Ends in any case; the caller may try again or use a checkpoint.
+
+        Raises:
+            OutOfStepError: this has failed again and again.
         """
         if self.scheduled_grads is not None and not self.scheduled_grads.done():
             self._tag_along_with_zero_weight(self.scheduled_grads)
             self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
+        for _ in range(NUM_LOADS_TO_CATCH_UP):
+            at_least = self.local_epoch + (0 if self.hand_off.is_outvoted else 1)
+            taken = self.hand_off.fetch(at_least=at_least, wanted=self.tracker.global_epoch, show=show)
+            if taken is None or self.local_epoch >= self.tracker.global_epoch:
+                break
         with self.tracker.pause_updates():
-            _attempt(partial(self.state_averager.load_state_from_peers, timeout=self.load_state_timeout, **kwargs))
             if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
+                # One step is missing; the state keeps its epoch in what this peer signs, and is not taken for newer.
                 self.state_averager.local_epoch = self.tracker.global_epoch
             self.begin_epoch()
+        self._count_failed_loads()
         return self.local_epoch >= self.tracker.global_epoch
+
+    def _count_failed_loads(self) -> None:
+        is_behind = self.local_epoch < self.tracker.global_epoch - 1
+        self.num_failed_loads = self.num_failed_loads + 1 if is_behind else 0
+        if self.num_failed_loads >= MAX_FAILED_LOADS:
+            raise OutOfStepError(
+                f"This peer is at epoch {self.local_epoch}, the swarm at {self.tracker.global_epoch}, and "
+                f"{self.num_failed_loads} downloads of its state in a row did not help: they last longer than an epoch "
+                "does, or no donor is usable. Try again later, or with a faster link."
+            )
+
+    def _should_load_state_from_peers(self) -> bool:
+        return super()._should_load_state_from_peers() or self.hand_off.is_outvoted
+
+    def shutdown(self) -> None:
+        """Stop handing out the state, and all processes of this peer."""
+        self.hand_off.close()
+        super().shutdown()
 
     def begin_epoch(self) -> None:
         """Forget gradients gathered so far and report the local epoch; after any change of the state from outside."""
@@ -135,12 +177,3 @@ class SwarmOptimizer(hivemind.Optimizer):
 def _gradients_are_finite(parameters: tuple[torch.Tensor, ...]) -> bool:
     norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
     return not norms or bool(torch.isfinite(torch.stack(norms)).all())
-
-
-def _attempt(load: Callable[[], Any]) -> None:
-    for attempt in range(1, NUM_LOADING_ATTEMPTS + 1):
-        try:
-            load()
-            return
-        except Exception as error:  # donors vanish in the middle of a download in many ways
-            logger.warning("Download of the state failed (%d of %d): %r", attempt, NUM_LOADING_ATTEMPTS, error)

@@ -9,9 +9,11 @@ from typing import Any
 import hivemind
 import torch
 
-from pipelines.training.averaging import SwarmStateAverager
 from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
 from pipelines.training.robust_aggregation import AggregationRule
+from pipelines.training.state_averager import SwarmStateAverager
+from pipelines.training.state_download import DownloadLimits
+from pipelines.training.state_hand_off import HandOffLimits
 from pipelines.training.training_run import TrainingRun
 
 
@@ -76,6 +78,17 @@ def aggregation_rule(run: TrainingRun) -> AggregationRule:
 def chunk_timeout(run: TrainingRun) -> float:
     """Return the seconds after which a silent sender is given up; below 6 s busy but healthy peers ban each other."""
     return max(6.0, run.averaging_timeout_seconds / 8)
+
+
+def hand_off_limits(run: TrainingRun) -> HandOffLimits:
+    """Return how patient newcomers are, in proportion to what the run's organiser expects of links."""
+    chunk_seconds = chunk_timeout(run)
+    return HandOffLimits(
+        download=DownloadLimits(chunk_seconds=chunk_seconds, job_seconds=max(60.0, 4 * chunk_seconds)),
+        total_seconds=run.averaging_timeout_seconds * 4,
+        settling_seconds=min(15.0, run.averaging_timeout_seconds / 5),
+        record_seconds=max(60.0, 2 * run.progress_expiration_seconds),
+    )
 
 
 def tracker_options(run: TrainingRun) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pipelines.training.image_code_stream import Batch
 from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import model_configuration
-from pipelines.training.swarm import donors
+from pipelines.training.state_hand_off import ShowProgress
 from pipelines.training.swarm_optimizer import SwarmOptimizer
 from pipelines.training.training_run import TrainingRun, stable_seed
 
@@ -78,24 +78,30 @@ class TrainingPeer:
 
     def __enter__(self) -> "TrainingPeer":
         self.optimizer = SwarmOptimizer(
-            run=self.run, dht=self._dht, model=self.model, verbose=logger.isEnabledFor(logging.DEBUG)
+            run=self.run,
+            dht=self._dht,
+            model=self.model,
+            records=self.records,
+            verbose=logger.isEnabledFor(logging.DEBUG),
         )
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.optimizer.shutdown()
 
-    def synchronise(self, fetch_checkpoint: Callable[[], Path | None]) -> str:
+    def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
         """Take over the newest state there is; return where it came from: `peers`, `checkpoint` or `start`.
 
-        `fetch_checkpoint` downloads the newest checkpoint's folder and is asked only when no peer has the state.
+        `fetch_checkpoint` downloads the newest checkpoint's folder and is asked only when no peer hands out a state
+        that most of them name. `show` is told how far a download is; otherwise the log is, now and then.
 
         Raises:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if max(donors(self._dht, self.run.swarm_id).values(), default=0) > 0:
-            self.optimizer.load_state_from_peers()
+        if self.optimizer.hand_off.newest_epoch() > 0:
+            self.optimizer.load_state_from_peers(show)
+        if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"
         elif (folder := fetch_checkpoint()) is not None:
             self.restore(folder)
@@ -110,8 +116,7 @@ class TrainingPeer:
         averager = self.optimizer.state_averager
         with averager.lock_averaged_tensors:
             state = load_training_state(folder, self.model, averager.optimizer)
-        averager.local_epoch = state.epoch
-        averager._update_scheduler()
+        averager.set_epoch(state.epoch)
         self.optimizer.begin_epoch()
         return state
 

@@ -133,6 +133,8 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, pid=os.getpid(),
         )  # fmt: skip
+        if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
+            write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)
         if report.ended_epoch and settings.get("evaluate_epochs"):
             write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
 

@@ -1,0 +1,116 @@
+"""The hand-off of the training state between real peers: who is believed, and what a donor's death or silence costs."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from swarm_of_processes import TINY_MODEL, Swarm, tiny_run
+
+pytestmark = pytest.mark.slow
+
+EPOCH = 7
+SETTINGS = dict(num_epochs=1000, optimizer_bits=8, progress_expiration_seconds=6.0)
+MODEL = dict(TINY_MODEL, hidden_size=256, num_attention_heads=4, head_dim=64)
+
+
+class HandOff:
+    """A swarm of honest and lying donors, and what its newcomers find."""
+
+    def __init__(self, swarm, folder):
+        self.swarm, self.folder = swarm, folder
+        self.probe = swarm.start("probe", "state_peer.py", role="probe", orders=str(folder / "orders"))
+        self.donors = {
+            name: swarm.start(name, "state_peer.py", role="donor", kind=kind, epoch=EPOCH)
+            for name, kind in dict(one="slow", two="slow", forger="forger", liar="liar", nan="nan").items()
+        }
+        other = json.loads(swarm.run.replace(model_config=dict(MODEL, hidden_size=128)).to_json())
+        self.donors["stranger"] = swarm.start(
+            "stranger", "state_peer.py", role="donor", kind="honest", epoch=EPOCH, run=other
+        )
+        self.ready = {name: donor.wait_for("ready") for name, donor in self.donors.items()}
+
+    def peer_ids(self, *names):
+        return {self.ready[name]["peer_id"] for name in names}
+
+    def start_newcomer(self, name):
+        return self.swarm.start(name, "state_peer.py", role="newcomer", checkpoint=str(self.folder / "checkpoint"))
+
+    def probe_state_of(self, peer_id):
+        """Ask a peer for the state, and return what came of it."""
+        order = dict(donors=[peer_id], digest=self.ready["one"]["digest"], epoch=EPOCH)
+        num_before = len(self.probe.events("probed"))
+        with (self.folder / "orders").open("a", encoding="utf-8") as orders:
+            orders.write(json.dumps(order) + "\n")
+        while len(self.probe.events("probed")) == num_before:
+            assert self.probe.process.poll() is None, self.probe.log()
+            time.sleep(0.05)
+        return self.probe.events("probed")[-1]
+
+    def state(self, name):
+        return load_file(self.folder / f"{name}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def hand_off(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hand_off")
+    with Swarm(folder, tiny_run(model_config=MODEL, **SETTINGS), num_peers=1) as swarm:
+        yield HandOff(swarm, folder)
+
+
+def assert_equal_bits(first, second):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype, name
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_a_newcomer_takes_what_most_name_bit_by_bit_and_hands_nothing_out_before(hand_off):
+    newcomer = hand_off.start_newcomer("first")
+    peer_id = newcomer.wait_for("started")["peer_id"]
+    newcomer.wait_for("progress", is_half=True)
+    before = hand_off.probe_state_of(peer_id)
+    assert not newcomer.events("ready"), "the probe came too late to show anything"
+    assert (before["got"], before["moved_on"]) == (False, [peer_id])
+
+    ready = newcomer.wait_for("ready")
+    assert (ready["source"], ready["epoch"]) == ("peers", EPOCH)
+    assert ready["digest"] == hand_off.ready["one"]["digest"] == hand_off.ready["two"]["digest"]
+    assert set(ready["outvoted"]) == hand_off.peer_ids("liar", "nan", "stranger")
+    assert set(ready["named"]) == hand_off.peer_ids("forger")
+    received, given = hand_off.state("first"), hand_off.state("one")
+    assert_equal_bits(received, given)
+    assert sum(tensor.dtype == torch.uint8 for tensor in received.values()) > 10, "statistics travel in 8 bits"
+    assert not torch.equal(received["parameter.0"], hand_off.state("liar")["parameter.0"])
+    assert hand_off.probe_state_of(peer_id)["got"], "after its first sync a newcomer is a donor like any other"
+    newcomer.kill()
+
+
+@pytest.mark.parametrize(("donor", "fault"), [("one", signal.SIGKILL), ("two", signal.SIGSTOP)])
+def test_a_donor_that_is_killed_or_stopped_at_half_of_the_download_costs_seconds(hand_off, donor, fault):
+    newcomer = hand_off.start_newcomer(f"newcomer_of_{donor}")
+    newcomer.wait_for("progress", is_half=True)
+    struck = time.time()
+    os.killpg(hand_off.donors[donor].process.pid, fault)
+    ready = newcomer.wait_for("ready")
+    assert (ready["source"], ready["digest"]) == ("peers", hand_off.ready["one"]["digest"])
+    assert ready["time"] - struck < 30
+    assert ready["received_bytes"] < 1.6 * ready["state_bytes"], "what had arrived was not fetched again"
+    print(f"{fault.name} at half: {ready['time'] - struck:.1f} s to go on, {ready['seconds']:.1f} s in all")
+    if donor == "one":
+        newcomer.kill()
+
+
+def test_when_no_honest_donor_is_left_the_checkpoint_is_taken(hand_off):
+    for peer in hand_off.swarm.peers:
+        if peer.name not in ("probe", "nan", "stranger"):
+            peer.kill()
+    newcomer = hand_off.start_newcomer("last")
+    ready = newcomer.wait_for("ready")
+    assert (ready["source"], ready["epoch"]) == ("checkpoint", EPOCH)
+    assert_equal_bits(hand_off.state("last"), hand_off.state("first"))
+    assert "is not finite" in newcomer.log()
+    assert "does not fit this peer's" in newcomer.log()
