@@ -1,0 +1,96 @@
+"""The estimate for our model against what its training step really holds, counted tensor by tensor."""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+from memory_measurement import measure_step, storage_bytes
+from torch._subclasses import FakeTensorMode
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
+from modeling_dalle_collab.attention_dalle_collab import DENSE_MAX_POSITIONS
+from pipelines.training.memory_estimate import dalle_collab_sizes
+from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
+from pipelines.training.memory_estimate.estimate import estimate_training_memory
+from pipelines.training.memory_estimate.settings import MemorySettings
+from pipelines.training.optimizers import Lamb
+
+TOLERANCE = 0.05
+MIDDLING = dict(
+    text_vocab_size=1000,
+    codebook_size=512,
+    text_sequence_length=64,
+    image_grid_size=16,
+    hidden_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=2,
+    head_dim=64,
+)
+PAPER = dict(num_hidden_layers=8)
+"""The paper's sizes with fewer layers."""
+
+
+def measured(sizes, *, batch, recompute, precision="fp32", fake=False):
+    """Count a step's tensors; fake ones have no values, so that large models need no memory."""
+    config = DalleCollabConfig(**sizes, recompute=recompute if recompute != "checkpoint" else "none")
+    half = torch.bfloat16
+    torch.set_default_dtype(half if precision.startswith("pure") else torch.float32)
+    try:
+        with FakeTensorMode() if fake else contextlib.nullcontext():
+            model = DalleCollabForConditionalGeneration(config)
+            if recompute == "checkpoint":
+                model.gradient_checkpointing_enable()
+            text = torch.zeros(batch, config.text_sequence_length, dtype=torch.long)
+            codes = torch.zeros(batch, config.num_image_codes, dtype=torch.long)
+
+            def loss():
+                with torch.autocast("cpu", dtype=half, enabled=precision == "bf16"):
+                    return model(input_ids=text, image_codes=codes, return_logits=False).loss
+
+            return measure_step(model, loss)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def estimated(sizes, **settings):
+    settings["micro_batch_size"] = settings.pop("batch")
+    return estimate_training_memory(DalleCollabSizes.from_mapping(sizes), MemorySettings(device="cpu", **settings)).ram
+
+
+def assert_close(split, step):
+    assert split.weights == step.weights
+    assert split.gradients == step.gradients
+    assert split.activations == pytest.approx(step.activations, rel=TOLERANCE)
+    assert split.total >= (1 - TOLERANCE) * step.total
+
+
+@pytest.mark.parametrize("recompute", ["reversible", "partial", "none", "checkpoint"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure-bf16"])
+def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precision):
+    how = dict(batch=3, recompute=recompute, precision=precision)
+    assert_close(estimated(MIDDLING, **how), measured(MIDDLING, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("recompute", ["reversible", "none"])
+def test_a_step_of_the_papers_width_holds_what_was_estimated(recompute, batch):
+    how = dict(batch=batch, recompute=recompute)
+    assert_close(estimated(PAPER, **how), measured(PAPER, fake=True, **how))
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_the_statistics_of_our_lamb_are_counted(bits):
+    model = DalleCollabForConditionalGeneration(DalleCollabConfig(**MIDDLING))
+    optimizer = Lamb(model.parameters(), lr=1e-3, bits=bits)
+    states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    how = dict(batch=1, optimizer="lamb", optimizer_bits=bits)
+    assert estimated(MIDDLING, **how).optimizer == pytest.approx(storage_bytes(states), rel=1e-4)
+
+
+def test_the_sizes_of_the_paper_are_the_configurations_defaults():
+    config = DalleCollabConfig()
+    for item in dataclasses.fields(DalleCollabSizes):
+        assert getattr(DalleCollabSizes(), item.name) == getattr(config, item.name), item.name
+    assert dalle_collab_sizes.DENSE_MAX_POSITIONS == DENSE_MAX_POSITIONS
