@@ -16,6 +16,8 @@ from pipelines.training.memory_estimate.estimate import estimate_training_memory
 from pipelines.training.memory_estimate.settings import MemorySettings
 from pipelines.training.optimizers import Lamb
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 0.05
 MIDDLING = dict(
     text_vocab_size=1000,
@@ -72,7 +74,6 @@ def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precisio
     assert_close(estimated(MIDDLING, **how), measured(MIDDLING, **how))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("recompute", ["reversible", "none"])
 def test_a_step_of_the_papers_width_holds_what_was_estimated(recompute, batch):
