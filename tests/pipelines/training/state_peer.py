@@ -4,6 +4,7 @@ Usage: python state_peer.py SETTINGS.json. Donors hold a state that their settin
 events, and the state that it holds to NAME.safetensors.
 """
 
+import asyncio
 import json
 import sys
 import threading
@@ -33,11 +34,11 @@ class SlowAverager(SwarmStateAverager):
     """Sends its state slowly, so that a test can do something in the middle of a download."""
 
     _rpc_handlers = _stub_type = None
-    seconds_per_chunk = 0.05
+    seconds_per_chunk = 0.15
 
     async def _hand_out(self, request):
         async for message in super()._hand_out(request):
-            time.sleep(self.seconds_per_chunk)
+            await asyncio.sleep(self.seconds_per_chunk)
             yield message
 
 
