@@ -35,6 +35,8 @@ SWARM_FILES = (
     "peer_metrics",
     "progress_tracking",
     "state_averager",
+    "dial_back",
+    "swarm_probe",
     "swarm",
     "swarm_optimizer",
     "swarm_settings",

@@ -17,7 +17,10 @@ from pipelines.training.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "spaces").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *(path for name in ("docs", "spaces") for path in sorted((ROOT / name).rglob("*.md"))),
+]
 COMMANDS = {
     "dalle-collab": typer.main.get_command(pipelines.command_line.main.app),
     "hub-tools": typer.main.get_command(hub_tools.command_line.app),
@@ -37,6 +40,7 @@ MUST_MENTION = [
     *("dalle-collab model finetune", "--mixed-precision", "--full"),
     *("dalle-collab clip train", "hub-tools publish dataset", "hub-tools publish space", "hub-tools serve --root"),
     *("dalle-collab model convert", "--conv-window"),
+    *("dalle-collab doctor", "dalle-collab run check", "dalle-collab run report"),
 ]
 
 

@@ -6,7 +6,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import clip, codec, data, demo, generate, join, model, run
+from pipelines.command_line import clip, codec, data, demo, doctor, generate, join, model, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +23,7 @@ app.add_typer(clip.app, name="clip", help="Train the CLIP that ranks generated p
 app.add_typer(model.app, name="model", help="Convert and fine-tune models.")
 app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
 app.command("join")(join.join)
+app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
 app.add_typer(demo.app, name="demo", help="The whole system, small, on this machine.")
 

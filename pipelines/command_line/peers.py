@@ -30,6 +30,9 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
 
     import torch
 
+    from pipelines.command_line.check_list import report_obstacles
+    from pipelines.training.doctor.examination import quick_checks
+    from pipelines.training.doctor.machine import raise_open_files
     from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
     from pipelines.training.run_creation import check_codec_fits, check_dataset_fits, package_version
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
@@ -50,6 +53,8 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
     check_dataset_fits(run, layout)
     options = dataclasses.replace(options, device=_resolve_device(options.device))
+    report_obstacles(console, repository, quick_checks(repository, run, options))
+    raise_open_files()
     torch.set_num_threads(options.cpu_threads or os.cpu_count() or 1)
     username = _username()
 
@@ -130,6 +135,39 @@ def run_auxiliary_peer(repository: str, options: PeerOptions, *, follow_seconds:
         _show_assistance(console, peer.follow(stop), events)
         if (commit := peer.publish_held_state()) is not None:
             console.print(f"Published epoch {peer.published_epoch} as commit {commit[:12]} before leaving.")
+
+
+def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, strict: bool) -> None:
+    """Print whether a peer with these options can join the run from this machine, and leave with an exit code."""
+    _become_worker()
+    import dataclasses
+
+    from pipelines.command_line.check_list import show_checks
+    from pipelines.training.doctor.examination import run_checks
+
+    _start_logging()
+    options = dataclasses.replace(options, device=_resolve_device(options.device))
+    show_checks(
+        f"{repository} on this machine",
+        lambda announce: run_checks(repository, options, announce=announce),
+        as_json=as_json,
+        strict=strict,
+    )
+
+
+def examine_run(repository: str, options: PeerOptions, *, as_json: bool, strict: bool) -> None:
+    """Print whether a run is set up so that it lasts, and leave with an exit code."""
+    _become_worker()
+    from pipelines.command_line.check_list import show_checks
+    from pipelines.training.doctor.run_examination import run_checklist
+
+    _start_logging()
+    show_checks(
+        f"the run {repository}",
+        lambda announce: run_checklist(repository, options, announce=announce),
+        as_json=as_json,
+        strict=strict,
+    )
 
 
 def _become_worker() -> None:

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.command_line import run_authorize
+from pipelines.command_line import run_authorize, run_check, run_report
 
 app = typer.Typer(no_args_is_help=True)
 app.command("authorize")(run_authorize.authorize)
+app.command("check")(run_check.check)
+app.command("report")(run_report.report)
 
 Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
 

@@ -6,16 +6,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub import HfApi
+from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerBase
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.training_run import TrainingRun
 
+PACKAGES_ON_THE_WIRE = ("hivemind", "numpy", "torch")
+"""Packages whose versions decide whether peers understand each other's tensors."""
+
 
 def package_version() -> str:
     """Return the installed version of this package."""
     return importlib.metadata.version("dalle-collab")
+
+
+def required_versions() -> dict[str, str]:
+    """Return the versions that peers of a new run have to have: this package's own ranges for what goes on the wire."""
+    ranges = {requirement.name: str(requirement.specifier) for requirement in _requirements()}
+    python = importlib.metadata.metadata("dalle-collab")["Requires-Python"]
+    same_wire = ".".join(package_version().split(".")[:2])
+    return {
+        "python": python,
+        "dalle-collab": f"=={same_wire}.*",
+        **{name: ranges[name] for name in PACKAGES_ON_THE_WIRE},
+    }
+
+
+def _requirements() -> list[Requirement]:
+    return [Requirement(text) for text in importlib.metadata.requires("dalle-collab") or []]
 
 
 def compose_run(
@@ -56,6 +76,7 @@ def compose_run(
         dataset_repository=dataset_repository,
         dataset_revision=HfApi().dataset_info(dataset_repository).sha,
         package_version=package_version(),
+        required_versions=settings.get("required_versions", required_versions()),
     )
     return TrainingRun.from_mapping(values)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import hivemind
 from hivemind.p2p import P2PDaemonError
 
+from pipelines.training.dial_back import offer_dial_back
 from pipelines.training.peer_options import PeerOptions
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
             raise CannotListenError(_explain_host(options.host_addresses, error)) from error
         raise SwarmUnreachableError(_explain(run_name, entry_addresses, error)) from error
     try:
+        if not options.client_mode:
+            offer_dial_back(dht)
         yield dht
     finally:
         dht.shutdown()

@@ -142,6 +142,9 @@ class TrainingRun:
     package_version: str = "0.1.0"
     """Version of this package with which the run was created."""
 
+    required_versions: dict[str, str] = field(default_factory=dict)
+    """Versions that a peer has to have, by package, as pip writes them: `{"numpy": "<2.4,>=2.0"}`; also `python`."""
+
     format_version: int = field(default=FORMAT_VERSION)
     """Version of this file's format."""
 
@@ -164,6 +167,7 @@ class TrainingRun:
                 f"matchmaking_seconds ({self.matchmaking_seconds})."
             )
         _check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
+        _check_versions(self.required_versions)
         _check_publishing(self)
         _check_averaging(self)
         check_authorization(self.authorization_service, self.authorization_key)
@@ -256,3 +260,14 @@ def _check_publishing(run: TrainingRun) -> None:
         raise ValueError(f"held_out_share is {run.held_out_share}; expected 0 or more and less than 1.")
     if len(run.reel_prompts) > 16 or not all(isinstance(prompt, str) and prompt for prompt in run.reel_prompts):
         raise ValueError(f"reel_prompts is {run.reel_prompts}; expected at most 16 captions.")
+
+
+def _check_versions(versions: object) -> None:
+    pattern = r"[A-Za-z0-9 .,<>=!~*+_-]{1,64}"
+    pairs = versions.items() if isinstance(versions, dict) else [(versions, None)]
+    for name, wanted in pairs:
+        if not all(isinstance(text, str) and re.fullmatch(pattern, text) for text in (name, wanted)):
+            raise ValueError(
+                f"required_versions has {name!r}: {wanted!r}; expected names of packages with versions as pip writes "
+                'them, such as "numpy": ">=2.0,<2.4".'
+            )

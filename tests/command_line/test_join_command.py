@@ -10,8 +10,6 @@ import pytest
 from published_runs import LOOPBACK, family_of, interrupt, run_command, started_command, still_alive, the_line
 from swarm_of_processes import TINY_MODEL, tiny_run
 
-from pipelines.training.training_run import TrainingRun
-
 pytestmark = pytest.mark.slow
 
 DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -20,20 +18,6 @@ DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWB
 @pytest.fixture(scope="module")
 def without_address(training_material):
     return training_material.create_run("org/lonely-run", num_epochs=5, run_id="lonely")
-
-
-def copy_of(material, repository, source, **files):
-    """Publish a copy of a run with some files replaced; the names of files are given with `__` for the dot."""
-    api = material.api
-    api.create_repo(repository)
-    api.upload_folder(repo_id=repository, folder_path=str(material.snapshot(source)))
-    for name, text in files.items():
-        api.upload_file(repo_id=repository, path_in_repo=name.replace("__", "."), path_or_fileobj=text.encode())
-    return repository
-
-
-def settings_of(material, repository):
-    return TrainingRun.from_file(material.file(repository, "training_run.json"))
 
 
 def test_an_unknown_run_is_one_line_of_the_real_process_and_leaves_nothing_behind(training_material):
@@ -66,15 +50,15 @@ def test_a_token_that_is_refused_is_one_line_without_the_token(commands, without
 def test_a_finished_run_is_not_trained_further(commands, training_material, without_address, command):
     repository = f"org/finished-{command[-1]}"
     state = json.dumps(dict(run_id="lonely", epoch=5, loss=1.0, package_version="0"))
-    copy_of(training_material, repository, without_address, run_state__json=state)
+    training_material.copy_run(repository, without_address, run_state__json=state)
     line = the_line(commands.run(*command, repository, is_worker=True))
     assert "Training run lonely is finished: it has reached its last epoch, 5." in line
     assert "dalle-collab generate" in line
 
 
 def test_dead_entry_addresses_name_the_auxiliary_peer_as_the_cure(commands, training_material, without_address):
-    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
-    copy_of(training_material, "org/dead-run", without_address, training_run__json=run.to_json())
+    run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    training_material.copy_run("org/dead-run", without_address, training_run__json=run.to_json())
     line = the_line(commands.run("join", "org/dead-run", "--host", LOOPBACK, is_worker=True))
     assert "None of the 1 entry addresses of org/dead-run answers" in line
     assert line.endswith("dalle-collab run assist org/dead-run")
@@ -95,17 +79,17 @@ def test_a_bad_device_is_refused_before_the_swarm_is_entered(
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     repository = f"org/device-{device}"
-    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
-    copy_of(training_material, repository, without_address, training_run__json=run.to_json())
+    run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    training_material.copy_run(repository, without_address, training_run__json=run.to_json())
     assert message in the_line(commands.run("join", repository, "--device", device, is_worker=True))
 
 
 def test_a_run_whose_codec_did_not_make_the_dataset_is_not_trained(commands, training_material, without_address):
-    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
     processor = json.loads(training_material.file(without_address, "processor_config.json").read_text())
     changed = json.dumps(dict(processor, image_codec_fingerprint="0123456789abcdef"))
-    copy_of(
-        training_material, "org/wrong-codec-run", without_address,
+    training_material.copy_run(
+        "org/wrong-codec-run", without_address,
         training_run__json=run.to_json(), processor_config__json=changed,
     )  # fmt: skip
     line = the_line(commands.run("join", "org/wrong-codec-run", is_worker=True))
@@ -113,10 +97,10 @@ def test_a_run_whose_codec_did_not_make_the_dataset_is_not_trained(commands, tra
 
 
 def test_a_run_whose_model_does_not_fit_the_dataset_is_not_trained(commands, training_material, without_address):
-    run = settings_of(training_material, without_address)
+    run = training_material.settings(without_address)
     config = dict(run.model_config, image_grid_size=8)
     changed = run.replace(entry_addresses=(DEAD_ADDRESS,), model_config=config)
-    copy_of(training_material, "org/other-grid-run", without_address, training_run__json=changed.to_json())
+    training_material.copy_run("org/other-grid-run", without_address, training_run__json=changed.to_json())
     line = the_line(commands.run("join", "org/other-grid-run", is_worker=True))
     assert "has 4x4 codes out of 32; the run's model expects 8x8 out of 32." in line
 
@@ -131,7 +115,7 @@ def test_a_run_whose_model_does_not_fit_the_dataset_is_not_trained(commands, tra
 )
 def test_damaged_and_newer_settings_are_refused(commands, training_material, without_address, request, text, message):
     repository = f"org/settings-{request.node.callspec.id}"
-    copy_of(training_material, repository, without_address, training_run__json=text)
+    training_material.copy_run(repository, without_address, training_run__json=text)
     assert message in the_line(commands.run("join", repository, is_worker=True))
 
 
@@ -139,9 +123,9 @@ def test_damaged_and_newer_settings_are_refused(commands, training_material, wit
 def test_a_port_that_is_taken_is_named_and_not_mistaken_for_a_swarm_that_is_down(
     commands, training_material, without_address, command
 ):
-    run = settings_of(training_material, without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
     repository = f"org/port-taken-{command[-1]}"
-    copy_of(training_material, repository, without_address, training_run__json=run.to_json())
+    training_material.copy_run(repository, without_address, training_run__json=run.to_json())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

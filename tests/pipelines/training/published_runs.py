@@ -21,6 +21,7 @@ from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import VQGANConfig
+from pipelines.training.training_run import TrainingRun
 
 NUM_RECORDS = 96
 RECORDS_PER_SHARD = 32
@@ -91,6 +92,19 @@ class TrainingMaterial:
         done = run_command(self.hub, *self.create_arguments(repository, **settings))
         assert done.returncode == 0, done.stderr
         return repository
+
+    def copy_run(self, repository: str, source: str, **files: str) -> str:
+        """Publish a copy of a run with some files replaced; the names of files are given with `__` for the dot."""
+        self.api.create_repo(repository)
+        self.api.upload_folder(repo_id=repository, folder_path=str(self.snapshot(source)))
+        for name, text in files.items():
+            path = name.replace("__", ".")
+            self.api.upload_file(repo_id=repository, path_in_repo=path, path_or_fileobj=text.encode())
+        return repository
+
+    def settings(self, repository: str) -> TrainingRun:
+        """Return the settings of a published run."""
+        return TrainingRun.from_file(self.file(repository, "training_run.json"))
 
 
 def publish_training_material(hub: LocalHub, folder: Path) -> TrainingMaterial:

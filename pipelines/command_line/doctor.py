@@ -1,0 +1,47 @@
+"""`dalle-collab doctor`: can this machine take part in a run, and if not, why, and what helps."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    micro_batch_size: Annotated[int, typer.Option(help="Samples per local step that memory is judged for.")] = 4,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    client_mode: Annotated[bool, typer.Option("--client-mode", help="As a peer that accepts no connections.")] = False,
+    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Leave with 4 if there are warnings.")] = False,
+) -> None:
+    """Find out whether this machine can take part in a run: each finding names cause and cure.
+
+    Looks at Hub and token, versions, memory, disk and limits, the data stream, every entry address, the clock, and
+    lets another peer call this machine. Give it the options that you want to give to `join`. It changes nothing.
+
+    Exit codes: 0 nothing fails, 1 an option has an impossible value, 2 it was called wrongly, 3 something fails,
+    4 with --strict: nothing fails, but there are warnings, 130 Ctrl-C.
+
+    Examples:
+
+      dalle-collab doctor my-org/birds
+
+      dalle-collab doctor my-org/birds --micro-batch-size 16 --device cuda --host /ip4/0.0.0.0/tcp/31338
+
+      dalle-collab doctor my-org/birds --json --strict
+    """
+    from pipelines.command_line import peers
+    from pipelines.training.peer_options import PeerOptions
+
+    options = PeerOptions(
+        micro_batch_size=micro_batch_size,
+        device=device,
+        host_addresses=tuple(host or PeerOptions.host_addresses),
+        announce_addresses=tuple(announce or ()),
+        client_mode=client_mode,
+        identity_file=identity_file,
+    )
+    peers.examine_machine(repository, options, as_json=as_json, strict=strict)

@@ -1,0 +1,130 @@
+"""What this machine has: reads limits, memory and disks, and judges nothing."""
+
+import os
+import resource
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST_OPEN_FILES = 65_536
+SHARED_MEMORY = Path("/dev/shm")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What one machine has to give, in bytes where nothing else is said."""
+
+    python: str
+    """Version of Python, such as `3.11.7`."""
+
+    platform: str
+    """`sys.platform`."""
+
+    open_files: int
+    """Files that a process may open: the hard limit, to which a peer raises its own."""
+
+    free_shared_memory: int | None
+    """Free bytes of /dev/shm, in which hivemind keeps parameters; None where there is no such folder."""
+
+    available_memory: int | None
+    """Memory that this process can still get, within its control group; None if the system does not tell."""
+
+    free_gpu_memory: int | None
+    """Free bytes of the device that is to be used; None on a CPU."""
+
+    cache_folder: Path
+    """Folder of the Hub's cache, to which checkpoints are downloaded."""
+
+    free_disk: int
+    """Free bytes in the cache folder."""
+
+
+def read_machine(device: str = "cpu") -> Machine:
+    """Look at this machine; `device` is a torch device."""
+    cache = cache_folder()
+    return Machine(
+        python=".".join(map(str, sys.version_info[:3])),
+        platform=sys.platform,
+        open_files=open_files_limit(),
+        free_shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
+        available_memory=available_memory(),
+        free_gpu_memory=free_gpu_memory(device),
+        cache_folder=cache,
+        free_disk=shutil.disk_usage(nearest_folder(cache)).free,
+    )
+
+
+def open_files_limit() -> int:
+    """Return the number of files that a process may open after `raise_open_files`."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
+
+
+def raise_open_files() -> None:
+    """Let this process and its children open as many files as the system allows them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(open_files_limit(), MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that this process can still get, or None if the system does not tell."""
+    limits = [_system_memory(), _control_group_memory(), _address_space()]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
+
+
+def free_gpu_memory(device: str) -> int | None:
+    """Return the free bytes of a CUDA device; None for a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def cache_folder() -> Path:
+    """Return the folder to which the Hub's client downloads."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself, or the nearest folder above it that exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
+def _system_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+def _control_group_memory() -> int | None:
+    """Return what is left in a container: version 2 of control groups, or version 1."""
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, used = ((CGROUP / name).read_text(encoding="ascii").strip() for name in (limit, usage))
+        except OSError:
+            continue
+        if most.isdigit():
+            return max(0, int(most) - int(used))
+    return None
+
+
+def _address_space() -> int | None:
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if soft == resource.RLIM_INFINITY:
+        return None
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return max(0, soft - pages * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,105 @@
+"""Everything that the Hub knows of a run's course, gathered for its report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import HfApi
+
+from pipelines.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
+from pipelines.training.run_repository import read_history, read_run, read_run_state
+from pipelines.training.training_run import TrainingRun
+
+CHECKPOINT_TITLE = "Checkpoint of epoch "
+"""How the titles of the auxiliary peer's commits begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCheckpoint:
+    """One checkpoint in the run's repository."""
+
+    epoch: int
+    commit: str
+    time: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributor:
+    """What one user has given."""
+
+    username: str
+    samples: int
+    hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run, its course and what it left on the Hub."""
+
+    repository: str
+    run: TrainingRun
+
+    epoch: int | None
+    """Epoch of the newest checkpoint; None before there is one."""
+
+    history: Sequence[dict[str, Any]]
+    """One point for each epoch that the auxiliary peer has seen; see `EpochSummary`."""
+
+    evaluations: Sequence[dict[str, Any]]
+    """Held-out losses: `epoch` and `loss`."""
+
+    contributors: Sequence[Contributor]
+    checkpoints: Sequence[PublishedCheckpoint]
+
+    checkpoint_bytes: int | None
+    """Weights and optimizer state of the newest checkpoint."""
+
+    dataset_bytes: int | None
+    """All shards of the dataset's revision."""
+
+    num_commits: int
+    """Commits in the run's repository."""
+
+
+def gather_record(repository: str) -> RunRecord:
+    """Read a run's record from the Hub.
+
+    Raises:
+        ValueError: there is no such run.
+    """
+    run, state = read_run(repository), read_run_state(repository)
+    commits = HfApi().list_repo_commits(repository)
+    return RunRecord(
+        repository=repository,
+        run=run,
+        epoch=None if state is None else state["epoch"],
+        history=read_history(repository),
+        evaluations=(),
+        contributors=(),
+        checkpoints=[
+            PublishedCheckpoint(
+                epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),
+                commit=commit.commit_id,
+                time=commit.created_at.timestamp(),
+            )
+            for commit in reversed(commits)
+            if commit.title.startswith(CHECKPOINT_TITLE)
+        ],
+        checkpoint_bytes=_bytes_of(HfApi().model_info(repository, files_metadata=True), WEIGHTS_FILE, OPTIMIZER_FILE),
+        dataset_bytes=_dataset_bytes(run),
+        num_commits=len(commits),
+    )
+
+
+def _dataset_bytes(run: TrainingRun) -> int | None:
+    try:
+        info = HfApi().dataset_info(run.dataset_repository, revision=run.dataset_revision, files_metadata=True)
+    except OSError:  # the dataset may be gone long after the run; its report is wanted all the same
+        return None
+    return _bytes_of(info, ".parquet")
+
+
+def _bytes_of(info: Any, *endings: str) -> int | None:
+    sizes = [sibling.size or 0 for sibling in info.siblings or () if sibling.rfilename.endswith(endings)]
+    return sum(sizes) if sizes else None
