@@ -37,7 +37,10 @@ logger = logging.getLogger(__name__)
 NO_COMPRESSION = NoCompression()
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_STAY = 15.0
-"""How long a snapshot waits for a newcomer's next request before a newer one may take its place."""
+"""How long a snapshot that is being sent waits for a newcomer that has stopped reading."""
+
+SECONDS_BETWEEN_REQUESTS = 2.0
+"""How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
 
 
 class SwarmStateAverager(CountsRounds, TrainingStateAverager):
@@ -227,6 +230,7 @@ class SwarmStateAverager(CountsRounds, TrainingStateAverager):
             for chunk in self.snapshot.read(generation, self.snapshot.layout[index]):
                 self.snapshot.hold(SECONDS_TO_STAY)
                 yield _message(chunk)
+        self.snapshot.hold(SECONDS_BETWEEN_REQUESTS)
 
     @classmethod
     def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> ReadingStub:

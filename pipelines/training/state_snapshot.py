@@ -72,8 +72,11 @@ class StateSnapshot:
         return StateManifest.decode(text)
 
     def hold(self, seconds: float) -> None:
-        """Ask the writer to leave the snapshot as it is for some seconds: somebody is reading it."""
-        self._held_until.value = max(self._held_until.value, time.monotonic() + seconds)
+        """Ask the writer to leave the snapshot as it is for so many seconds from now: somebody is reading it.
+
+        The last word counts: a reader that is done asks for less, and one that is not asks again with every chunk.
+        """
+        self._held_until.value = time.monotonic() + seconds
 
     @property
     def is_held(self) -> bool:

@@ -169,9 +169,10 @@ def test_a_reader_notices_that_its_snapshot_was_replaced():
     assert snapshot.manifest().epoch == 4
 
 
-def test_a_snapshot_that_is_read_asks_to_stay():
+def test_a_snapshot_that_is_read_stays_until_its_reader_is_done():
     snapshot, _ = sealed(made_up_state())
     assert not snapshot.is_held
     snapshot.hold(60.0)
-    snapshot.hold(0.0)
     assert snapshot.is_held
+    snapshot.hold(0.0)
+    assert not snapshot.is_held
