@@ -32,6 +32,7 @@ SWARM_FILES = (
     "averaging_runner",
     "averaging_streams",
     "peer_identity",
+    "local_steps",
     "peer_metrics",
     "progress_tracking",
     "state_averager",

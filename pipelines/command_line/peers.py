@@ -198,7 +198,7 @@ def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, ev
             text = (
                 f"epoch {report.epoch}/{num_epochs}  loss {report.loss:.4f}  {report.num_peers} peers  "
                 f"{report.samples_per_second:.1f} samples/s  share averaged {report.share_averaged:.0%}  "
-                f"yours {report.num_samples} samples"
+                f"yours {report.num_samples} samples, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
             )
             status.update(text)
             if report.ended_epoch:

@@ -4,8 +4,9 @@ LAMB: You et al., 2020, algorithm 2. Block-wise 8-bit statistics: Dettmers et al
 of 0.50 computes Adam (no trust ratio), so the formula here is our own on top of the library's quantisation.
 """
 
+import math
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Lamb(torch.optim.Optimizer):
     """LAMB with decoupled weight decay, bias correction and clipping of the global gradient norm.
 
     Statistics take 2.03 bytes per parameter with `bits=8` and 8 bytes with `bits=32`. All state exists from the
-    start, so that it can be received from another peer before the first step. Parameters are float32 on the CPU.
+    start, so that it can be received from another peer before the first step. Parameters are float32, on any device.
 
     Raises:
         ValueError: a parameter is not float32.
@@ -65,12 +66,7 @@ class Lamb(torch.optim.Optimizer):
                     self._update(parameter, group, scale)
 
     def _gradient_scale(self) -> float:
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not gradients:
-            return 1.0
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])).item()
-        if norm != norm or norm == float("inf"):
-            raise ValueError(f"The global gradient norm is {norm}; the step is refused and nothing was changed.")
+        norm = _global_norm(self)
         return min(1.0, self.max_gradient_norm / (norm + 1e-6)) if self.max_gradient_norm else 1.0
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any], scale: float) -> None:
@@ -109,17 +105,49 @@ class Lamb(torch.optim.Optimizer):
             group["betas"] = tuple(group["betas"])
 
 
+class Nesterov(torch.optim.Optimizer):
+    """Gradient descent with Nesterov momentum: m = momentum * m + g, then parameter -= lr * (g + momentum * m).
+
+    The outer optimizer of runs with local steps. Like LAMB it has all its state from the start and refuses gradients
+    that are not finite; torch's own begins without state and differs in its settings from release to release.
+    """
+
+    def __init__(self, params: Iterable[Any], *, lr: float, momentum: float) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"momentum": torch.zeros_like(parameter, requires_grad=False)}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update all parameters that have a gradient.
+
+        Raises:
+            ValueError: the global gradient norm is not finite; nothing has been changed then.
+        """
+        _global_norm(self)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(parameter.grad)
+                    direction = parameter.grad.add(momentum, alpha=group["momentum"])
+                    parameter.add_(direction, alpha=-group["lr"])
+
+
+def linear_factor(epoch: int, *, num_warmup: int, num_total: int) -> float:
+    """Return the share of the peak learning rate in an epoch, in [0, 1]; see `linear_schedule`."""
+    if epoch < num_warmup:
+        return (epoch + 1) / (num_warmup + 1)
+    return max(0.0, (num_total - epoch) / max(1, num_total - num_warmup))
+
+
 def linear_schedule(
     optimizer: torch.optim.Optimizer, num_warmup: int, num_total: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Return a linear warm-up from 0 over `num_warmup` epochs and a linear fall to 0 at `num_total` (section 3.3)."""
-
-    def factor(epoch: int) -> float:
-        if epoch < num_warmup:
-            return (epoch + 1) / (num_warmup + 1)
-        return max(0.0, (num_total - epoch) / max(1, num_total - num_warmup))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, partial(linear_factor, num_warmup=num_warmup, num_total=num_total)
+    )
 
 
 def weight_decay_groups(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float) -> list[dict]:
@@ -131,6 +159,16 @@ def weight_decay_groups(named_parameters: Iterable[tuple[str, torch.nn.Parameter
     return [group for group in groups if group["params"]]
 
 
+def _global_norm(optimizer: torch.optim.Optimizer) -> float:
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not gradients:
+        return 0.0
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])).item()
+    if not math.isfinite(norm):
+        raise ValueError(f"The global gradient norm is {norm}; the step is refused and nothing was changed.")
+    return norm
+
+
 def _trust_ratio(parameter: torch.Tensor, direction: torch.Tensor) -> float:
     weight_norm = min(torch.linalg.vector_norm(parameter).item(), MAX_WEIGHT_NORM)
     direction_norm = torch.linalg.vector_norm(direction).item()
@@ -138,21 +176,21 @@ def _trust_ratio(parameter: torch.Tensor, direction: torch.Tensor) -> float:
 
 
 @cache
-def _code(name: str) -> torch.Tensor:
+def _code(name: str, device: torch.device) -> torch.Tensor:
     """Return the 256 values of the dynamic 8-bit type; the second moment is never negative and needs no sign."""
-    return quantization.create_dynamic_map(signed=name == "exp_avg")
+    return quantization.create_dynamic_map(signed=name == "exp_avg").to(device)
 
 
 def _initial_state(parameter: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
     state = {"step": torch.zeros((), dtype=torch.int64)}
     for name in ("exp_avg", "exp_avg_sq"):
+        zeros = torch.zeros(parameter.numel(), device=parameter.device)
         if bits == 32 or parameter.numel() < MIN_8BIT_ELEMENTS:
-            state[name] = torch.zeros(parameter.numel())
+            state[name] = zeros
         else:
-            zeros, quant_state = quantization.quantize_blockwise(
-                torch.zeros(parameter.numel()), code=_code(name), blocksize=BLOCK_SIZE
-            )
-            state[name], state[f"{name}_absmax"] = zeros, quant_state.absmax
+            code = _code(name, parameter.device)
+            state[name], quant_state = quantization.quantize_blockwise(zeros, code=code, blocksize=BLOCK_SIZE)
+            state[f"{name}_absmax"] = quant_state.absmax
     return state
 
 
@@ -166,13 +204,15 @@ def _read(state: dict[str, torch.Tensor], name: str, span: slice) -> torch.Tenso
     if values.dtype == torch.float32:
         return values
     absmax = state[f"{name}_absmax"][_blocks(span)]
-    return quantization.dequantize_blockwise(values, absmax=absmax, code=_code(name), blocksize=BLOCK_SIZE)
+    code = _code(name, values.device)
+    return quantization.dequantize_blockwise(values, absmax=absmax, code=code, blocksize=BLOCK_SIZE)
 
 
 def _write(state: dict[str, torch.Tensor], name: str, span: slice, values: torch.Tensor) -> None:
     if state[name].dtype == torch.float32:
         return  # `values` is a view of the state
-    quantised, quant_state = quantization.quantize_blockwise(values, code=_code(name), blocksize=BLOCK_SIZE)
+    code = _code(name, values.device)
+    quantised, quant_state = quantization.quantize_blockwise(values, code=code, blocksize=BLOCK_SIZE)
     state[name][span] = quantised
     state[f"{name}_absmax"][_blocks(span)] = quant_state.absmax
 

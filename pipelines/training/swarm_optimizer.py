@@ -52,6 +52,7 @@ class SwarmOptimizer(hivemind.Optimizer):
     ) -> None:
         compression = averaging_compression(run)
         check_codec(compression)
+        self.run = run
         self.num_refused_gradients = 0
         self.last_gradient_was_used = False
         self.num_failed_loads = 0
@@ -59,13 +60,14 @@ class SwarmOptimizer(hivemind.Optimizer):
         super().__init__(
             dht=dht,
             run_id=run.swarm_id,
-            target_batch_size=run.target_batch_size,
+            target_batch_size=run.samples_per_epoch,
             **optimizer_parts(run, model),
             matchmaking_time=run.matchmaking_seconds,
             averaging_timeout=run.averaging_timeout_seconds,
             allreduce_timeout=run.averaging_timeout_seconds / 2,
             next_chunk_timeout=chunk_timeout(run),
             delay_optimizer_step=run.delay_optimizer_step,
+            delay_grad_averaging=run.delay_gradient_averaging,
             delay_state_averaging=True,
             offload_optimizer=True,
             average_state_every=run.average_state_every,
@@ -104,6 +106,11 @@ class SwarmOptimizer(hivemind.Optimizer):
             **kwargs,
         )
 
+    @property
+    def bytes_sent(self) -> int:
+        """Payload of all rounds so far: gradients, or progress of local steps, and averages of the parameters."""
+        return self.grad_averager.last_round.bytes_sent + self.state_averager.last_round.bytes_sent
+
     def share_state(self) -> None:
         """Let newcomers download this peer's state; call it once this peer is known to be in step with the swarm."""
         self.hand_off.share()
@@ -115,8 +122,11 @@ class SwarmOptimizer(hivemind.Optimizer):
             logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
             self.last_gradient_was_used = False
             return False
-        self.last_gradient_was_used = super()._check_and_accumulate_gradients(batch_size, grad_scaler)
+        self.last_gradient_was_used = self._accumulate(batch_size, grad_scaler)
         return self.last_gradient_was_used
+
+    def _accumulate(self, batch_size: int, grad_scaler: Any) -> bool:
+        return super()._check_and_accumulate_gradients(batch_size, grad_scaler)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """See `hivemind.Optimizer.step`; afterwards `last_gradient_was_used` tells whether the gradient counts."""

@@ -9,7 +9,7 @@ from typing import Any
 import hivemind
 import torch
 
-from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
+from pipelines.training.optimizers import Lamb, Nesterov, linear_schedule, weight_decay_groups
 from pipelines.training.robust_aggregation import AggregationRule
 from pipelines.training.state_averager import SwarmStateAverager
 from pipelines.training.state_download import DownloadLimits
@@ -38,19 +38,28 @@ def make_state_averager(
 
 
 def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
-    """Return the parameters, optimizer factory and schedule factory of the run, in the order all peers share."""
-    make = partial(
+    """Return the parameters, optimizer factory and schedule factory of the state that all peers share, in one order.
+
+    With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.
+    """
+    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
+    if run.local_steps == 1:
+        schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
+        return dict(params=groups, optimizer=lamb_factory(run), scheduler=schedule)
+    outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
+    # Weight decay is the inner optimizer's; decayed twice, parameters would shrink with every synchronisation.
+    return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
+
+
+def lamb_factory(run: TrainingRun) -> partial[Lamb]:
+    """Return what makes the run's LAMB of groups of parameters."""
+    return partial(
         Lamb,
         lr=run.peak_learning_rate,
         betas=run.betas,
         eps=run.epsilon,
         max_gradient_norm=run.max_gradient_norm,
         bits=run.optimizer_bits,
-    )
-    return dict(
-        params=weight_decay_groups(model.named_parameters(), run.weight_decay),
-        optimizer=make,
-        scheduler=partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs),
     )
 
 

@@ -13,11 +13,11 @@ import torch
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.training.checkpoints import RunState, load_training_state
 from pipelines.training.image_code_stream import Batch
+from pipelines.training.local_steps import make_optimizer
 from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import model_configuration
 from pipelines.training.state_hand_off import ShowProgress
-from pipelines.training.swarm_optimizer import SwarmOptimizer
 from pipelines.training.training_run import TrainingRun, stable_seed
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ class StepReport:
     num_samples: int
     """Samples this peer has contributed so far."""
 
+    bytes_per_sample: float
+    """Bytes this peer has sent for averaging, per sample that it has contributed."""
+
 
 def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
     """Return the model with the initial parameters that the run's seed decides, equal on all peers."""
@@ -77,7 +80,7 @@ class TrainingPeer:
         self._epoch_losses: list[float] = []
 
     def __enter__(self) -> "TrainingPeer":
-        self.optimizer = SwarmOptimizer(
+        self.optimizer = make_optimizer(
             run=self.run,
             dht=self._dht,
             model=self.model,
@@ -164,6 +167,7 @@ class TrainingPeer:
             samples_per_second=tracker.performance_ema.samples_per_second,
             share_averaged=self.optimizer.grad_averager.last_round.share_averaged,
             num_samples=self.num_samples,
+            bytes_per_sample=self.optimizer.bytes_sent / max(1, self.num_samples),
         )
 
     def _report_epoch(self) -> None:
@@ -177,7 +181,7 @@ class TrainingPeer:
             num_samples=self.num_samples,
             samples_per_second=self.optimizer.tracker.performance_ema.samples_per_second,
             share_averaged=averaging.share_averaged,
-            bytes_sent=averaging.bytes_sent,
+            bytes_sent=self.optimizer.bytes_sent,
             num_rounds=averaging.num_rounds,
             round_seconds=averaging.seconds,
             num_refused_gradients=self.optimizer.num_refused_gradients,

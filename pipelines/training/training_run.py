@@ -68,6 +68,29 @@ class TrainingRun:
     delay_optimizer_step: bool = True
     """Run the optimizer on the CPU while the next micro-batch is computed; costs one micro-batch of staleness."""
 
+    delay_gradient_averaging: bool = False
+    """Average the gradients, too, while the next ones are computed; costs one epoch of staleness, hides the network."""
+
+    local_steps: int = 1
+    """Optimizer steps' worth of samples between two synchronisations (DiLoCo, Douillard et al. 2023); 1: average every
+    gradient. Otherwise an epoch gathers `local_steps * target_batch_size` samples, peers make inner steps of their own,
+    and what they send is how far they came; bytes per sample fall by this factor."""
+
+    inner_batch_size: int = 256
+    """With local steps: samples of one inner step. `target_batch_size` over the number of peers makes `local_steps`
+    inner steps of every epoch."""
+
+    inner_optimizer: str = "lamb"
+    """With local steps: `lamb` or `adamw`, on each peer's device, with `peak_learning_rate` and the settings below it.
+    AdamW wants smaller rates, such as 4e-4."""
+
+    outer_learning_rate: float = 0.7
+    """With local steps: learning rate of the Nesterov steps along the averaged progress; 1 without momentum: plain
+    averaging of the parameters."""
+
+    outer_momentum: float = 0.9
+    """With local steps: Nesterov momentum of the outer steps, in [0, 1)."""
+
     average_state_every: int = 5
     """Epochs between averagings of the parameters, which mend what partly failed rounds have pulled apart."""
 
@@ -171,6 +194,7 @@ class TrainingRun:
         _check_publishing(self)
         _check_averaging(self)
         check_authorization(self.authorization_service, self.authorization_key)
+        _check_communication(self)
 
     @property
     def swarm_id(self) -> str:
@@ -181,6 +205,11 @@ class TrainingRun:
     def is_open(self) -> bool:
         """Whether everybody may join, with or without an account on the Hub."""
         return not self.authorization_service
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the swarm gathers between two rounds of averaging."""
+        return self.target_batch_size * self.local_steps
 
     def to_json(self) -> str:
         """Return the text of `training_run.json`."""
@@ -225,6 +254,19 @@ def _check_format(version: object) -> None:
         raise ValueError(
             f"{TRAINING_RUN_FILE} has format {version}, this package knows {FORMAT_VERSION}. "
             "Update the package: pip install -U dalle-collab"
+        )
+
+
+def _check_communication(run: TrainingRun) -> None:
+    """Check the settings that say how often peers speak with each other, and what they do in between."""
+    _check_positive(run, "local_steps", "inner_batch_size", "outer_learning_rate")
+    _check_choice("inner_optimizer", run.inner_optimizer, ("lamb", "adamw"))
+    if not 0 <= run.outer_momentum < 1:
+        raise ValueError(f"outer_momentum is {run.outer_momentum}; expected at least 0 and less than 1.")
+    if run.delay_gradient_averaging and not run.delay_optimizer_step:
+        raise ValueError(
+            "delay_gradient_averaging is on and delay_optimizer_step is off; the step cannot come before the "
+            "gradients that it takes. Switch both on: --set delay_optimizer_step=true"
         )
 
 

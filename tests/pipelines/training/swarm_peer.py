@@ -89,14 +89,17 @@ def main(settings: dict) -> None:
         if settings.get("train", True):
             train(peer, run, settings, seeds, stop, events, current_epoch)
         stop.wait(settings.get("linger_seconds", 0))
-        tensors = {key: value.detach().clone() for key, value in peer.model.named_parameters()}
-        save_file(tensors, str(folder / f"{name}.safetensors"))
+        save_parameters(peer, folder / f"{name}.safetensors")
         averaging = peer.optimizer.grad_averager.last_round
         write_event(
             events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
             num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
             num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
         )  # fmt: skip
+
+
+def save_parameters(peer: TrainingPeer, path: Path) -> None:
+    save_file({key: value.detach().clone() for key, value in peer.model.named_parameters()}, str(path))
 
 
 @torch.no_grad()
@@ -131,10 +134,12 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
         write_event(
             events, event="step", epoch=report.epoch, seed=used_seeds[-1], was_used=report.was_used,
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
-            num_peers=report.num_peers, pid=os.getpid(),
+            num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
         )  # fmt: skip
         if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)
+        if report.ended_epoch and settings.get("save_epochs"):
+            save_parameters(peer, events.parent / f"{settings['name']}-{peer.optimizer.local_epoch}.safetensors")
         if report.ended_epoch and settings.get("evaluate_epochs"):
             write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
 
