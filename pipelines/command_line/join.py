@@ -8,21 +8,30 @@ import typer
 
 def join(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
-    micro_batch_size: Annotated[int, typer.Option(help="Samples per local step; as many as memory allows.")] = 4,
+    micro_batch_size: Annotated[
+        str, typer.Option(help="Samples per local step; auto tries what memory and speed allow.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    num_devices: Annotated[str, typer.Option(help="Devices that act as one peer; auto takes all GPUs.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    compile_: Annotated[str, typer.Option("--compile", help="Compile the model: auto, on or off.")] = "auto",
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Accept no connections (firewall).")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Be reached through public peers.")] = False,
+    bandwidth_limit: Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.")] = None,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     shuffle_buffer: Annotated[int, typer.Option(help="Records held for shuffling.")] = 2048,
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
+    max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append one JSON line per epoch to this file.")] = None,
 ) -> None:
     """Join a training run with nothing but its name.
 
-    Everything else is read from the run's repository. Ctrl-C leaves the run in good order; a second one at once.
+    Everything else is read from the run's repository, and what the machine can do is found out. Ctrl-C leaves the run
+    in good order; a second one at once. SIGUSR1 pauses the peer, SIGUSR2 lets it go on; the others do not wait for it.
 
     Examples:
 
@@ -31,13 +40,21 @@ def join(
       dalle-collab join my-org/birds --micro-batch-size 16 --device cuda
 
       dalle-collab join my-org/birds --client-mode
+
+      dalle-collab join my-org/birds --num-devices 4 --precision bf16 --bandwidth-limit 50 --max-hours 8
     """
     from pipelines.command_line import peers
     from pipelines.training.peer_options import PeerOptions
 
     options = PeerOptions(
-        micro_batch_size=micro_batch_size,
+        micro_batch_size=_number_or_auto("--micro-batch-size", micro_batch_size),
         device=device,
+        num_devices=_number_or_auto("--num-devices", num_devices),
+        precision=precision,
+        compile=compile_,
+        use_relay=relay,
+        bandwidth_limit_mbit=bandwidth_limit,
+        max_hours=max_hours,
         host_addresses=tuple(host or PeerOptions.host_addresses),
         announce_addresses=tuple(announce or ()),
         client_mode=client_mode,
@@ -48,3 +65,12 @@ def join(
         max_epochs=max_epochs,
     )
     peers.run_training_peer(repository, options, events=events)
+
+
+def _number_or_auto(option: str, text: str) -> int | None:
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{option} is {text!r}; expected auto or a whole number.") from error

@@ -34,6 +34,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     from pipelines.training.doctor.examination import quick_checks
     from pipelines.training.doctor.machine import raise_open_files
     from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
+    from pipelines.training.pausing import pause_on_signals
     from pipelines.training.run_creation import check_codec_fits, check_dataset_fits, package_version
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import open_dht
@@ -52,7 +53,8 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     layout, processor = dataset_layout(run.dataset_repository, run.dataset_revision), read_processor(repository)
     check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
     check_dataset_fits(run, layout)
-    options = dataclasses.replace(options, device=_resolve_device(options.device))
+    device = _resolve_device(options.device)
+    options = dataclasses.replace(options, device=device, num_devices=options.num_devices or _num_devices(device))
     report_obstacles(console, repository, quick_checks(repository, run, options))
     raise_open_files()
     torch.set_num_threads(options.cpu_threads or os.cpu_count() or 1)
@@ -62,6 +64,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
         open_dht(repository, run.entry_addresses, options) as dht,
         TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
         _stop_on_signals() as stop,
+        pause_on_signals(peer.pause_switch),
     ):
         with console.status("Looking for the newest training state") as status:
             source = peer.synchronise(
@@ -69,6 +72,8 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
                 (lambda progress: status.update(str(progress))) if console.is_terminal else None,
             )
         console.print(f"Joined {repository} as {username} at epoch {peer.optimizer.local_epoch} (state: {source}).")
+        console.print(f"To pause it: kill -USR1 {os.getpid()}; to go on: kill -USR2 {os.getpid()}", highlight=False)
+        batch_size = peer.choose_micro_batch() * options.num_devices
         seed = stable_seed(run.run_id, dht.peer_id)
         with prefetched(
             lambda: stream_batches(
@@ -76,7 +81,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
                 run.dataset_revision,
                 processor,
                 num_codes=layout.num_codes,
-                batch_size=options.micro_batch_size,
+                batch_size=batch_size,
                 seed=seed,
                 shuffle_buffer_size=options.shuffle_buffer_size,
             )
@@ -195,6 +200,8 @@ def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, ev
     last_line = 0.0
     with console.status("training") as status:
         for report in reports:
+            if report.loss is None:
+                continue
             text = (
                 f"epoch {report.epoch}/{num_epochs}  loss {report.loss:.4f}  {report.num_peers} peers  "
                 f"{report.samples_per_second:.1f} samples/s  share averaged {report.share_averaged:.0%}  "
@@ -242,6 +249,13 @@ def _resolve_device(name: str) -> str:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device is {name!r}, but torch sees no GPU here; use --device cpu.")
     return name
+
+
+def _num_devices(device: str) -> int:
+    """Return how many devices a peer uses if nobody says: all GPUs, unless one was named."""
+    import torch
+
+    return torch.cuda.device_count() if device == "cuda" else 1
 
 
 def _username() -> str:

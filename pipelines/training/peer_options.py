@@ -8,11 +8,31 @@ from pathlib import Path
 class PeerOptions:
     """Local choices of one peer."""
 
-    micro_batch_size: int = 4
-    """Samples per local step; limited by the device's memory, without effect on the result."""
+    micro_batch_size: int | None = None
+    """Samples per local step and device, without effect on the result; None: found by trying what memory and speed
+    allow."""
 
     device: str = "cpu"
     """Torch device on which gradients are computed."""
+
+    num_devices: int | None = None
+    """Devices that compute gradients together as one peer: the GPUs from 0 on, or processes on the CPU; None: one."""
+
+    precision: str = "auto"
+    """What is computed in: `fp32`, `bf16`, or `fp16` with loss scaling; `auto` takes the best of the device.
+    Parameters, their averages and what travels between peers are the same for all of them."""
+
+    compile: str = "auto"
+    """Compile the model with `torch.compile`: `on`, `off`, or `auto`, where it pays."""
+
+    bandwidth_limit_mbit: float | None = None
+    """Upload limit in Mbit/s; None: no limit. Others then send this peer less to average."""
+
+    use_relay: bool = False
+    """Ask peers with public addresses to pass connections on to this one, behind a router that lets none in."""
+
+    max_hours: float | None = None
+    """Leave the run, in good order, after this many hours."""
 
     host_addresses: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddresses to listen on. On one machine: `/ip4/127.0.0.1/tcp/0`."""
@@ -39,11 +59,23 @@ class PeerOptions:
     """Leave the run after this many epochs of one's own."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size is {self.micro_batch_size}; expected at least 1.")
-        if self.shuffle_buffer_size < 1:
-            raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; expected at least 1.")
-        if self.cpu_threads is not None and self.cpu_threads < 1:
-            raise ValueError(f"cpu_threads is {self.cpu_threads}; expected at least 1.")
-        if self.max_epochs is not None and self.max_epochs < 1:
-            raise ValueError(f"max_epochs is {self.max_epochs}; expected at least 1.")
+        for name in ("micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; expected at least 1.")
+        for name in ("bandwidth_limit_mbit", "max_hours"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; expected a number above 0.")
+        _check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        _check_choice("compile", self.compile, ("auto", "on", "off"))
+        if self.use_relay and self.client_mode:
+            raise ValueError(
+                "client_mode accepts no connections, and use_relay is there to accept them. Choose one of "
+                "--client-mode and --relay."
+            )
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")

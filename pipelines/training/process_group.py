@@ -23,7 +23,8 @@ def is_worker() -> bool:
 def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run the same program again as the leader of a process group; return its exit code when all of it is gone.
 
-    The first Ctrl-C or SIGTERM asks the worker to stop, the second one kills the group.
+    The first Ctrl-C or SIGTERM asks the worker to stop, the second one kills the group. SIGUSR1 and SIGUSR2
+    are passed on.
     """
     command = [sys.executable, "-m", "pipelines.command_line.main", *arguments]
     worker = subprocess.Popen(
@@ -40,8 +41,14 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
             else:
                 os.killpg(worker.pid, signal.SIGKILL)
 
+    def pass_to_worker(number: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, number)
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, pass_to_worker)
     try:
         code = worker.wait()
     finally:
@@ -59,7 +66,7 @@ def guard_process_group() -> None:
         for descriptor in watched:
             os.close(descriptor)
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     poll = select.poll()
     for descriptor in watched:

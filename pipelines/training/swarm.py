@@ -45,6 +45,7 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
             identity_path=str(options.identity_file) if options.identity_file else None,
             startup_timeout=options.startup_timeout_seconds,
             use_relay=True,
+            use_auto_relay=options.use_relay,
             start=True,
         )
     except (P2PDaemonError, RuntimeError, TimeoutError) as error:

@@ -1,15 +1,19 @@
 """`hivemind.Optimizer` for a training run: our LAMB and averagers, a guard against bad gradients, bounded loading."""
 
+import asyncio
 import logging
 from functools import partial
 from typing import Any
 
 import hivemind
 import torch
+from hivemind.averaging.control import AveragingStage, StepControl
 
 from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.gradient_computation import gradients_are_finite
 from pipelines.training.peer_metrics import SwarmRecords
 from pipelines.training.progress_tracking import SwarmProgressTracker
+from pipelines.training.round_times import RoundTimes
 from pipelines.training.state_averager import SwarmStateAverager
 from pipelines.training.state_hand_off import ShowProgress, StateHandOff
 from pipelines.training.swarm_settings import (
@@ -19,6 +23,7 @@ from pipelines.training.swarm_settings import (
     make_state_averager,
     optimizer_parts,
     tracker_options,
+    upload_options,
 )
 from pipelines.training.training_run import TrainingRun
 from pipelines.training.wire_codec import averaging_compression, check_codec
@@ -48,6 +53,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         dht: hivemind.DHT,
         model: torch.nn.Module,
         records: SwarmRecords,
+        bandwidth_limit_mbit: float | None = None,
         verbose: bool = False,
     ) -> None:
         compression = averaging_compression(run)
@@ -56,7 +62,12 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.num_refused_gradients = 0
         self.last_gradient_was_used = False
         self.num_failed_loads = 0
-        options = averager_options(run)
+        self._round_times = RoundTimes(
+            overhead=2 * run.matchmaking_seconds,
+            lowest=run.matchmaking_seconds + 2 * chunk_timeout(run),
+            highest=run.averaging_timeout_seconds,
+        )
+        options = dict(averager_options(run), **upload_options(bandwidth_limit_mbit))
         super().__init__(
             dht=dht,
             run_id=run.swarm_id,
@@ -96,6 +107,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         )
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> SwarmProgressTracker:
+        self._tracker_arguments = dict(kwargs, target_batch_size=target_batch_size)
         return SwarmProgressTracker(
             dht=self.dht,
             prefix=self.run_id,
@@ -117,7 +129,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
         """Add the local gradient, unless a value is not finite: then it is dropped and counted, the rest is kept."""
-        if not _gradients_are_finite(self.grad_averager.parameters):
+        if not gradients_are_finite(p.grad for p in self.grad_averager.parameters if p.grad is not None):
             self.num_refused_gradients += 1
             logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
             self.last_gradient_was_used = False
@@ -128,10 +140,49 @@ class SwarmOptimizer(hivemind.Optimizer):
     def _accumulate(self, batch_size: int, grad_scaler: Any) -> bool:
         return super()._check_and_accumulate_gradients(batch_size, grad_scaler)
 
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl) -> None:
+        """Wait for the round; if it fails, step along this peer's own gradient, averaged as far as the round came.
+
+        hivemind would step along its accumulators, which are empty by then: a step along nothing.
+        """
+        try:
+            maybe_step_control.result(self.averaging_timeout)
+        except (Exception, asyncio.CancelledError) as error:
+            logger.warning("A round of averaging failed; this peer goes on with its own gradient: %r", error)
+        self._load_averaged_gradients_into_optimizer_()
+
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """See `hivemind.Optimizer.step`; afterwards `last_gradient_was_used` tells whether the gradient counts."""
         self.last_gradient_was_used = False
+        newest = self.grad_averager.last_round
+        self._round_times.note(newest.num_rounds, newest.seconds)
+        self.averaging_timeout = self._round_times.timeout
         return super().step(*args, **kwargs)
+
+    def leave_rounds(self) -> int:
+        """Stop taking part: no longer counted by others, in no round; return the samples of this epoch that are lost.
+
+        The state stays in the DHT and can be downloaded. `return_to_rounds` ends this.
+        """
+        num_lost = self.tracker.local_progress.samples_accumulated
+        self.state_averager.step(wait_for_delayed_updates=True)
+        for scheduled in (self.scheduled_grads, self.scheduled_state):
+            if scheduled is not None and not scheduled.done():
+                if scheduled.stage == AveragingStage.LOOKING_FOR_GROUP:
+                    scheduled.cancel()
+                else:  # others count on this peer's part of the vector
+                    self._tag_along_with_zero_weight(scheduled)
+        self.scheduled_grads = self.scheduled_state = None
+        self.begin_epoch()
+        self.tracker.shutdown(self.shutdown_timeout)
+        return num_lost
+
+    def return_to_rounds(self) -> None:
+        """Take part again, with the swarm's newest state if it has gone on in the meantime."""
+        self.tracker = self._make_progress_tracker(**self._tracker_arguments)
+        self._should_check_synchronization_on_update = True
+        if self.tracker.global_epoch > self.local_epoch:
+            self.load_state_from_peers()
 
     def load_state_from_peers(self, show: ShowProgress | None = None, **_: Any) -> bool:
         """Take over the state that most signed trainers name; return whether this peer is in step with the swarm then.
@@ -182,8 +233,3 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.grad_averager.reset_accumulated_grads_()
         if not self.client_mode:
             self.state_averager.state_sharing_priority = self.local_epoch
-
-
-def _gradients_are_finite(parameters: tuple[torch.Tensor, ...]) -> bool:
-    norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
-    return not norms or bool(torch.isfinite(torch.stack(norms)).all())

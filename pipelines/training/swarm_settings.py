@@ -84,6 +84,11 @@ def aggregation_rule(run: TrainingRun) -> AggregationRule:
     )
 
 
+def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, Any]:
+    """Return the averagers' options for an upload limit in Mbit/s, of which the others are told."""
+    return {} if bandwidth_limit_mbit is None else dict(bandwidth=bandwidth_limit_mbit)
+
+
 def chunk_timeout(run: TrainingRun) -> float:
     """Return the seconds after which a silent sender is given up; below 6 s busy but healthy peers ban each other."""
     return max(6.0, run.averaging_timeout_seconds / 8)

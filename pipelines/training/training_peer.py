@@ -1,6 +1,8 @@
 """A training peer: takes over the swarm's state, computes gradients, averages them, reports, hands its state on."""
 
+import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +14,16 @@ import torch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.training.checkpoints import RunState, load_training_state
+from pipelines.training.gradient_computation import (
+    GradientComputation,
+    UsableGradients,
+    compiling_pays,
+    resolve_precision,
+)
 from pipelines.training.image_code_stream import Batch
 from pipelines.training.local_steps import make_optimizer
+from pipelines.training.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.training.pausing import PauseSwitch
 from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import model_configuration
@@ -37,7 +47,9 @@ class StepReport:
     epoch: int
     """Epoch for which the gradient was computed."""
 
-    loss: float
+    loss: float | None
+    """Mean loss of the micro-batch; None if its gradient overflowed in float16 and was dropped."""
+
     was_used: bool
     """Whether the gradient counts towards the epoch; not if it was computed on an outdated state."""
 
@@ -78,6 +90,13 @@ class TrainingPeer:
         self.num_samples = 0
         self._dht, self._username, self._package_version = dht, username, package_version
         self._epoch_losses: list[float] = []
+        self.pause_switch = PauseSwitch()
+        self._parts = contextlib.ExitStack()
+        self._precision = resolve_precision(options.precision, options.device)
+        self._is_compiled = compiling_pays(options.compile, options.device, model_configuration(run).recompute)
+        self._computation = GradientComputation(
+            self.model, device=options.device, precision=self._precision, compiled=self._is_compiled
+        )
 
     def __enter__(self) -> "TrainingPeer":
         self.optimizer = make_optimizer(
@@ -85,12 +104,31 @@ class TrainingPeer:
             dht=self._dht,
             model=self.model,
             records=self.records,
+            bandwidth_limit_mbit=self.options.bandwidth_limit_mbit,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
+        self._parts.callback(self.optimizer.shutdown)
+        # hivemind has forked by now, and may no more once the devices are joined.
+        backward = self._join_devices() if (self.options.num_devices or 1) > 1 else self._computation.backward
+        self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.optimizer.shutdown()
+        self._parts.close()
+
+    def _join_devices(self) -> Callable[[Batch, float], float]:
+        from pipelines.training.device_group import DeviceGroup, DevicePlan, meeting_place  # accelerate takes a second
+
+        plan = DevicePlan(
+            model_config=self.model.config.to_diff_dict(),
+            device_type=torch.device(self.options.device).type,
+            num_devices=self.options.num_devices,
+            precision=self._precision,
+            compiled=self._is_compiled,
+            cpu_threads=self.options.cpu_threads,
+            store=self._parts.enter_context(meeting_place()),
+        )
+        return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
 
     def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
         """Take over the newest state there is; return where it came from: `peers`, `checkpoint` or `start`.
@@ -123,40 +161,70 @@ class TrainingPeer:
         self.optimizer.begin_epoch()
         return state
 
-    def train(self, batches: Iterable[Batch], stop: threading.Event) -> Iterator[StepReport]:
-        """Train until `stop` is set, the run's last epoch is reached, or `max_epochs` of one's own have passed.
+    def pause(self) -> None:
+        """Stop computing after the present micro-batch, from any thread; others go on without waiting for this peer."""
+        self.pause_switch.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause, from any thread, with the swarm's newest state."""
+        self.pause_switch.resume()
+
+    def choose_micro_batch(self) -> int:
+        """Return the samples per local step and device: as wished, or found by trying the machine."""
+        if self.options.micro_batch_size is not None:
+            return self.options.micro_batch_size
+        measure = trial(self._computation.backward, self.model, self.options.device)
+        own_share = self.run.target_batch_size // (self.options.num_devices or 1)
+        size = choose_micro_batch(measure, largest=largest_useful(own_share))
+        logger.info("Micro-batches of %d samples suit this machine best.", size)
+        return size
+
+    def train(
+        self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[StepReport]:
+        """Train until `stop` is set, the run's last epoch is reached, or a limit of one's own (`max_epochs`,
+        `max_hours` by the clock's seconds) is.
 
         Yields a report after every micro-batch.
         """
-        first_epoch = self.optimizer.local_epoch
-        limit = self.run.num_epochs
-        if self.options.max_epochs is not None:
-            limit = min(limit, first_epoch + self.options.max_epochs)
+        limit = last_epoch(self.run, self.options, self.optimizer.local_epoch)
+        deadline = clock() + 3600 * (self.options.max_hours or math.inf)
         for batch in batches:
-            if stop.is_set() or self.optimizer.local_epoch >= limit:
+            if self.pause_switch.is_on:
+                self._rest(stop)
+            if stop.is_set() or self.optimizer.local_epoch >= limit or clock() >= deadline:
                 break
             yield self.step(batch)
         self.optimizer.state_averager.step(wait_for_delayed_updates=True)
         if self.optimizer.local_epoch >= self.run.num_epochs:
             self._hand_over(stop)
 
+    def _rest(self, stop: threading.Event) -> None:
+        self.num_samples -= self.optimizer.leave_rounds()
+        logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
+        self.pause_switch.wait_until_off(stop)
+        if not stop.is_set():
+            self.optimizer.return_to_rounds()
+            logger.info("Going on at epoch %d.", self.optimizer.local_epoch)
+
     def step(self, batch: Batch) -> StepReport:
         """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
-        epoch, (input_ids, image_codes) = self.optimizer.local_epoch, (t.to(self.options.device) for t in batch)
-        loss = self.model(input_ids=input_ids, image_codes=image_codes, return_logits=False).loss
-        loss.backward()
-        self.optimizer.step(batch_size=len(input_ids))
+        epoch, num_samples = self.optimizer.local_epoch, len(batch.input_ids)
+        loss = self._gradients.compute(batch)
+        if loss is None:  # overflowed in float16: neither the gradient nor the loss says anything
+            return self._step_report(epoch, None, was_used=False, ended_epoch=False)
+        self.optimizer.step(batch_size=num_samples)
         self.optimizer.zero_grad()
         was_used = self.optimizer.last_gradient_was_used
         if was_used:
-            self.num_samples += len(input_ids)
-            self._epoch_losses.append(loss.item())
+            self.num_samples += num_samples
+            self._epoch_losses.append(loss)
         ended = self.optimizer.local_epoch != epoch
         if ended:
             self._report_epoch()
-        return self._step_report(epoch, loss.item(), was_used, ended)
+        return self._step_report(epoch, loss, was_used=was_used, ended_epoch=ended)
 
-    def _step_report(self, epoch: int, loss: float, was_used: bool, ended_epoch: bool) -> StepReport:
+    def _step_report(self, epoch: int, loss: float | None, *, was_used: bool, ended_epoch: bool) -> StepReport:
         tracker = self.optimizer.tracker
         return StepReport(
             epoch=epoch,
@@ -200,6 +268,11 @@ class TrainingPeer:
                 return
             stop.wait(0.5)
         logger.warning("No auxiliary peer took over the final state within %.0f s.", LINGER_SECONDS)
+
+
+def last_epoch(run: TrainingRun, options: PeerOptions, first: int) -> int:
+    """Return the epoch at which a peer that begins at epoch `first` leaves."""
+    return run.num_epochs if options.max_epochs is None else min(run.num_epochs, first + options.max_epochs)
 
 
 def finished_message(run: TrainingRun) -> str:

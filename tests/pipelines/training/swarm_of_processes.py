@@ -66,13 +66,16 @@ class PeerProcess:
         parsed = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in parsed if kind in (None, event["event"])]
 
-    def wait_for(self, kind: str, seconds: float = 120, **values: Any) -> dict[str, Any]:
-        """Wait for an event of a kind with these values; fail if the process ends before it comes."""
+    def wait_for(self, kind: str, seconds: float = 120, after: float = 0.0, **values: Any) -> dict[str, Any]:
+        """Wait for an event of a kind with these values, later than `after` (seconds since 1970).
+
+        Fails if the process ends before it comes.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             ended = self.process.poll()
             for event in self.events(kind):
-                if all(event[key] == value for key, value in values.items()):
+                if event["time"] > after and all(event[key] == value for key, value in values.items()):
                     return event
             assert ended is None, f"{self.name} ended with {ended} before {kind} {values}: {self.log()}"
             time.sleep(0.05)
@@ -133,5 +136,5 @@ class Swarm:
             )
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
-        self.entry_addresses = self.entry_addresses or peer.wait_for("ready")["addresses"]
+        self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]
         return peer

@@ -3,6 +3,7 @@
 Usage: python swarm_peer.py SETTINGS.json. Writes events to `events`, parameters to `parameters`, and its address.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 
 from pipelines.training import averaging
 from pipelines.training.image_code_stream import Batch
+from pipelines.training.pausing import pause_on_signals
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.process_group import guard_process_group
 from pipelines.training.swarm import open_dht, visible_addresses
@@ -70,6 +72,7 @@ def main(settings: dict) -> None:
         host_addresses=("/ip4/127.0.0.1/tcp/0",),
         micro_batch_size=settings["micro_batch_size"],
         client_mode=settings.get("client_mode", False),
+        **settings.get("options", {}),
     )
     stop, current_epoch = threading.Event(), []
     if "die_in_round_of_epoch" in settings:
@@ -77,8 +80,10 @@ def main(settings: dict) -> None:
     with (
         open_dht("test/run", settings["entry_addresses"], options) as dht,
         TrainingPeer(run, dht, options, username=name, package_version="0") as peer,
+        contextlib.ExitStack() as parts,
     ):
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        parts.enter_context(pause_on_signals(peer.pause_switch))
         checkpoint = settings.get("checkpoint")
         source = peer.synchronise(lambda: Path(checkpoint) if checkpoint else None)
         write_event(

@@ -5,36 +5,14 @@ import signal
 import psutil
 import pytest
 import torch
+from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
 from swarm_peer import made_up_batch
 
-from pipelines.training.optimizers import linear_schedule
-from pipelines.training.swarm_settings import optimizer_parts
 from pipelines.training.training_peer import initial_model
 
 pytestmark = pytest.mark.slow
-
-
-def largest_difference(first: dict, second: dict) -> float:
-    assert first.keys() == second.keys()
-    return max((first[name] - second[name]).abs().max().item() for name in first)
-
-
-def train_alone(run, batches_of_epochs):
-    """Train in this process on the very batches that the peers used, all of an epoch joined into one."""
-    model = initial_model(run)
-    parts = optimizer_parts(run, model)
-    optimizer = parts["optimizer"](parts["params"])
-    schedule = linear_schedule(optimizer, run.num_warmup_epochs, run.num_epochs)
-    for batches in batches_of_epochs:
-        input_ids = torch.cat([batch.input_ids for batch in batches])
-        image_codes = torch.cat([batch.image_codes for batch in batches])
-        model.zero_grad()
-        model(input_ids=input_ids, image_codes=image_codes).loss.backward()
-        optimizer.step()
-        schedule.step()
-    return dict(model.named_parameters())
 
 
 def two_peers_undisturbed(folder, run, **settings_of_second):

@@ -109,3 +109,26 @@ def test_uneven_peers_synchronise_to_the_parameters_of_the_formulas_and_send_a_f
     every_gradient = 4 * num_parameters * 2 / run.target_batch_size
     sent = sum(own[-1]["bytes_per_sample"] * count for own, count in zip(steps, samples, strict=True)) / sum(samples)
     assert sent == pytest.approx(every_gradient / run.local_steps, rel=0.15)
+
+
+def test_a_newcomer_takes_over_the_synchronised_parameters_and_the_outer_momentum(tmp_path):
+    run = local_steps_run(
+        num_epochs=10_000, num_warmup_epochs=2, average_state_every=1, inner_optimizer="lamb",
+        averaging_compression="size_adaptive_8bit", delay_optimizer_step=True, delay_gradient_averaging=True,
+    )  # fmt: skip
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        first = swarm.start("first", seconds_per_batch=0.1)
+        first.wait_for("step", epoch=2)
+        newcomer = swarm.start("newcomer")
+        ready = newcomer.wait_for("ready")
+        joined = newcomer.wait_for("step", was_used=True, num_peers=2, ended_epoch=True)
+        first.wait_for("step", epoch=joined["epoch"] + 2, num_peers=2)
+        for peer in (first, newcomer):
+            peer.terminate()
+        finished = [peer.wait_for("finished") for peer in (first, newcomer)]
+    assert ready["source"] == "peers"
+    assert ready["epoch"] >= 2
+    assert all(event["num_rounds"] >= 1 for event in finished)
+    start = first.events("evaluation")[0]["loss"]
+    assert newcomer.events("evaluation")[0]["loss"] < start
+    assert all(event["loss"] < start for event in finished)

@@ -1,0 +1,46 @@
+"""Pausing a peer from outside: from another thread, or with signals from another process."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+class PauseSwitch:
+    """What was asked for last: to pause or to go on. Safe to use from any thread and from signal handlers."""
+
+    def __init__(self) -> None:
+        self._going_on = threading.Event()
+        self._going_on.set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a pause was asked for."""
+        return not self._going_on.is_set()
+
+    def pause(self) -> None:
+        """Ask for a pause."""
+        self._going_on.clear()
+
+    def resume(self) -> None:
+        """Ask to go on."""
+        self._going_on.set()
+
+    def wait_until_off(self, stop: threading.Event) -> None:
+        """Return when the pause is over, or when `stop` is set."""
+        while not stop.is_set() and not self._going_on.wait(SECONDS_BETWEEN_LOOKS):
+            pass
+
+
+@contextlib.contextmanager
+def pause_on_signals(switch: PauseSwitch) -> Iterator[None]:
+    """Let SIGUSR1 pause and SIGUSR2 resume within the block; enter it in the main thread."""
+    wanted = {signal.SIGUSR1: lambda *_: switch.pause(), signal.SIGUSR2: lambda *_: switch.resume()}
+    previous = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

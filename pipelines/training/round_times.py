@@ -1,0 +1,49 @@
+"""How long a peer waits for a round: learnt from the last rounds, within what the run allows."""
+
+from collections import deque
+from collections.abc import Sequence
+
+NUM_ROUNDS_REMEMBERED = 8
+ROUNDS_NEEDED = 3
+"""Before this many rounds are known, the run's own time-out holds."""
+
+PATIENCE = 3.0
+"""A round may take this many times as long as the longest of the last ones."""
+
+SMALLEST_CHANGE = 0.25
+"""A time-out is left as it is while the better one differs by less than this share: peers should agree roughly."""
+
+
+def adapted_timeout(
+    current: float, durations: Sequence[float], *, overhead: float, lowest: float, highest: float
+) -> float:
+    """Return the seconds after which a round is given up, in [lowest, highest].
+
+    `durations` are the seconds of the last all-reduces, failed ones too: a time-out that was too short grows by them.
+    `overhead` is the time for finding the group. A dead peer costs one time-out: it should not be longer than needed.
+    """
+    if len(durations) < ROUNDS_NEEDED:
+        return current
+    wanted = min(highest, max(lowest, overhead + PATIENCE * max(durations)))
+    at_a_bound = wanted in (lowest, highest)
+    return wanted if at_a_bound or abs(wanted - current) > SMALLEST_CHANGE * current else current
+
+
+class RoundTimes:
+    """Remembers the last rounds' durations and what time-out follows from them."""
+
+    def __init__(self, *, overhead: float, lowest: float, highest: float) -> None:
+        self._overhead, self._lowest, self._highest = overhead, min(lowest, highest), highest
+        self._durations: deque[float] = deque(maxlen=NUM_ROUNDS_REMEMBERED)
+        self._num_rounds = 0
+        self.timeout = highest
+
+    def note(self, num_rounds: int, seconds: float) -> None:
+        """Take note of the newest round; calls between rounds (`num_rounds` as before) change nothing."""
+        if num_rounds == self._num_rounds:
+            return
+        self._num_rounds = num_rounds
+        self._durations.append(seconds)
+        self.timeout = adapted_timeout(
+            self.timeout, self._durations, overhead=self._overhead, lowest=self._lowest, highest=self._highest
+        )
