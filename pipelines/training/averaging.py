@@ -23,6 +23,7 @@ from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
 from pipelines.training.robust_aggregation import AggregationRule
+from pipelines.training.upload_limit import UploadLimit, pass_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +44,10 @@ class CountsRounds:
         *args: Any,
         rule: AggregationRule = PLAIN_RULE,
         min_share_averaged: float = MIN_SHARE_AVERAGED,
+        upload_limit: UploadLimit | None = None,
         **kwargs: Any,
     ) -> None:
-        self._rule, self._min_share_averaged = rule, min_share_averaged
+        self._rule, self._min_share_averaged, self._upload_limit = rule, min_share_averaged, upload_limit
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
@@ -64,6 +66,7 @@ class CountsRounds:
         self._num_senders_served += 1
         try:
             async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
+                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
                 yield message
         finally:
             self._num_senders_served -= 1
@@ -99,7 +102,7 @@ class CountsRounds:
             ordered_peer_ids=group_info.peer_ids, modes=modes, weight=weight,
             rule=self._rule, recorded_weights=self._weights_on_record(group_info.peer_ids), memory=self._memory,
             notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
-            count_bytes=self._figures.count_bytes, **kwargs,
+            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, **kwargs,
         )  # fmt: skip
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False

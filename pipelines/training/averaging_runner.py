@@ -29,6 +29,7 @@ from pipelines.training.averaging_reducer import RobustPartReducer
 from pipelines.training.averaging_streams import first_messages, held_back, open_greeted
 from pipelines.training.robust_aggregation import AggregationRule
 from pipelines.training.suspects import Offence, PartRefusedError
+from pipelines.training.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.wire_codec import read_part
 
 MAX_ANSWER_RATIO = 10.0
@@ -86,6 +87,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         notices_replays: bool,
         answers_are_averages: bool,
         count_bytes: Callable[[int], None],
+        upload_limit: UploadLimit | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare one round.
@@ -101,7 +103,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self.offences: set[tuple[PeerID, Offence]] = set()
         self.lost_senders: set[PeerID] = set()
         # Counted as they leave: answers to slower peers go on after this peer's own result is complete.
-        self._count_bytes = count_bytes
+        self._count_bytes, self._upload_limit = count_bytes, upload_limit
         # Copied, because the container forgets them when this peer has its result, and others may still wait.
         own_parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         self._own_part_infos = tuple(info for _, info in own_parts)
@@ -205,6 +207,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         try:
             async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
                 self._count_bytes(len(part.buffer))
+                await pass_bytes(self._upload_limit, len(part.buffer))
                 yield averaging_pb2.AveragingData(
                     code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight
                 )

@@ -31,6 +31,7 @@ from pipelines.training.state_download import (
     read_request,
 )
 from pipelines.training.state_snapshot import CHUNK_BYTES, StateSnapshot
+from pipelines.training.upload_limit import pass_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -214,6 +215,7 @@ class SwarmStateAverager(CountsRounds, TrainingStateAverager):
     ) -> StreamOf[averaging_pb2.DownloadData]:
         """Hand out the snapshot's hashes or tensors, then say that this was all; nothing if it holds another state."""
         async for message in until_reader_closes(with_farewell(self._hand_out(request.metadata))):
+            await pass_bytes(self._upload_limit, message.ByteSize())
             yield message
 
     async def _hand_out(self, request: bytes) -> AsyncIterator[averaging_pb2.DownloadData]:

@@ -15,6 +15,7 @@ from pipelines.training.state_averager import SwarmStateAverager
 from pipelines.training.state_download import DownloadLimits
 from pipelines.training.state_hand_off import HandOffLimits
 from pipelines.training.training_run import TrainingRun
+from pipelines.training.upload_limit import UploadLimit
 
 
 def make_state_averager(
@@ -85,8 +86,10 @@ def aggregation_rule(run: TrainingRun) -> AggregationRule:
 
 
 def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, Any]:
-    """Return the averagers' options for an upload limit in Mbit/s, of which the others are told."""
-    return {} if bandwidth_limit_mbit is None else dict(bandwidth=bandwidth_limit_mbit)
+    """Return the averagers' options for an upload limit in Mbit/s: what others are told, and what is kept to."""
+    if bandwidth_limit_mbit is None:
+        return {}
+    return dict(bandwidth=bandwidth_limit_mbit, upload_limit=UploadLimit(bandwidth_limit_mbit))
 
 
 def chunk_timeout(run: TrainingRun) -> float:

@@ -74,7 +74,8 @@ class TrainingRun:
     local_steps: int = 1
     """Optimizer steps' worth of samples between two synchronisations (DiLoCo, Douillard et al. 2023); 1: average every
     gradient. Otherwise an epoch gathers `local_steps * target_batch_size` samples, peers make inner steps of their own,
-    and what they send is how far they came; bytes per sample fall by this factor."""
+    and what they send is how far they came; bytes per sample fall by this factor. Among three or more peers of very
+    unlike speed choose `aggregation_rule: mean`: `centered_clip` takes one that came much further for an attacker."""
 
     inner_batch_size: int = 256
     """With local steps: samples of one inner step. `target_batch_size` over the number of peers makes `local_steps`
