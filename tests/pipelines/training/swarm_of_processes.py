@@ -66,7 +66,7 @@ class PeerProcess:
         parsed = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in parsed if kind in (None, event["event"])]
 
-    def wait_for(self, kind: str, seconds: float = 120, after: float = 0.0, **values: Any) -> dict[str, Any]:
+    def wait_for(self, kind: str, seconds: float = 300, after: float = 0.0, **values: Any) -> dict[str, Any]:
         """Wait for an event of a kind with these values, later than `after` (seconds since 1970).
 
         Fails if the process ends before it comes.
@@ -136,5 +136,5 @@ class Swarm:
             )
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
-        self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]
+        self.entry_addresses = self.entry_addresses or peer.wait_for("ready")["addresses"]
         return peer
