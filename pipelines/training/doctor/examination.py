@@ -161,7 +161,7 @@ def check_data(examination: Examination) -> Iterator[CheckResult]:
     result, examination.layout = hub_checks.check_dataset(examination.run, examination.processor)
     yield result
     if examination.layout is not None:
-        batch_size = examination.options.micro_batch_size
+        batch_size = examination.options.micro_batch_size or 1
         yield hub_checks.check_stream(examination.run, examination.processor, examination.layout, batch_size)
 
 

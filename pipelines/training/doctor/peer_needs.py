@@ -37,7 +37,7 @@ def peer_needs(repository: str, run: TrainingRun, options: PeerOptions) -> PeerN
         shared_memory=shared,
         gpu_memory=2 * copy if on_gpu else None,
         disk=SPARE_DISK_BYTES + checkpoint_bytes(repository),
-        explanation=f"{num_parameters / 1e6:,.1f} M parameters, micro-batch {options.micro_batch_size}",
+        explanation=f"{num_parameters / 1e6:,.1f} M parameters, micro-batch {options.micro_batch_size or 1}",
     )
 
 
