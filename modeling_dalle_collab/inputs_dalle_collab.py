@@ -55,7 +55,7 @@ def _check_ids(name: str, ids: Tensor, length: int, size: int) -> None:
             f"{name} has shape {tuple(ids.shape)} and dtype {ids.dtype}, expected (batch, {length}) integers. "
             f"{_CURES[name]}"
         )
-    # Compiled code and tensors without values (meta, and fake ones, which are a class of their own) cannot be looked at.
+    # Compiled code cannot look at values; meta tensors and fake ones, which are a class of their own, have none.
     if torch.compiler.is_compiling() or ids.device.type == "meta" or type(ids) is not Tensor or not ids.numel():
         return
     lowest, highest = (int(value) for value in ids.aminmax())

@@ -1,6 +1,5 @@
 """Counting the bytes of tensors that a training step really holds, on a device or with fake tensors of any size."""
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -70,7 +69,6 @@ def measure_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Measured
     model.train()
     model.zero_grad(set_to_none=True)
     parameters = list(model.parameters())
-    gc.collect()
     with TensorEvents([*parameters, *model.buffers()]) as seen:
         loss().backward()
         gradients = frozenset(seen.number_of(p.grad) for p in parameters if p.grad is not None)
