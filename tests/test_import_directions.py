@@ -49,7 +49,11 @@ PRICED = {
     "open_clip": ("pipelines/generation/clip_reranking.py",),
     "bitsandbytes": ("pipelines/training/optimizers.py", "pipelines/training/wire_codec.py"),
     "peft": ("pipelines/training/finetuning.py",),
-    "accelerate": ("pipelines/training/device_group.py", "pipelines/training/finetuning.py"),
+    "accelerate": (
+        "pipelines/training/device_group.py",
+        "pipelines/training/finetuning.py",
+        "pipelines/training/trackers.py",
+    ),
     "hivemind": tuple(f"pipelines/training/{name}.py" for name in SWARM_FILES),
     "gradio": ("spaces/",),
 }

@@ -106,6 +106,11 @@ def apply_commit(
         connection.execute("ROLLBACK TO before_commit")
         return head
     set_reference(connection, repository, "branch", branch.removeprefix("refs/heads/"), commit)
+    # A content that was deleted for good and is committed again is there again.
+    connection.executemany(
+        "DELETE FROM deleted_contents WHERE repository=? AND sha256=?",
+        [(repository.id, change.sha256) for change in request.files],
+    )
     return commit
 
 

@@ -30,7 +30,12 @@ def check_consistency(root: Path | str) -> ConsistencyReport:
     with storage.database.reading() as connection:
         problems = [f"database: {row[0]}" for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
         problems += [f"database: dangling {row[0]} row" for row in connection.execute("PRAGMA foreign_key_check")]
-        contents = dict(connection.execute("SELECT DISTINCT sha256, size FROM entries").fetchall())
+        contents = dict(
+            connection.execute(
+                """SELECT DISTINCT sha256, size FROM entries JOIN commits ON commits.id = entries.commit_id
+                   WHERE (commits.repository, sha256) NOT IN (SELECT repository, sha256 FROM deleted_contents)"""
+            ).fetchall()
+        )
         num_commits = connection.execute("SELECT count(*) FROM commits").fetchone()[0]
         without_main = connection.execute(
             """SELECT namespace || '/' || name FROM repositories WHERE NOT EXISTS

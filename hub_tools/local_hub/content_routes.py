@@ -17,6 +17,7 @@ from .cards import CardError, front_matter
 from .client_paths import check_path_in_repository
 from .history import resolve_revision
 from .hub_error import bad_request, entry_not_found
+from .lfs_files import is_deleted
 from .repositories import readable_repository, writable_repository
 from .request_parts import (
     Address,
@@ -150,6 +151,8 @@ def _send(address: RepositoryAddress, revision: str, path: str, caller: Caller, 
     with storage.database.reading() as connection:
         commit = _commit(connection, caller, address, revision)
         entry = find_entry(connection, commit, path)
+        if entry is not None and is_deleted(connection, commit["repository"], entry["sha256"]):
+            entry = None
     headers = {"X-Repo-Commit": commit["oid"], "Access-Control-Expose-Headers": "X-Repo-Commit,ETag"}
     if entry is None:
         refusal = entry_not_found(path)

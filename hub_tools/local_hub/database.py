@@ -90,6 +90,15 @@ CREATE TABLE space_settings (
 ) STRICT;
 """
 
+ADDED_TABLES = """
+CREATE TABLE IF NOT EXISTS deleted_contents (
+    repository INTEGER NOT NULL REFERENCES repositories(id) ON DELETE CASCADE,
+    sha256 TEXT NOT NULL,
+    PRIMARY KEY (repository, sha256)
+) STRICT, WITHOUT ROWID;
+"""
+"""Tables that roots made by an earlier version lack and get when they are opened."""
+
 
 class Database:
     """Opens a connection for each piece of work: SQLite connections belong to one thread, requests come on many."""
@@ -112,6 +121,8 @@ class Database:
                 for statement in filter(str.strip, SCHEMA.split(";")):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            for statement in filter(str.strip, ADDED_TABLES.split(";")):
+                connection.execute(statement)
             connection.execute("COMMIT")
 
     @contextlib.contextmanager

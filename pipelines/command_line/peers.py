@@ -11,14 +11,17 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
 from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group, is_worker, run_as_worker
+from pipelines.training.process_group import START_AGAIN_EXIT_CODE, guard_process_group, is_worker, run_as_worker
+
+if TYPE_CHECKING:
+    from pipelines.training.auxiliary_options import AuxiliaryOptions
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -33,6 +36,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     from pipelines.command_line.check_list import report_obstacles
     from pipelines.training.doctor.examination import quick_checks
     from pipelines.training.doctor.machine import raise_open_files
+    from pipelines.training.generation_watch import watching_generation
     from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
     from pipelines.training.pausing import pause_on_signals
     from pipelines.training.run_creation import check_codec_fits, check_dataset_fits, package_version
@@ -65,6 +69,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
         TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
         _stop_on_signals() as stop,
         pause_on_signals(peer.pause_switch),
+        watching_generation(repository, run, stop) as watch,
     ):
         with console.status("Looking for the newest training state") as status:
             source = peer.synchronise(
@@ -84,28 +89,30 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
                 batch_size=batch_size,
                 seed=seed,
                 shuffle_buffer_size=options.shuffle_buffer_size,
+                held_out_share=run.held_out_share,
             )
         ) as batches:
             _show_training(console, peer.train(batches, stop), run.num_epochs, events)
     console.print(f"Left {repository}: contributed {peer.num_samples} samples.")
+    if watch.found_new_generation:
+        console.print(f"{repository} was rolled back: joining its new generation.")
+        raise typer.Exit(START_AGAIN_EXIT_CODE)
 
 
-def run_auxiliary_peer(repository: str, options: PeerOptions, *, follow_seconds: float, events: Path | None) -> None:
+def run_auxiliary_peer(
+    repository: str, options: PeerOptions, assistance: "AuxiliaryOptions", *, events: Path | None
+) -> None:
     """Assist a run until it is finished and published, or a signal asks to stop; publish what is held at the end."""
+    from pipelines.training.trackers import check_trackers
+
+    check_trackers(assistance.trackers)
     _become_worker()
     import torch
 
-    from pipelines.training.auxiliary_peer import AuxiliaryPeer
-    from pipelines.training.run_creation import package_version
-    from pipelines.training.run_repository import (
-        announce_entry_addresses,
-        download_checkpoint,
-        read_history,
-        read_processor,
-        read_run,
-        read_run_state,
-    )
-    from pipelines.training.swarm import SwarmUnreachableError, open_dht, visible_addresses
+    from pipelines.command_line.assisting import assembled_auxiliary_peer
+    from pipelines.training.hub_publisher import RunRolledBackError
+    from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
+    from pipelines.training.swarm import SwarmUnreachableError, open_dht
     from pipelines.training.training_peer import RunFinishedError, finished_message
 
     console = _start_logging()
@@ -121,25 +128,19 @@ def run_auxiliary_peer(repository: str, options: PeerOptions, *, follow_seconds:
                 raise
             console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
             dht = stack.enter_context(open_dht(repository, (), options))
-        peer = stack.enter_context(
-            AuxiliaryPeer(
-                repository,
-                run,
-                dht,
-                processor,
-                package_version=package_version(),
-                history=read_history(repository) if run_state else None,
-                follow_interval_seconds=follow_seconds,
-            )
-        )
+        parts = assembled_auxiliary_peer(repository, run, dht, processor, assistance)
+        peer, trackers = stack.enter_context(parts)
         stop = stack.enter_context(_stop_on_signals())
         epoch = peer.restore(download_checkpoint(repository) if run_state else None)
-        addresses = visible_addresses(dht)
-        announce_entry_addresses(repository, addresses)
+        addresses = peer.announce()
         console.print(f"Assisting {repository} from epoch {epoch}; entry addresses: {', '.join(addresses)}")
-        _show_assistance(console, peer.follow(stop), events)
-        if (commit := peer.publish_held_state()) is not None:
-            console.print(f"Published epoch {peer.published_epoch} as commit {commit[:12]} before leaving.")
+        try:
+            _show_assistance(console, peer.follow(stop), trackers, events)
+        except RunRolledBackError as error:
+            console.print(f"{error} Starting again.")
+            raise typer.Exit(START_AGAIN_EXIT_CODE) from error
+        if (commit := peer.finish()) is not None:
+            console.print(f"Published epoch {peer.publisher.published_epoch} as commit {commit[:12]} before leaving.")
 
 
 def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, strict: bool) -> None:
@@ -178,7 +179,9 @@ def examine_run(repository: str, options: PeerOptions, *, as_json: bool, strict:
 def _become_worker() -> None:
     """Continue only in a process group of our own; in the process that the person started, wait for that group."""
     if not is_worker():
-        raise typer.Exit(run_as_worker(sys.argv[1:]))
+        while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
+            pass
+        raise typer.Exit(code)
     guard_process_group()
     # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; that is nothing to a volunteer.
     warnings.filterwarnings("ignore", message="`torch.jit", category=FutureWarning)
@@ -215,15 +218,21 @@ def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, ev
                     last_line = time.monotonic()
 
 
-def _show_assistance(console: Console, reports: Iterator[Any], events: Path | None) -> None:
+def _show_assistance(console: Console, reports: Iterator[Any], trackers: Any, events: Path | None) -> None:
+    import dataclasses
+
     with console.status("waiting for trainers") as status:
         for report in reports:
             loss = f"{report.summary.loss:.4f}" if report.summary else "-"
             status.update(
                 f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
                 f"{report.num_trainers} trainers  loss {loss}"
+                + (f"  {report.num_waiting} checkpoints wait for the Hub" if report.num_waiting else "")
+                + ("" if report.is_publisher else "  (another auxiliary peer publishes)")
             )
             _append_event(events, report)
+            if report.summary is not None:
+                trackers.log_epoch(dataclasses.asdict(report.summary))
             if report.published is not None:
                 console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
 

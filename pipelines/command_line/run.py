@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.command_line import run_authorize, run_check, run_report
+from pipelines.command_line import run_assist, run_authorize, run_check, run_report, run_rollback
 
 app = typer.Typer(no_args_is_help=True)
+app.command("assist")(run_assist.assist)
 app.command("authorize")(run_authorize.authorize)
 app.command("check")(run_check.check)
 app.command("report")(run_report.report)
+app.command("rollback")(run_rollback.rollback)
 
 Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
 
@@ -74,41 +76,6 @@ def create(
         address = create_run_repository(repository, run, processor, Path(folder))
     typer.echo(f"Created {repository}: {address}")
     typer.echo(f"Next, start its auxiliary peer: dalle-collab run assist {repository}")
-
-
-@app.command()
-def assist(
-    repository: Repository,
-    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
-    follow_seconds: Annotated[float, typer.Option(help="Seconds between downloads of the newest state.")] = 30.0,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
-    events: Annotated[
-        Path | None, typer.Option(help="Append one JSON line per look at the swarm to this file.")
-    ] = None,
-) -> None:
-    """Start the auxiliary peer: newcomers find the swarm through it, and it publishes the checkpoints.
-
-    It needs no GPU. It announces its addresses in the run's repository, holds the training state, hands it out when
-    all trainers are gone, and continues from the newest checkpoint when it is started again.
-
-    Examples:
-
-      dalle-collab run assist my-org/birds --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key
-
-      dalle-collab run assist my-org/tiny --host /ip4/127.0.0.1/tcp/0
-    """
-    from pipelines.command_line import peers
-    from pipelines.training.peer_options import PeerOptions
-
-    options = PeerOptions(
-        host_addresses=tuple(host or PeerOptions.host_addresses),
-        announce_addresses=tuple(announce or ()),
-        identity_file=identity_file,
-        startup_timeout_seconds=startup_timeout,
-    )
-    peers.run_auxiliary_peer(repository, options, follow_seconds=follow_seconds, events=events)
 
 
 @app.command()

@@ -40,6 +40,17 @@ def draw_picture_grid(rows: Sequence[tuple[str, Sequence["RankedImage"]]]) -> Im
     return grid
 
 
+def draw_thumbnails(rows: Sequence[Sequence[Image.Image]], side: int) -> Image.Image:
+    """Return rows of small pictures as one, without any text; `side` is the longer side of a small one in pixels."""
+    if not rows or not all(rows):
+        raise ValueError("There is nothing to draw: expected at least one row with at least one picture.")
+    grid = Image.new("RGB", (max(map(len, rows)) * side, len(rows) * side), BACKGROUND)
+    for row, pictures in enumerate(rows):
+        for column, picture in enumerate(pictures):
+            grid.paste(enlarged(picture, side), (column * side, row * side))
+    return grid
+
+
 def save_picture(picture: Image.Image, path: Path) -> None:
     """Write the picture whole or not at all."""
     require_picture_path(path)
@@ -106,9 +117,9 @@ def _draw_block(prompt: str, pictures: Sequence["RankedImage"], width: int, colu
     return block
 
 
-def enlarged(picture: Image.Image) -> Image.Image:
+def enlarged(picture: Image.Image, side: int = PICTURE_SIDE) -> Image.Image:
     """Return the picture in the size that it has in a grid, so that people can see pictures of few pixels."""
-    factor = PICTURE_SIDE / max(picture.size)
+    factor = side / max(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
 

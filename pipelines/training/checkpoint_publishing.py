@@ -1,63 +1,52 @@
-"""What the auxiliary peer puts on the Model Hub: model, optimizer, run state, history and a card, in one commit."""
+"""What a published checkpoint consists of: model, optimizer, run state, code to load it, a card and a loss curve."""
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-from huggingface_hub import HfApi
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.codec_code import copy_codec_code
 from pipelines.training.checkpoints import RunState, save_training_state
 from pipelines.training.training_run import TrainingRun
 
-METRICS_FILE = "metrics.json"
+CARD_FILE = "README.md"
 LOSS_CURVE_FILE = "loss_curve.png"
 
 
 def write_checkpoint(
     folder: Path,
     *,
-    repository: str,
-    run: TrainingRun,
     model: DalleCollabForConditionalGeneration,
     processor: DalleCollabProcessor,
     optimizer: torch.optim.Optimizer,
     state: RunState,
-    history: list[dict[str, Any]],
 ) -> None:
-    """Write everything a checkpoint consists of into an empty folder."""
+    """Write all that a checkpoint's manifest lists into an empty folder."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     copy_codec_code(folder)
     save_training_state(folder, model, optimizer, state)
-    (folder / METRICS_FILE).write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
-    draw_loss_curve(history, folder / LOSS_CURVE_FILE)
-    card = model_card(repository, run, model.num_parameters(), state, history)
-    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def publish_checkpoint(repository: str, folder: Path, epoch: int) -> str:
-    """Upload the folder in one commit; return the commit's id. What is already there is not sent again."""
-    info = HfApi().upload_folder(
-        repo_id=repository, folder_path=str(folder), commit_message=f"Checkpoint of epoch {epoch}"
-    )
-    return info.oid
-
-
-def draw_loss_curve(history: list[dict[str, Any]], path: Path) -> None:
-    """Draw loss and active peers against the epoch; an empty history gives an empty frame."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def draw_loss_curve(
+    history: Sequence[Mapping[str, Any]], path: Path, evaluations: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Draw losses and active peers against the epoch; an empty history gives an empty frame. Works in any thread."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     epochs = [point["epoch"] for point in history]
-    figure, (upper, lower) = pyplot.subplots(
-        2, 1, figsize=(8, 5), sharex=True, height_ratios=(3, 1), layout="constrained"
-    )
-    upper.plot(epochs, [point["loss"] for point in history], color="#4c72b0")
-    upper.set_ylabel("training loss")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot(epochs, [point["loss"] for point in history], color="#4c72b0", label="training")
+    if evaluations:
+        held_out = [row["loss"] for row in evaluations]
+        upper.plot([row["epoch"] for row in evaluations], held_out, ".-", color="#55a868", label="held out")
+        upper.legend()
+    upper.set_ylabel("loss")
     upper.set_yscale("log")
     upper.grid(alpha=0.3, which="both")
     lower.step(epochs, [point["num_peers"] for point in history], color="#dd8452", where="post")
@@ -67,14 +56,19 @@ def draw_loss_curve(history: list[dict[str, Any]], path: Path) -> None:
     lower.set_xlabel("epoch")
     lower.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def model_card(
-    repository: str, run: TrainingRun, num_parameters: int, state: RunState, history: list[dict[str, Any]]
+    repository: str,
+    run: TrainingRun,
+    num_parameters: int,
+    state: RunState,
+    history: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the text of the repository's README.md."""
     loss = "not known yet" if state.loss is None else f"{state.loss:.4f}"
+    held_out = f"{evaluations[-1]['loss']:.4f} at epoch {evaluations[-1]['epoch']}" if evaluations else "not known yet"
     peers = max((point["num_peers"] for point in history), default=0)
     return f"""---
 library_name: transformers
@@ -91,6 +85,7 @@ A text-to-image transformer trained together by volunteers, in the manner of *Tr
 |---|---|
 | epoch | {state.epoch} of {run.num_epochs} |
 | training loss | {loss} |
+| loss on held-out records | {held_out} |
 | parameters | {num_parameters:,} |
 | most peers at a time | {peers} |
 | samples per epoch | {run.target_batch_size} |
@@ -122,8 +117,15 @@ draw("a caption", num_images_per_prompt=4, seed=1)[0].save("picture.png")
 dalle-collab join {repository}
 ```
 
+## Older epochs
+
+Each published epoch has a tag: `AutoModel.from_pretrained("{repository}", revision="epoch-N", trust_remote_code=True)`.
+The optimizer states of the newest {run.keep_optimizer_states} checkpoints are kept, so that the run can go back to
+them: `dalle-collab run rollback {repository} N`.
+
 ## Limits
 
-The model knows what its training data shows and no more; it repeats the data's biases. `optimizer_state.safetensors`,
-`run_state.json` and `{METRICS_FILE}` let the run continue from here.
+The model knows what its training data shows and no more; it repeats the data's biases. `optimizer_state.safetensors`
+and `run_state.json` let the run continue from here; `checkpoint_manifest.json` lists the digests of all files, signed
+with a key of `publisher_keys.json`; `metrics/` holds the run's history and contributions.
 """

@@ -1,13 +1,14 @@
 """The training state as files: tensors in safetensors, the rest in JSON; nothing is ever unpickled."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from pipelines.training.optimizers import weight_decay_groups
@@ -46,7 +47,7 @@ def load_training_state(folder: Path, model: torch.nn.Module, optimizer: torch.o
     Raises:
         ValueError: a file is missing, damaged, or of another model.
     """
-    state = _read_run_state(folder)
+    state = run_state_in(folder)
     weights, statistics = _read_tensors(folder / WEIGHTS_FILE), _read_tensors(folder / OPTIMIZER_FILE)
     _copy_all(dict(_named_statistics(model, optimizer)), statistics, OPTIMIZER_FILE)
     _copy_all(dict(model.named_parameters()), weights, WEIGHTS_FILE)
@@ -56,11 +57,18 @@ def load_training_state(folder: Path, model: torch.nn.Module, optimizer: torch.o
     return state
 
 
-def _read_run_state(folder: Path) -> RunState:
+def run_state_in(folder: Path) -> RunState:
+    """Return where the run stood; raises ValueError if the file is missing or damaged."""
     try:
         return RunState(**json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{RUN_STATE_FILE} cannot be read ({error}). Download the checkpoint again.") from error
+
+
+def num_parameters_in(folder: Path) -> int:
+    """Return the number of parameters of a checkpoint's model, from the header of its weights."""
+    with safe_open(str(folder / WEIGHTS_FILE), framework="pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:

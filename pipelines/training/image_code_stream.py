@@ -1,13 +1,15 @@
 """The streaming reader: image codes from the Dataset Hub, captions tokenised on the fly, each peer in its own order."""
 
 import contextlib
+import hashlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -73,16 +75,16 @@ def stream_batches(
     batch_size: int,
     seed: int,
     shuffle_buffer_size: int,
+    held_out_share: float = 0.0,
 ) -> Iterator[Batch]:
     """Yield micro-batches without end, pass after pass, each pass in another order that only the seed decides.
+
+    Records that are held out for the evaluation are left out, the same ones on every peer.
 
     Raises:
         ValueError: the dataset has fewer records than one batch, or records that are not image codes.
     """
-    # The anonymous download counter and the viewer's Parquet export live on other hosts than the Hub in use.
-    datasets.config.USE_PARQUET_EXPORT = False
-    # `datasets` waits 5 s for Arrow's threads after every pass; small datasets would stall the peer again and again.
-    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = SECONDS_BETWEEN_PASSES
+    prepare_streaming()
     source = datasets.load_dataset(repository, revision=revision, split="train", streaming=True)
     for number in itertools.count():
         order = source.shuffle(
@@ -91,8 +93,9 @@ def stream_batches(
             max_buffer_input_shards=NUM_OPEN_SHARDS,
         )
         num_batches = 0
-        for table in order.with_format("arrow").iter(batch_size, drop_last_batch=True):
-            captions, codes = captions_and_codes(table, num_codes=num_codes, shard_name=repository)
+        tables = order.with_format("arrow").iter(batch_size)
+        records = (captions_and_codes(table, num_codes=num_codes, shard_name=repository) for table in tables)
+        for captions, codes in whole_batches(records, batch_size, held_out_share):
             input_ids = processor(text=[caption or "" for caption in captions])["input_ids"]
             yield Batch(torch.as_tensor(input_ids), torch.from_numpy(codes).long())
             num_batches += 1
@@ -101,6 +104,41 @@ def stream_batches(
                 f"Dataset {repository} has fewer records than one micro-batch of {batch_size}. "
                 f"Choose a smaller one with --micro-batch-size."
             )
+
+
+def prepare_streaming() -> None:
+    """Set what `datasets` needs to stream from the Hub in use, and from nowhere else."""
+    # The anonymous download counter and the viewer's Parquet export live on other hosts than the Hub in use.
+    datasets.config.USE_PARQUET_EXPORT = False
+    # `datasets` waits 5 s for Arrow's threads after every pass; small datasets would stall the peer again and again.
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = SECONDS_BETWEEN_PASSES
+
+
+def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
+    """Tell which records are held out: (num_records,) bool, from the codes alone.
+
+    image_codes: (num_records, num_codes) int16. The same picture is on the same side wherever it turns up, so that
+    duplicates do not leak into the evaluation.
+    """
+    limit = int(share * 2**64)
+    rows = np.ascontiguousarray(image_codes, "<i2")
+    digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return np.array([int.from_bytes(digest, "big") < limit for digest in digests], bool)
+
+
+def whole_batches(
+    records: Iterable[tuple[list[str | None], np.ndarray]], batch_size: int, held_out_share: float
+) -> Iterator[tuple[list[str | None], np.ndarray]]:
+    """Leave out held-out records and put the others, in order, into batches of exactly `batch_size`."""
+    captions: list[str | None] = []
+    codes: list[np.ndarray] = []
+    for some_captions, some_codes in records:
+        mask = held_out_mask(some_codes, held_out_share) if held_out_share else np.zeros(len(some_codes), bool)
+        captions += [caption for caption, is_held_out in zip(some_captions, mask, strict=True) if not is_held_out]
+        codes += list(some_codes[~mask])
+        while len(captions) >= batch_size:
+            yield captions[:batch_size], np.stack(codes[:batch_size])
+            captions, codes = captions[batch_size:], codes[batch_size:]
 
 
 @contextlib.contextmanager

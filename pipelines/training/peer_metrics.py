@@ -36,6 +36,8 @@ class AuxiliaryStatus(BaseModel):
     held_epoch: conint(ge=0, strict=True)
     published_epoch: conint(ge=0, strict=True)
     addresses: conlist(constr(max_length=256), max_items=16)
+    publisher_key: constr(max_length=96) = ""
+    publisher_proof: constr(max_length=128) = ""
 
 
 class StateRecord(BaseModel):
@@ -73,6 +75,11 @@ class SwarmRecords:
                 signature,
             ]
         )
+
+    @property
+    def owner(self) -> bytes:
+        """This process's key in the DHT, under which its own records are found."""
+        return self._owner
 
     def publish_metrics(self, metrics: PeerMetrics, lifetime_seconds: float) -> None:
         """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
+START_AGAIN_EXIT_CODE = 86
+"""A worker that ends with this is started again with the same arguments: its run has begun a new generation."""
 
 
 def is_worker() -> bool:

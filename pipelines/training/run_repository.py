@@ -1,6 +1,7 @@
 """The run's Model Hub repository: reading and writing what peers need before they meet."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, 
 
 from hub_tools.endpoint import current_endpoint
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
-from pipelines.training.checkpoint_publishing import METRICS_FILE
+from pipelines.training.checkpoint_manifest import CheckpointRefusedError, verify_checkpoint
 from pipelines.training.checkpoints import RUN_STATE_FILE
+from pipelines.training.metrics_history import METRICS_FOLDER, OLD_METRICS_FILE, read_history_files
+from pipelines.training.progress_reel import REEL_FOLDER
+from pipelines.training.run_head import read_publisher_keys
 from pipelines.training.training_run import TRAINING_RUN_FILE, TrainingRun
 
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
+logger = logging.getLogger(__name__)
+
+NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png")
 
 
 def create_run_repository(repository: str, run: TrainingRun, processor: DalleCollabProcessor, folder: Path) -> str:
@@ -72,19 +78,40 @@ def read_run_state(repository: str) -> dict[str, Any] | None:
 
 
 def read_history(repository: str) -> list[dict[str, Any]]:
-    """Return the run's published history, one point per epoch; empty if none was published."""
-    path = _download(repository, METRICS_FILE)
+    """Return the run's published history, one point per epoch; empty if none was published.
+
+    Raises:
+        ValueError: what is there is damaged.
+    """
+    folder = snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/epochs-*.parquet"])
+    if points := read_history_files(Path(folder) / METRICS_FOLDER):
+        return points
+    path = _download(repository, OLD_METRICS_FILE)
     return [] if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
-def download_checkpoint(repository: str) -> Path:
-    """Download the newest checkpoint's tensors and settings; return the folder."""
-    return Path(snapshot_download(repository, allow_patterns=list(MODEL_FILES)))
+def download_checkpoint(repository: str, revision: str | None = None) -> Path:
+    """Download the newest checkpoint, or that of a revision, check it, and return its folder.
+
+    A copy that this machine's disk has damaged is downloaded once more.
+
+    Raises:
+        CheckpointRefusedError: a file is not what the signed manifest says: with its name and that of the tensor.
+    """
+    keys = read_publisher_keys(repository)
+    folder = _snapshot(repository, revision)
+    try:
+        verify_checkpoint(folder, keys)
+    except CheckpointRefusedError as error:
+        logger.warning("%s Downloading it again.", error)
+        folder = _snapshot(repository, revision, force_download=True)
+        verify_checkpoint(folder, keys)
+    return folder
 
 
-def announce_entry_addresses(repository: str, addresses: tuple[str, ...]) -> bool:
-    """Write the addresses through which newcomers find the swarm into the run; return whether that was a change."""
-    return _change_run(repository, "Announce entry addresses", entry_addresses=addresses)
+def _snapshot(repository: str, revision: str | None, **options: bool) -> Path:
+    ignored = list(NOT_OF_A_CHECKPOINT)
+    return Path(snapshot_download(repository, revision=revision, ignore_patterns=ignored, **options))
 
 
 def announce_authorization(repository: str, service: str, key: str) -> bool:

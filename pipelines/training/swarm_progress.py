@@ -1,8 +1,16 @@
 """What many peers' figures say about the run: pure functions, no network."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+NUM_EPOCHS_AHEAD = 2
+"""Honest peers are within an epoch of each other; records of the next round may be read before all have changed."""
+
+LARGEST_SPEED_RATIO = 20.0
+"""A peer weighs at most as much as this many usual ones: speeds are the peers' own words."""
 
 
 class Figures(Protocol):
@@ -16,6 +24,7 @@ class Figures(Protocol):
     bytes_sent: int
     num_rounds: int
     round_seconds: float
+    num_refused_gradients: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,36 +54,66 @@ class EpochSummary:
     time: float
     """Seconds since 1970."""
 
+    epoch_seconds: float = 0.0
+    """Time since the last point of the history, per epoch; 0 while that is not known."""
 
-def summarise_epoch(peers: Iterable[Figures], time: float) -> EpochSummary | None:
-    """Return the newest epoch's summary, or None while nobody has finished one."""
-    alive = [peer for peer in peers if peer.epoch > 0]
-    if not alive:
+    num_refused_gradients: int = 0
+    """Local gradients that were not finite and were dropped; sum over all peers since their start."""
+
+    suspects: Mapping[str, int] = field(default_factory=dict)
+    """Peers whose contributions were clipped or refused, with the number of peers that say so."""
+
+
+def credible_epoch(claimed: Sequence[int], held_epoch: int = 0) -> int | None:
+    """Return the newest epoch that claims bear out, or None without a claim that does.
+
+    At least half of the peers, or the state that the reader itself holds, must have come within `NUM_EPOCHS_AHEAD`.
+    """
+    if not claimed:
         return None
-    epoch = max(peer.epoch for peer in alive)
-    current = [peer for peer in alive if peer.epoch == epoch]
-    weights = [max(peer.samples_per_second, 1e-9) for peer in current]
+    base = max(statistics.median_low(claimed), held_epoch)
+    return max((epoch for epoch in claimed if epoch <= base + NUM_EPOCHS_AHEAD), default=None)
+
+
+def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) -> EpochSummary | None:
+    """Return the newest epoch's summary, or None while nobody has finished one.
+
+    `held_epoch` is that of the reader's own state. A minority of peers that claim absurd epochs, speeds or losses
+    cannot move the summary far.
+    """
+    alive = [peer for peer in peers if peer.epoch > 0]
+    epoch = credible_epoch([peer.epoch for peer in alive], held_epoch)
+    if epoch is None:
+        return None
+    alive = [peer for peer in alive if peer.epoch <= epoch]
+    speeds = _bounded([peer.samples_per_second for peer in alive])
+    losses = [peer.loss for peer in alive if peer.epoch == epoch]
+    weights = [max(speed, 1e-9) for speed, peer in zip(speeds, alive, strict=True) if peer.epoch == epoch]
+    accused = Counter(name for peer in alive for name in set(getattr(peer, "suspects", ())))
     return EpochSummary(
         epoch=epoch,
-        loss=sum(w * peer.loss for w, peer in zip(weights, current, strict=True)) / sum(weights),
+        loss=sum(w * loss for w, loss in zip(weights, _without_outliers(losses), strict=True)) / sum(weights),
         num_peers=len(alive),
-        samples_per_second=sum(peer.samples_per_second for peer in alive),
+        samples_per_second=sum(speeds),
         share_averaged=min(peer.share_averaged for peer in alive),
         bytes_sent=sum(peer.bytes_sent for peer in alive),
         num_rounds=max(peer.num_rounds for peer in alive),
         round_seconds=max(peer.round_seconds for peer in alive),
         time=time,
+        num_refused_gradients=sum(peer.num_refused_gradients for peer in alive),
+        suspects=dict(sorted(accused.items())),
     )
 
 
-def append_summary(history: list[dict[str, Any]], summary: EpochSummary | None) -> list[dict[str, Any]]:
-    """Return the history with the summary added; a newer view of the same epoch replaces the older one.
+def _bounded(speeds: Sequence[float]) -> list[float]:
+    limit = LARGEST_SPEED_RATIO * statistics.median_low(speeds)
+    return [min(speed, limit) if limit > 0 else speed for speed in speeds]
 
-    After a fall-back to an older checkpoint the epochs that are lost leave the history too.
-    """
-    if summary is None:
-        return history
-    return [point for point in history if point["epoch"] < summary.epoch] + [asdict(summary)]
+
+def _without_outliers(losses: Sequence[float]) -> list[float]:
+    """Replace losses that are far above the median by it; local losses of honest peers differ by a few per cent."""
+    median = statistics.median_low(losses)
+    return [loss if loss <= 4 * median + 1 else median for loss in losses]
 
 
 def should_publish(*, held_epoch: int, published_epoch: int, interval: int, last_epoch: int) -> bool:

@@ -4,53 +4,21 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from published_runs import LOOPBACK, command_environment, family_of, interrupt, started_command, still_alive
+from assistants import assistant
+from published_runs import command_environment, family_of, interrupt, still_alive
 from swarm_of_processes import Swarm
 from swarm_peer import made_up_batch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.training.metrics_history import read_history_files
 from pipelines.training.training_run import TrainingRun
 
 pytestmark = pytest.mark.slow
 
 INTERVAL = 3
-SECONDS_TO_START = 150
-
-
-class Assistant:
-    """A `dalle-collab run assist` process, what it writes and what the Hub holds of it."""
-
-    def __init__(self, process, events, log):
-        self.process, self._events, self._log = process, events, log
-
-    def looks(self):
-        lines = self._events.read_text(encoding="utf-8").splitlines(keepends=True) if self._events.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def wait_until(self, is_so, what, seconds=SECONDS_TO_START):
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for look in self.looks():
-                if is_so(look):
-                    return look
-            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}: {self.log()}"
-            time.sleep(0.1)
-        raise AssertionError(f"not {what} within {seconds} s: {self.looks()[-1:]} {self.log()}")
-
-    def log(self):
-        return self._log.read_text(encoding="utf-8")[-3000:]
-
-
-@contextlib.contextmanager
-def assistant(hub, repository, folder, name):
-    events, log = folder / f"{name}.jsonl", folder / f"{name}.log"
-    arguments = ["run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5", "--events", str(events)]
-    with started_command(hub, log, *arguments) as process:
-        yield Assistant(process, events, log)
 
 
 def read_run(material, repository):
@@ -162,11 +130,9 @@ def check_the_checkpoint_elsewhere(material, repository, folder):
     """The checkpoint on the Hub is whole, and draws the same codes where the project is not installed."""
     checkpoint = material.snapshot(repository)
     files = {path.name: path for path in checkpoint.iterdir()}
-    assert {"optimizer_state.safetensors", "run_state.json", "metrics.json", "loss_curve.png", "README.md"} <= set(
-        files
-    )
+    assert {"optimizer_state.safetensors", "run_state.json", "checkpoint_manifest.json", "loss_curve.png"} <= set(files)
     assert f"dalle-collab join {repository}" in files["README.md"].read_text()
-    history = json.loads(files["metrics.json"].read_text())
+    history = read_history_files(checkpoint / "metrics")
     assert [point["epoch"] for point in history] == sorted({point["epoch"] for point in history})
     assert history and all(point["share_averaged"] == 1.0 for point in history)
     model = DalleCollabForConditionalGeneration.from_pretrained(checkpoint)

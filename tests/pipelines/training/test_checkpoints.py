@@ -1,7 +1,6 @@
 """Checkpoints: bit-equal round trips, refusals by name, and what is published with them."""
 
 import dataclasses
-import json
 import pickle
 
 import pytest
@@ -15,7 +14,7 @@ from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleColl
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
 from pipelines.training.checkpoint_publishing import draw_loss_curve, model_card, write_checkpoint
-from pipelines.training.checkpoints import RunState, load_training_state, save_training_state
+from pipelines.training.checkpoints import RunState, load_training_state, num_parameters_in, save_training_state
 from pipelines.training.swarm_progress import EpochSummary
 from pipelines.training.swarm_settings import optimizer_parts
 from pipelines.training.training_peer import initial_model
@@ -155,27 +154,26 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
     run = tiny_run(dataset_repository="org/birds-codes", dataset_revision="0123456789abcdef")
     model, optimizer = made_parts(run)
     processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
-    write_checkpoint(
-        tmp_path, repository="org/birds", run=run, model=model, processor=processor, optimizer=optimizer, state=STATE,
-        history=history(3),
-    )  # fmt: skip
+    write_checkpoint(tmp_path, model=model, processor=processor, optimizer=optimizer, state=STATE)
     loaded = DalleCollabForConditionalGeneration.from_pretrained(tmp_path)
     assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), model.parameters(), strict=True))
-    assert json.loads((tmp_path / "metrics.json").read_text()) == history(3)
-    card = (tmp_path / "README.md").read_text()
+    assert num_parameters_in(tmp_path) == model.num_parameters()
+    card = model_card("org/birds", run, model.num_parameters(), STATE, history(3), [dict(epoch=2, loss=3.25)])
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-to-image\n")
     assert f"| epoch | 3 of {run.num_epochs} |" in card and "| training loss | 2.5000 |" in card
+    assert "| loss on held-out records | 3.2500 at epoch 2 |" in card
+    assert "dalle-collab run rollback org/birds N" in card
     assert "| most peers at a time | 2 |" in card and f"{model.num_parameters():,}" in card
     assert "at `0123456789ab`" in card and "datasets: [org/birds-codes]" in card
     assert "![loss curve](loss_curve.png)" in card and "dalle-collab join org/birds" in card
     assert 'pipeline("text-to-image", model="org/birds", trust_remote_code=True)' in card
     assert {"pipeline_dalle_collab.py", *CODEC_CODE_FILES} <= {path.name for path in tmp_path.iterdir()}
-    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".py", ".md", ".png", ".jinja"}
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".py", ".jinja"}
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 3])
 def test_the_loss_curve_is_a_picture_however_much_there_is_to_draw(tmp_path, num_points):
-    draw_loss_curve(history(num_points), tmp_path / "loss_curve.png")
+    draw_loss_curve(history(num_points), tmp_path / "loss_curve.png", [dict(epoch=2, loss=3.0)][:num_points])
     with Image.open(tmp_path / "loss_curve.png") as picture:
         assert picture.size == (880, 550) and picture.format == "PNG"
 

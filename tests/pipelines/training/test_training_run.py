@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipelines.training.peer_options import PeerOptions
-from pipelines.training.swarm_progress import EpochSummary, append_summary, should_publish, summarise_epoch
+from pipelines.training.swarm_progress import EpochSummary, credible_epoch, should_publish, summarise_epoch
 from pipelines.training.training_run import TrainingRun, stable_seed
 
 NEEDED = dict(run_id="birds", model_config={"hidden_size": 8}, dataset_repository="org/birds", dataset_revision="abc")
@@ -121,6 +121,7 @@ class Peer:
     def __init__(self, epoch, loss, speed=1.0, share=1.0):
         self.epoch, self.loss, self.samples_per_second, self.share_averaged = epoch, loss, speed, share
         self.num_samples, self.bytes_sent, self.num_rounds, self.round_seconds = 10, 100, epoch, 0.5 * epoch
+        self.num_refused_gradients = 1
 
 
 def test_an_epochs_loss_is_weighted_by_speed_over_the_peers_that_report_it():
@@ -128,21 +129,33 @@ def test_an_epochs_loss_is_weighted_by_speed_over_the_peers_that_report_it():
     summary = summarise_epoch(peers, time=12.0)
     assert summary == EpochSummary(
         epoch=5, loss=1.25, num_peers=3, samples_per_second=10.0, share_averaged=0.7, bytes_sent=300, num_rounds=5,
-        round_seconds=2.5, time=12.0,
+        round_seconds=2.5, time=12.0, num_refused_gradients=3,
     )  # fmt: skip
     assert summarise_epoch([Peer(0, 9.0)], time=1.0) is None and summarise_epoch([], time=1.0) is None
     assert summarise_epoch([Peer(1, 3.0, speed=0.0)], time=1.0).loss == 3.0
 
 
-def test_history_keeps_one_point_per_epoch_and_forgets_what_a_fall_back_lost():
-    history = []
-    for epoch, loss in [(1, 9.0), (2, 8.0), (2, 7.5), (3, 7.0), (2, 7.8)]:
-        before = list(history)
-        longer = append_summary(history, summarise_epoch([Peer(epoch, loss)], time=0.0))
-        assert history == before, "the old history is left alone"
-        history = longer
-    assert [(point["epoch"], point["loss"]) for point in history] == [(1, 9.0), (2, 7.8)]
-    assert append_summary(history, None) is history
+@pytest.mark.parametrize(
+    ("claimed", "held", "epoch"),
+    [
+        ([], 7, None),
+        ([5, 5, 4], 0, 5),
+        ([5, 10**9], 0, 5),
+        ([5, 6, 10**9, 10**9], 5, 6),
+        ([10**9], 5, 10**9),
+        ([7, 9], 0, 9),
+        ([4, 4], 9, 4),
+    ],
+)
+def test_an_epoch_counts_when_half_of_the_peers_or_the_own_state_have_come_near_it(claimed, held, epoch):
+    assert credible_epoch(claimed, held) == epoch
+
+
+def test_a_liar_among_three_moves_neither_loss_nor_speed_far():
+    honest = [Peer(5, 1.0, speed=2.0), Peer(5, 1.1, speed=2.0)]
+    for liar in (Peer(10**6, 1e30), Peer(5, 1e30, speed=1.0), Peer(5, 1.0, speed=1e12)):
+        summary = summarise_epoch([*honest, liar], time=1.0)
+        assert summary.epoch == 5 and summary.loss < 1.2 and summary.samples_per_second <= 4 + 40
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""What one auxiliary peer may choose for itself, and the folder in which it keeps what must survive a restart."""
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuxiliaryOptions:
+    """Local choices of one auxiliary peer."""
+
+    folder: Path
+    """Folder of this peer: signing key, spool, commit times, metrics. One peer uses it at a time."""
+
+    follow_interval_seconds: float = 30.0
+    """Seconds between downloads of the newest state."""
+
+    takeover_seconds: float = 180.0
+    """Time after which another auxiliary peer publishes when this one is silent. Increase above the longest download
+    of the state; decrease for a quicker take-over."""
+
+    metrics_interval_seconds: float = 300.0
+    """Seconds between publications of the metrics alone. Increase to leave more commits for checkpoints."""
+
+    retry_seconds: float = 20.0
+    """Wait after an attempt that failed because the Hub was away."""
+
+    max_spool_gigabytes: float = 20.0
+    """Room for checkpoints that wait for the Hub; when it is full, those closest to their neighbours are given up."""
+
+    trackers: tuple[str, ...] = ()
+    """Experiment trackers that get the run's figures."""
+
+    def __post_init__(self) -> None:
+        for name in ("follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0.")
+        if not self.max_spool_gigabytes > 0:
+            raise ValueError(f"max_spool_gigabytes is {self.max_spool_gigabytes}; expected a number above 0.")
+
+    @property
+    def key_file(self) -> Path:
+        """File of the key with which this peer signs checkpoints."""
+        return self.folder / "signing_key.pem"
+
+    @property
+    def max_spool_bytes(self) -> int:
+        """Bytes of the spool."""
+        return int(self.max_spool_gigabytes * GIBIBYTE)
+
+    def generation_folder(self, generation: int) -> Path:
+        """Return the folder of what belongs to one generation of the run: a roll-back leaves it behind."""
+        return self.folder / f"generation-{generation}"
+
+
+@contextlib.contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Hold the folder for the length of the block. Raises ValueError if another peer has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"Another auxiliary peer on this machine uses {folder}. Give this one a folder of its own: "
+                "--state-folder FOLDER"
+            ) from error
+        yield

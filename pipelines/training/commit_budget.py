@@ -1,0 +1,40 @@
+"""How often the auxiliary peer may commit: the Hub refuses a repository's commits above about 128 in an hour."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+WINDOW_SECONDS = 3600.0
+
+
+def seconds_until_commit(times: Sequence[float], now: float, max_per_hour: int) -> float:
+    """Return how long to wait until a commit keeps every hour within the limit; 0 if it may be made now."""
+    recent = sorted(time for time in times if time > now - WINDOW_SECONDS)
+    if len(recent) < max_per_hour:
+        return 0.0
+    return recent[len(recent) - max_per_hour] + WINDOW_SECONDS - now
+
+
+class CommitBudget:
+    """Counts this peer's commits in a file, so that a peer which is started again does not begin a new hour."""
+
+    def __init__(self, path: Path, max_per_hour: int) -> None:
+        self._path, self._max_per_hour = path, max_per_hour
+        self._times: list[float] = []
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._times = [float(time) for time in json.loads(path.read_text(encoding="utf-8"))]
+
+    def seconds_until_commit(self, now: float, *, share: float = 1.0) -> float:
+        """Return how long to wait; `share` of the budget is for commits that can wait for more important ones."""
+        # A clock that was set back must not close the budget for longer than an hour.
+        times = [min(time, now) for time in self._times]
+        return seconds_until_commit(times, now, max(1, int(self._max_per_hour * share)))
+
+    def count(self, now: float) -> None:
+        """Note a commit. Call it before the commit: one that fails half-way may have been made all the same."""
+        self._times = [time for time in self._times if time > now - WINDOW_SECONDS] + [now]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".partial")
+        temporary.write_text(json.dumps(self._times), encoding="utf-8")
+        temporary.replace(self._path)
