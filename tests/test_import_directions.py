@@ -20,7 +20,8 @@ MAY_IMPORT = {
     **dict.fromkeys(STAGES, STAGE_NEEDS),
     "pipelines.conversion": ("pipelines.image_codes", "modeling_dalle_collab"),
     "pipelines.demo": (*STAGES, *STAGE_NEEDS),
-    "pipelines.command_line": ("pipelines.demo", "pipelines.conversion", *STAGES, *STAGE_NEEDS),
+    "pipelines.chaos": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
+    "pipelines.command_line": ("pipelines.demo", "pipelines.chaos", "pipelines.conversion", *STAGES, *STAGE_NEEDS),
     "spaces": ("pipelines", *LIBRARIES),
 }
 """Which parts of the project a part may import besides itself."""

@@ -6,7 +6,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import clip, codec, data, demo, doctor, generate, join, model, run
+from pipelines.command_line import chaos, clip, codec, data, demo, doctor, generate, join, model, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +25,7 @@ app.add_typer(run.app, name="run", help="Create, assist and inspect a training r
 app.command("join")(join.join)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
+app.command("chaos")(chaos.chaos)
 app.add_typer(demo.app, name="demo", help="The whole system, small, on this machine.")
 
 

@@ -61,13 +61,16 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
     return code if code >= 0 else 128 - code
 
 
-def guard_process_group() -> None:
-    """Kill this process's whole group as soon as this process or its parent dies; call it first in a worker."""
+def guard_process_group() -> int:
+    """Kill this process's whole group as soon as this process or its parent dies; call it first in a worker.
+
+    Returns the guard's process id: who freezes the group on purpose leaves the guard awake.
+    """
     watched = [os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid())]
-    if os.fork() != 0:
+    if (guard := os.fork()) != 0:
         for descriptor in watched:
             os.close(descriptor)
-        return
+        return guard
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""One averaging round between two real averagers in two processes on this machine, for `line.py`."""
+"""Averaging rounds between real averagers in processes of their own on this machine, their links free or shaped."""
 
 import json
 import os
@@ -7,36 +7,60 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from pipelines.chaos.chaos_processes import free_port
+from pipelines.chaos.link_proxy import LinkLimits, LinkProxy, PortOwners
 from pipelines.training.averaging import AveragingRound
 
 
-def run_rounds(compression: str, num_parameters: int, num_rounds: int) -> AveragingRound:
-    """Average a gradient of two peers `num_rounds` times; return the first peer's figures, the last round's seconds."""
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """What is averaged, and by whom."""
+
+    compression: str
+    num_parameters: int
+    num_rounds: int
+    num_peers: int = 2
+
+
+def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> list[AveragingRound]:
+    """Average a gradient `num_rounds` times; return the first peer's figures after each round.
+
+    With `limits`, every peer's link is shaped by a proxy between it and the others.
+    """
     peers: list[subprocess.Popen] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        owners = PortOwners()
+        proxy = stack.enter_context(LinkProxy(owners)) if limits is not None else None
         try:
-            for number in range(2):
-                arguments = [str(number), folder, compression, str(num_parameters), str(num_rounds)]
+            for number in range(settings.num_peers):
+                port = free_port()
+                announced = port
+                if proxy is not None:
+                    announced = proxy.add(str(number), port).proxy_port
+                    proxy.limit(str(number), limits)
+                arguments = [str(number), folder, str(port), str(announced), json.dumps(asdict(settings))]
                 command = [sys.executable, "-W", "ignore", __file__, *arguments]
                 peers.append(subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL))
+                owners.register(peers[-1].pid, str(number))
             for peer in peers:
-                if peer.wait(timeout=300) != 0:
+                if peer.wait(timeout=600) != 0:
                     raise RuntimeError(f"A peer of the averaging benchmark ended with exit code {peer.returncode}.")
-            return AveragingRound(**json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8")))
+            rounds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
+            return [AveragingRound(**figures) for figures in rounds]
         finally:
             for peer in peers:
                 if peer.poll() is None:
                     os.killpg(peer.pid, signal.SIGKILL)
 
 
-def be_a_peer(number: int, folder: Path, compression: str, num_parameters: int, num_rounds: int) -> None:
-    """Average random gradients with the other peer."""
-    import dataclasses
-
+def be_a_peer(number: int, folder: Path, port: str, announced_port: str, settings: RoundSettings) -> None:
+    """Average random gradients with the other peers."""
     from pipelines.training.averaging import SwarmGradientAverager
     from pipelines.training.peer_options import PeerOptions
     from pipelines.training.swarm import open_dht, visible_addresses
@@ -46,28 +70,35 @@ def be_a_peer(number: int, folder: Path, compression: str, num_parameters: int, 
     torch.set_num_threads(1)
     run = TrainingRun(
         run_id="bench", model_config={}, dataset_repository="a/b", dataset_revision="c",
-        averaging_compression=compression,
+        averaging_compression=settings.compression,
     )  # fmt: skip
     address_file = folder / "address"
     entry = () if number == 0 else (_wait_for(address_file),)
-    parameter = torch.nn.Parameter(torch.randn(num_parameters // 1024, 1024))
-    with open_dht("bench/run", entry, PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))) as dht:
+    options = PeerOptions(
+        host_addresses=(f"/ip4/127.0.0.1/tcp/{port}",), announce_addresses=(f"/ip4/127.0.0.1/tcp/{announced_port}",)
+    )
+    parameter = torch.nn.Parameter(torch.randn(settings.num_parameters // 1024, 1024))
+    rounds = []
+    with open_dht("bench/run", entry, options) as dht:
         if number == 0:
             temporary = folder / "address.partial"
             temporary.write_text(visible_addresses(dht)[0])
             temporary.rename(address_file)
         averager = SwarmGradientAverager(
-            [parameter], dht=dht, prefix="bench", compression=averaging_compression(run), target_group_size=2,
-            min_matchmaking_time=2.0, request_timeout=0.8, allreduce_timeout=60.0, next_chunk_timeout=20.0, start=True,
+            [parameter], dht=dht, prefix="bench", compression=averaging_compression(run),
+            target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,
+            allreduce_timeout=120.0, next_chunk_timeout=30.0, start=True,
         )  # fmt: skip
-        for _ in range(num_rounds):
+        while len(rounds) < settings.num_rounds:
             parameter.grad = torch.randn_like(parameter)
             averager.accumulate_grads_(batch_size=1)
-            averager.step(timeout=60.0)
+            averager.step(timeout=240.0)
             averager.notify_used_averaged_gradients()
-        averager.shutdown()  # answers to the other peer may go on until here
+            rounds.append(asdict(averager.last_round))
+        averager.shutdown()  # answers to the other peers may go on until here
+        rounds[-1] = asdict(averager.last_round)
         if number == 0:
-            (folder / "figures.json").write_text(json.dumps(dataclasses.asdict(averager.last_round)))
+            (folder / "figures.json").write_text(json.dumps(rounds))
 
 
 def _wait_for(path: Path) -> str:
@@ -77,4 +108,4 @@ def _wait_for(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    be_a_peer(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    be_a_peer(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], RoundSettings(**json.loads(sys.argv[5])))

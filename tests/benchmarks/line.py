@@ -1,4 +1,4 @@
-"""The line from dataset to averaging: bytes and time of each joint, beside the plain alternative.
+"""The line's first joint, from the dataset to the peer: bytes and time beside the plain alternative.
 
 Usage: python tests/benchmarks/line.py [--quick]
 """
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measurement import Row, median_seconds, write_results
+from measurement import Row, write_results
 
 from hub_tools.dataset_publishing import publish_dataset
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
-from pipelines.training.optimizers import Lamb
 
 LAYOUT = ImageCodeLayout(codec_fingerprint="0" * 16, codebook_size=8192, grid_size=32)
 
@@ -104,49 +103,6 @@ def stream(kind: str, shards: Path) -> None:
     print(count / (time.process_time() - started))
 
 
-def measure_optimizer(quick: bool) -> list[Row]:
-    """CPU time and bytes of 8-bit LAMB's statistics per parameter, beside the same formula in float32."""
-    num_parameters = 2**20 if quick else 2**24
-    figures = {}
-    for bits in (8, 32):
-        parameter = torch.nn.Parameter(torch.randn(num_parameters // 1024, 1024) * 0.02)
-        optimizer = Lamb([parameter], lr=1e-3, bits=bits, weight_decay=0.01)
-        parameter.grad = torch.randn_like(parameter) * 1e-3
-        seconds = median_seconds(optimizer.step, 3 if quick else 5, cpu=True)
-        state = optimizer.state[parameter]
-        num_bytes = sum(t.numel() * t.element_size() for name, t in state.items() if name != "step")
-        figures[bits] = (seconds / num_parameters * 1e9, num_bytes / num_parameters)
-    case = f"LAMB, {num_parameters / 1e6:.0f} M parameters"
-    return [
-        Row(case=case, metric="CPU time per parameter", unit="ns", ours=figures[8][0], peer=figures[32][0]),
-        Row(case=case, metric="statistics", unit="B/parameter", ours=figures[8][1], peer=figures[32][1], floor=2.0),
-    ]
-
-
-def measure_averaging(quick: bool) -> list[Row]:
-    """Bytes and seconds of a round of two peers on this machine, 8-bit beside float32."""
-    from averaging_round import run_rounds
-
-    num_parameters = 2**20 if quick else 2**23
-    ours = run_rounds("size_adaptive_8bit", num_parameters, num_rounds=3)
-    peer = run_rounds("none", num_parameters, num_rounds=3)
-    case = f"2 peers, {num_parameters / 1e6:.0f} M parameters"
-    return [
-        Row(
-            case=case,
-            metric="bytes sent by a peer per round",
-            unit="B/parameter",
-            ours=ours.bytes_sent / ours.num_rounds / num_parameters,
-            peer=peer.bytes_sent / peer.num_rounds / num_parameters,
-            floor=1.0,
-        ),
-        Row(case=case, metric="all-reduce", unit="s", ours=ours.seconds, peer=peer.seconds),
-        Row(
-            case=case, metric="share averaged", unit="1", ours=ours.share_averaged, peer=peer.share_averaged, floor=1.0
-        ),
-    ]
-
-
 def main() -> None:
     """Measure all, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -157,8 +113,7 @@ def main() -> None:
     if arguments.stream:
         stream(arguments.stream[0], Path(arguments.stream[1]))
         return
-    rows = [*measure_optimizer(arguments.quick), *measure_averaging(arguments.quick), *measure_dataset(arguments.quick)]
-    print(f"written to {write_results('line', rows)}")
+    print(f"written to {write_results('line', measure_dataset(arguments.quick))}")
 
 
 if __name__ == "__main__":

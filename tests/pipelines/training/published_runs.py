@@ -10,30 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
-import torch
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.local_hub import LocalHub
-from pipelines.data_preparation.tokenizer_training import train_tokenizer
-from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
-from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.image_codes.vqgan_config import VQGANConfig
+from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
+from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.training_run import TrainingRun
 
 NUM_RECORDS = 96
-RECORDS_PER_SHARD = 32
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 TINY_SETTINGS = dict(
-    text_sequence_length=8,
-    hidden_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    head_dim=16,
-    attention_pattern=["row", "column"],
-    recompute="none",
+    **TINY_MODEL_SETTINGS,
     target_batch_size=32,
     num_epochs=10_000,
     num_warmup_epochs=2,
@@ -111,15 +100,13 @@ def publish_training_material(hub: LocalHub, folder: Path) -> TrainingMaterial:
     """Publish a dataset and two codecs to `org` on the embedded Hub, and train a tokenizer."""
     constants.HF_HUB_DISABLE_XET = True
     disable_progress_bars()
-    codec, other = (save_tiny_codec(folder / name, seed) for seed, name in enumerate(("codec", "other")))
-    layout = ImageCodeLayout(codec_fingerprint=codec.fingerprint, codebook_size=32, grid_size=4)
-    captions, _ = write_shards(folder / "dataset", layout)
-    train_tokenizer(captions, 64, model_max_length=8).save_pretrained(str(folder / "tokenizer"))
+    layout = write_tiny_material(folder, NUM_RECORDS)
+    other = save_tiny_codec(folder / "other", seed=1)
     api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
     for name, kind in (("codec", "model"), ("other", "model"), ("dataset", "dataset")):
         api.create_repo(f"org/tiny-{name}", repo_type=kind)
         api.upload_folder(repo_id=f"org/tiny-{name}", repo_type=kind, folder_path=str(folder / name))
-    assert other.fingerprint != codec.fingerprint
+    assert other.fingerprint != layout.codec_fingerprint
     return TrainingMaterial(
         hub=hub,
         dataset="org/tiny-dataset",
@@ -128,32 +115,6 @@ def publish_training_material(hub: LocalHub, folder: Path) -> TrainingMaterial:
         tokenizer=folder / "tokenizer",
         layout=layout,
     )
-
-
-def save_tiny_codec(folder: Path, seed: int) -> VQGANCodec:
-    """Save an untrained codec of 16 x 16 pixels, 4 x 4 codes out of 32."""
-    torch.manual_seed(seed)
-    sizes = dict(image_size=16, codebook_size=32, embedding_dim=4, z_channels=4, channels=32)
-    config = VQGANConfig(
-        **sizes, channel_multipliers=(1, 1, 1), num_residual_blocks=1, attention_resolutions=(), quantizer="nearest"
-    )
-    codec = VQGANCodec(config)
-    codec.save_pretrained(folder)
-    return codec
-
-
-def write_shards(
-    folder: Path, layout: ImageCodeLayout, num_records: int = NUM_RECORDS
-) -> tuple[list[str], dict[str, list[int]]]:
-    """Write shards of records whose codes follow from their number; return captions and, by caption, codes."""
-    (folder / "data").mkdir(parents=True)
-    captions = [f"picture number {number}" for number in range(num_records)]
-    codes = (np.arange(num_records)[:, None] + np.arange(layout.num_codes)) % layout.codebook_size
-    for shard, start in enumerate(range(0, num_records, RECORDS_PER_SHARD)):
-        part = slice(start, start + RECORDS_PER_SHARD)
-        table = image_code_table(captions[part], codes[part], layout)
-        write_image_code_shard(folder / "data" / f"train-{shard:05d}.parquet", table)
-    return captions, dict(zip(captions, codes.tolist(), strict=True))
 
 
 def command_environment(hub: LocalHub, token: str | None) -> dict[str, str]:

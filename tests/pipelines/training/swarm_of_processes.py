@@ -12,20 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.training.training_run import TrainingRun
 
-TINY_MODEL = dict(
-    text_vocab_size=40,
-    codebook_size=32,
-    text_sequence_length=8,
-    image_grid_size=4,
-    hidden_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    head_dim=16,
-    attention_pattern=["row", "column"],
-    recompute="none",
-)
+TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
 
 
 def tiny_run(**changes: Any) -> TrainingRun:

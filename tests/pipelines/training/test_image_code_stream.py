@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from published_runs import NUM_RECORDS, write_shards
+from published_runs import NUM_RECORDS
 from transformers import AutoTokenizer
 
 from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.image_code_stream import Batch, prefetched
 

@@ -1,0 +1,141 @@
+"""The processes of a chaos run: starting, freezing and killing a trainer whole, and finding what was left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.chaos.chaotic_peer import (
+    ChaoticPeerSettings,
+    Control,
+    control_file,
+    events_file,
+    settings_file,
+)
+from pipelines.chaos.fork_server import ForkServer
+from pipelines.chaos.process_table import group_members, is_running, processes_with_variable
+
+MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
+"""All that a chaos run starts inherits this variable, and is recognised by it when it has lost its parent."""
+
+SECONDS_TO_DIE = 5.0
+
+
+class Trainer:
+    """One trainer and the volunteer behind it, who starts it again when it is gone."""
+
+    def __init__(self, settings: ChaoticPeerSettings, forks: ForkServer) -> None:
+        self.settings, self._forks = settings, forks
+        self.num_unexpected_exits = 0
+        self.group = 0
+        self._is_frozen = False
+
+    @property
+    def name(self) -> str:
+        """Name of the trainer in files and figures."""
+        return self.settings.name
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the trainer's files."""
+        return Path(self.settings.folder)
+
+    def start(self) -> int:
+        """Start the trainer in a process group of its own; return the group."""
+        path = settings_file(self.folder, self.name)
+        path.write_text(json.dumps(asdict(self.settings)), encoding="utf-8")
+        self._is_frozen = False
+        self.group = self._forks.start(self.name, "pipelines.chaos.chaotic_peer", [str(path)])
+        return self.group
+
+    def is_alive(self) -> bool:
+        """Tell whether the trainer's main process is there, frozen or not."""
+        return self.group != 0 and is_running(self.group)
+
+    def kill(self) -> list[int]:
+        """Kill the whole group at once; return processes of it that are there nevertheless."""
+        if self.group == 0:
+            return []
+        kill_group(self.group)
+        return _after_some_time(lambda: group_members(self.group))
+
+    def freeze(self) -> None:
+        """Stop all processes of the trainer but the guard, which would end them if this program died meanwhile."""
+        self._is_frozen = True
+        self._signal_all_but_guard(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen trainer go on."""
+        if self._is_frozen:
+            self._is_frozen = False
+            self._signal_all_but_guard(signal.SIGCONT)
+
+    def control(self, control: Control) -> None:
+        """Tell the trainer what to do; also one that is started later."""
+        path = control_file(self.folder, self.name)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(control)), encoding="utf-8")
+        partial.rename(path)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what the trainer has written so far, of all its lives."""
+        return read_events(events_file(self.folder, self.name))
+
+    def last_words(self) -> str:
+        """Return the last line that the trainer has logged."""
+        path = self._forks.log(self.name)
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1] if lines else "it printed nothing"
+
+    def _signal_all_but_guard(self, number: signal.Signals) -> None:
+        guards = {event["guard"] for event in self.events() if event["event"] == "started"}
+        for pid in group_members(self.group):
+            if pid not in guards:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file of events."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def left_behind(mark: str) -> list[int]:
+    """Return the processes with this mark that are still there after they were given some time to end."""
+    return _after_some_time(lambda: processes_with_variable(MARKER_VARIABLE, mark))
+
+
+def _after_some_time(find: Callable[[], list[int]]) -> list[int]:
+    deadline = time.monotonic() + SECONDS_TO_DIE
+    while (pids := find()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return pids
+
+
+def kill_group(group: int) -> None:
+    """End all processes of a group with SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_processes(pids: list[int]) -> None:
+    """End processes with SIGKILL."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,212 @@
+"""The swarm that chaos torments: an embedded Hub, an auxiliary peer and trainers, with a proxy before every peer."""
+
+import contextlib
+import json
+import resource
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hub_tools.local_hub import LocalHub
+from pipelines.chaos.chaos_processes import (
+    MARKER_VARIABLE,
+    Trainer,
+    free_port,
+    kill_group,
+    kill_processes,
+    left_behind,
+    read_events,
+)
+from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control
+from pipelines.chaos.fork_server import ForkServer
+from pipelines.chaos.link_proxy import LinkProxy, PortOwners
+from pipelines.chaos.process_table import group_members, is_running
+from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
+from pipelines.demo.stages import StageError
+from pipelines.training.process_group import WORKER_VARIABLE
+
+ORGANISATION = "chaos"
+REPOSITORY = f"{ORGANISATION}/run"
+AUXILIARY = "auxiliary"
+SECONDS_TO_START = 240.0
+MAX_FILE_BYTES_OF_A_FULL_DISK = 2**16
+"""A file of this size can still be written: shared memory and logs are not the disk that is full."""
+
+RUN_SETTINGS: Mapping[str, Any] = dict(
+    **TINY_MODEL_SETTINGS,
+    num_epochs=100_000,
+    num_warmup_epochs=10,
+    peak_learning_rate=0.005,
+    delay_optimizer_step=False,
+    average_state_every=3,
+    matchmaking_seconds=1.5,
+    averaging_timeout_seconds=16.0,
+    progress_expiration_seconds=8.0,
+    checkpoint_interval_epochs=10,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmPlan:
+    """Sizes of the swarm."""
+
+    folder: Path
+    """For the Hub, logs, events and results."""
+
+    num_peers: int = 4
+    micro_batch_size: int = 4
+    seconds_per_batch: float = 0.16
+    """Pace of each trainer's machine. Four trainers and a restart fit on two cores with it."""
+
+    seconds_per_epoch: float = 4.0
+    """Length of an epoch when all trainers work, without the time for averaging."""
+
+    seed: int = 0
+
+    @property
+    def target_batch_size(self) -> int:
+        """Samples of an epoch."""
+        per_second = self.num_peers * self.micro_batch_size / self.seconds_per_batch
+        return round(per_second * self.seconds_per_epoch)
+
+
+class ChaosSwarm:
+    """Everything that runs. Use as a context manager; `tick` brings dead trainers back and is called often."""
+
+    def __init__(self, plan: SwarmPlan, console: Console) -> None:
+        self.plan, self._console = plan, console
+        self.marker = uuid.uuid4().hex
+        self.trainers: list[Trainer] = []
+        self.orphans: list[int] = []
+        self.auxiliary = 0
+        self._restarts: dict[str, float] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "ChaosSwarm":
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for trainer in self.trainers:
+            trainer.kill()
+        if self.auxiliary:
+            kill_group(self.auxiliary)
+        self._stack.close()
+        self.orphans += left_behind(self.marker)
+        kill_processes(self.orphans)
+
+    @property
+    def auxiliary_reports(self) -> list[dict[str, Any]]:
+        """What the auxiliary peer has seen."""
+        return read_events(self.plan.folder / f"{AUXILIARY}.jsonl")
+
+    def tick(self) -> None:
+        """Start trainers again whose volunteer has come back, and note those that died without a fault."""
+        for trainer in self.trainers:
+            if trainer.is_alive():
+                continue
+            if trainer.name not in self._restarts:
+                trainer.num_unexpected_exits += 1
+                self._console.print(f"[red]{trainer.name} died by itself:[/red] {trainer.last_words()}")
+                self._restarts[trainer.name] = time.monotonic() + 1.0
+            if time.monotonic() >= self._restarts[trainer.name]:
+                del self._restarts[trainer.name]
+                self._start_trainer(trainer)
+
+    def kill_trainer(self, number: int, seconds_until_back: float) -> None:
+        """Kill a trainer; its volunteer starts it again later."""
+        trainer = self.trainers[number]
+        self._restarts[trainer.name] = time.monotonic() + seconds_until_back
+        self.orphans += trainer.kill()
+
+    def fill_disk(self, is_full: bool) -> None:
+        """Let the auxiliary peer write no large file any more, or again."""
+        limit = MAX_FILE_BYTES_OF_A_FULL_DISK if is_full else resource.RLIM_INFINITY
+        for pid in group_members(self.auxiliary):
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    def wait_until(self, is_so: Callable[[], bool], what: str, seconds: float = SECONDS_TO_START) -> None:
+        """Tick until something is so; raises StageError if it does not come to be in time."""
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise StageError(f"{what} did not come to be within {seconds:.0f} s; see {self.plan.folder / 'logs'}.")
+            if not is_running(self.auxiliary):
+                raise StageError(f"The auxiliary peer has ended; see {self._forks.log(AUXILIARY)}.")
+            self.tick()
+            time.sleep(0.05)
+
+    def _start(self) -> None:
+        folder = self.plan.folder
+        self.hub = self._stack.enter_context(LocalHub(folder / "hub"))
+        token = self.hub.create_user("organiser")
+        self.hub.create_organization(ORGANISATION, members={"organiser": "admin"})
+        environment = {
+            **self.hub.environment(), "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            MARKER_VARIABLE: self.marker,
+        }  # fmt: skip
+        self._forks = self._stack.enter_context(ForkServer(folder / "logs", environment))
+        self._create_run(token)
+        self._owners = PortOwners()
+        self.proxy = self._stack.enter_context(LinkProxy(self._owners))
+        self._start_auxiliary(token)
+        for number in range(self.plan.num_peers):
+            self.trainers.append(self._make_trainer(number))
+            self._start_trainer(self.trainers[-1])
+        self.wait_until(lambda: bool(self.auxiliary_reports), "The auxiliary peer's first look at the swarm")
+
+    def _create_run(self, token: str) -> None:
+        folder = self.plan.folder / "material"
+        folder.mkdir()
+        settings = dict(RUN_SETTINGS, target_batch_size=self.plan.target_batch_size, run_id=f"chaos-{self.marker[:8]}")
+        path = self.plan.folder / "run_settings.json"
+        path.write_text(json.dumps(settings), encoding="utf-8")
+        program = self._forks.start(
+            "create", "pipelines.chaos.tiny_run", [str(folder), REPOSITORY, str(path)], {"HF_TOKEN": token}
+        )
+        if (code := self._forks.wait(program)) != 0:
+            raise StageError(f"The run could not be created (exit code {code}); see {self._forks.log('create')}.")
+
+    def _start_auxiliary(self, token: str) -> None:
+        host, announce = self._addresses(AUXILIARY)
+        arguments = [
+            "run", "assist", REPOSITORY, "--host", host, "--announce", announce, "--follow-seconds", "2",
+            "--events", str(self.plan.folder / f"{AUXILIARY}.jsonl"),
+        ]  # fmt: skip
+        environment = {"HF_TOKEN": token, WORKER_VARIABLE: "1"}
+        self.auxiliary = self._forks.start(AUXILIARY, "pipelines.command_line.main", arguments, environment)
+        self._owners.register(self.auxiliary, AUXILIARY)
+
+    def _make_trainer(self, number: int) -> Trainer:
+        host, announce = self._addresses(f"trainer-{number}")
+        settings = ChaoticPeerSettings(
+            name=f"trainer-{number}",
+            folder=str(self.plan.folder),
+            repository=REPOSITORY,
+            host_address=host,
+            announce_address=announce,
+            micro_batch_size=self.plan.micro_batch_size,
+            seconds_per_batch=self.plan.seconds_per_batch,
+            seed=self.plan.seed * 1000 + number,
+        )
+        trainer = Trainer(settings, self._forks)
+        trainer.control(Control())
+        return trainer
+
+    def _start_trainer(self, trainer: Trainer) -> None:
+        self._owners.register(trainer.start(), trainer.name)
+
+    def _addresses(self, name: str) -> tuple[str, str]:
+        """Return where a peer listens and what it tells others: the proxy before it."""
+        port = free_port()
+        return f"/ip4/127.0.0.1/tcp/{port}", f"/ip4/127.0.0.1/tcp/{self.proxy.add(name, port).proxy_port}"

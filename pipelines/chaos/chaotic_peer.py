@@ -1,0 +1,242 @@
+"""A training peer that chaos can make lie, whose clock it can put wrong, and which writes down what it does.
+
+It is what `dalle-collab join` runs, at the pace of a machine of its own: on a laptop that hosts the whole swarm, a peer
+that dies must not make the others faster. `fork_server` runs it, with the settings file as its argument.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.chaos.skewed_clock import CLOCK
+
+CONTROL_INTERVAL_SECONDS = 0.2
+NUM_EVALUATION_RECORDS = 32
+FIRST_EVALUATION_RECORD = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaoticPeerSettings:
+    """What the chaos run tells one of its trainers at its start."""
+
+    name: str
+    folder: str
+    """Where events and parameters are written, and where the control file lies."""
+
+    repository: str
+    host_address: str
+    announce_address: str
+    micro_batch_size: int
+    seconds_per_batch: float
+    """Pace of the machine that this peer stands for."""
+
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """What the chaos run wants of a trainer while it runs; the file is looked at a few times a second."""
+
+    attack: str = ""
+    """Name of the attack that this peer makes; none if empty."""
+
+    clock_skew_seconds: float = 0.0
+    finish_at_epoch: int = 0
+    """Epoch at which the peer stops and writes down its parameters; 0: go on."""
+
+
+def control_file(folder: Path, name: str) -> Path:
+    """Return the file through which a trainer is told what to do."""
+    return folder / f"{name}.control.json"
+
+
+def settings_file(folder: Path, name: str) -> Path:
+    """Return the file of a trainer's settings."""
+    return folder / f"{name}.settings.json"
+
+
+def events_file(folder: Path, name: str) -> Path:
+    """Return the file of a trainer's events, one JSON object per line."""
+    return folder / f"{name}.jsonl"
+
+
+def parameters_file(folder: Path, name: str) -> Path:
+    """Return the file of a trainer's last parameters."""
+    return folder / f"{name}.safetensors"
+
+
+def read_control(path: Path) -> Control:
+    """Read what a control file says; a missing one says nothing special."""
+    return Control(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Control()
+
+
+def main(settings: ChaoticPeerSettings) -> None:
+    """Join, train at the given pace, evaluate after every epoch, and end when the control file says so."""
+    from pipelines.training.process_group import guard_process_group
+
+    guard = guard_process_group()
+    folder = Path(settings.folder)
+    events = EventLog(events_file(folder, settings.name))
+    events.write("started", pid=os.getpid(), guard=guard)
+    import torch
+
+    from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
+    from pipelines.training.peer_options import PeerOptions
+    from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
+    from pipelines.training.swarm import open_dht
+    from pipelines.training.training_peer import TrainingPeer
+    from pipelines.training.training_run import stable_seed
+
+    torch.set_num_threads(1)
+    while not (run := read_run(settings.repository)).entry_addresses:
+        time.sleep(0.5)  # the auxiliary peer is starting as well
+    processor = read_processor(settings.repository)
+    layout = dataset_layout(run.dataset_repository, run.dataset_revision)
+    options = PeerOptions(
+        micro_batch_size=settings.micro_batch_size,
+        host_addresses=(settings.host_address,),
+        announce_addresses=(settings.announce_address,),
+        cpu_threads=1,
+        shuffle_buffer_size=64,
+    )
+
+    def batches() -> Iterator[Any]:
+        return stream_batches(
+            run.dataset_repository, run.dataset_revision, processor, num_codes=layout.num_codes,
+            batch_size=options.micro_batch_size, seed=stable_seed(settings.seed), shuffle_buffer_size=64,
+        )  # fmt: skip
+
+    with (
+        prefetched(batches) as stream,
+        open_dht(settings.repository, run.entry_addresses, options) as dht,
+        TrainingPeer(run, dht, options, username=settings.name, package_version="chaos") as peer,
+        _stop_on_signals() as stop,
+    ):
+        source = peer.synchronise(
+            lambda: download_checkpoint(settings.repository) if read_run_state(settings.repository) else None
+        )
+        events.write("joined", epoch=peer.optimizer.local_epoch, source=source)
+        trainer = ObservedTraining(peer, settings, events, _evaluation_batch(processor, layout))
+        trainer.train(stream, stop)
+        trainer.save_parameters(parameters_file(folder, settings.name))
+        stop.wait()  # others may still need this peer for their last round
+
+
+class EventLog:
+    """Appends events to a file, with the true time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, event: str, **values: object) -> None:
+        """Append one event."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(values, event=event, time=CLOCK.true_time())) + "\n")
+
+
+class ObservedTraining:
+    """Trains a peer at a pace, under control, and writes an event for every epoch that ends."""
+
+    def __init__(self, peer: Any, settings: ChaoticPeerSettings, events: EventLog, batch: Any) -> None:
+        from pipelines.chaos.attack_switch import hostile_averager
+
+        self.peer, self._settings, self._events, self._batch = peer, settings, events, batch
+        self._control = Control()
+        self._set_attack = hostile_averager(peer.optimizer)
+        self._num_rounds = self._num_samples = 0
+
+    def train(self, stream: Iterator[Any], stop: threading.Event) -> None:
+        """Train until the control file's last epoch is reached or `stop` is set."""
+        threading.Thread(target=self._watch, args=(stop,), name="control", daemon=True).start()
+        for report in self.peer.train(self._paced(stream), stop):
+            self._num_samples += self._settings.micro_batch_size if report.was_used else 0
+            if report.ended_epoch:
+                self._write_epoch(report)
+
+    def save_parameters(self, path: Path) -> None:
+        """Write the parameters down once nothing changes them any more."""
+        from safetensors.torch import save_file
+
+        tensors = {name: value.detach().clone() for name, value in self.peer.model.named_parameters()}
+        partial = path.with_suffix(".partial")
+        save_file(tensors, str(partial))
+        partial.rename(path)
+        self._events.write("finished", epoch=self.peer.optimizer.local_epoch, loss=self._evaluate())
+
+    def _paced(self, stream: Iterator[Any]) -> Iterator[Any]:
+        ready_at = time.monotonic()
+        for batch in stream:
+            limit = self._control.finish_at_epoch
+            if limit and self.peer.optimizer.local_epoch >= limit:
+                return
+            yield batch
+            ready_at = max(ready_at + self._settings.seconds_per_batch, time.monotonic())
+            time.sleep(max(0.0, ready_at - time.monotonic()))
+
+    def _watch(self, stop: threading.Event) -> None:
+        path = control_file(Path(self._settings.folder), self._settings.name)
+        while not stop.wait(CONTROL_INTERVAL_SECONDS):
+            control = read_control(path)
+            if control != self._control:
+                CLOCK.skew(control.clock_skew_seconds)
+                self._set_attack(control.attack)
+                self._control = control
+
+    def _write_epoch(self, report: Any) -> None:
+        averaging = self.peer.optimizer.grad_averager.last_round
+        was_averaged = averaging.num_rounds > self._num_rounds
+        self._events.write(
+            "epoch",
+            epoch=report.epoch,
+            new_epoch=self.peer.optimizer.local_epoch,
+            num_samples=self._num_samples,
+            share_averaged=averaging.share_averaged if was_averaged else 0.0,
+            group_size=averaging.group_size if was_averaged else 1,
+            round_seconds=averaging.seconds if was_averaged else 0.0,
+            attack=self._control.attack,
+            loss=self._evaluate(),
+        )
+        self._num_rounds, self._num_samples = averaging.num_rounds, 0
+
+    def _evaluate(self) -> float:
+        import torch
+
+        with torch.no_grad():
+            batch = self._batch
+            loss = self.peer.model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss
+        return loss.item()
+
+
+def _evaluation_batch(processor: Any, layout: Any) -> Any:
+    """Return records that no shard holds, the same for all peers."""
+    import torch
+
+    from pipelines.chaos.tiny_material import numbered_records
+    from pipelines.training.image_code_stream import Batch
+
+    numbers = range(FIRST_EVALUATION_RECORD, FIRST_EVALUATION_RECORD + NUM_EVALUATION_RECORDS)
+    captions, codes = numbered_records(numbers, layout)
+    return Batch(torch.as_tensor(processor(text=captions)["input_ids"]), torch.from_numpy(codes).long())
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM sets; the children of hivemind must die of the signal, so they fork before."""
+    stop = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+if __name__ == "__main__":
+    main(ChaoticPeerSettings(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -1,0 +1,93 @@
+"""Lets the faults of a script happen to a swarm, each at its time, and ends them."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipelines.chaos.chaos_swarm import ChaosSwarm
+from pipelines.chaos.chaotic_peer import Control
+from pipelines.chaos.fault_script import Fault, FaultKind
+from pipelines.chaos.link_proxy import FREE, LinkLimits
+
+SLOW_LINK = LinkLimits(bytes_per_second=125_000, delay_seconds=0.1)
+"""1 Mbit/s and 100 ms: for the tiny model's rounds of 0.3 MB what a bad mobile link is for a real one."""
+
+CLOCK_SKEW_SECONDS = 10.0
+"""hivemind tolerates 3 s."""
+
+
+@dataclass
+class FaultInjection:
+    """Begins and ends faults; `advance` is called often with the time since the faults' begin."""
+
+    swarm: ChaosSwarm
+    faults: Sequence[Fault]
+    _running: list[Fault] = field(default_factory=list)
+    _next: int = 0
+    _controls: dict[int, Control] = field(default_factory=dict)
+
+    def advance(self, seconds: float) -> list[str]:
+        """Begin and end what is due; return in words what was done."""
+        done = []
+        for fault in [fault for fault in self._running if fault.ends_at_seconds <= seconds]:
+            self._running.remove(fault)
+            self._set(fault, is_on=False)
+            done.append(f"over: {fault.describe()}")
+        while self._next < len(self.faults) and self.faults[self._next].at_seconds <= seconds:
+            fault = self.faults[self._next]
+            self._next += 1
+            self._running.append(fault)
+            self._set(fault, is_on=True)
+            done.append(fault.describe())
+        return done
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether all faults have begun and ended."""
+        return self._next == len(self.faults) and not self._running
+
+    def _set(self, fault: Fault, *, is_on: bool) -> None:
+        actions: dict[FaultKind, Callable[[Fault, bool], None]] = {
+            FaultKind.KILL: self._kill,
+            FaultKind.STOP: self._stop,
+            FaultKind.PARTITION: self._limit,
+            FaultKind.SLOW_LINK: self._limit,
+            FaultKind.NAN: self._attack,
+            FaultKind.LIAR: self._attack,
+            FaultKind.HUB_OUTAGE: self._hub,
+            FaultKind.CLOCK_SKEW: self._skew,
+            FaultKind.DISK_FULL: lambda _fault, on: self.swarm.fill_disk(on),
+        }
+        actions[fault.kind](fault, is_on)
+
+    def _kill(self, fault: Fault, is_on: bool) -> None:
+        if is_on:
+            self.swarm.kill_trainer(fault.peer, fault.duration_seconds)
+
+    def _stop(self, fault: Fault, is_on: bool) -> None:
+        trainer = self.swarm.trainers[fault.peer]
+        trainer.freeze() if is_on else trainer.thaw()
+
+    def _limit(self, fault: Fault, is_on: bool) -> None:
+        limits = LinkLimits(is_cut=True) if fault.kind == FaultKind.PARTITION else SLOW_LINK
+        self.swarm.proxy.limit(self.swarm.trainers[fault.peer].name, limits if is_on else FREE)
+
+    def _attack(self, fault: Fault, is_on: bool) -> None:
+        self._change_control(fault.peer, attack=str(fault.kind) if is_on else "")
+
+    def _skew(self, fault: Fault, is_on: bool) -> None:
+        self._change_control(fault.peer, clock_skew_seconds=CLOCK_SKEW_SECONDS if is_on else 0.0)
+
+    def _hub(self, _fault: Fault, is_on: bool) -> None:
+        if is_on:
+            self.swarm.hub.kill()
+        else:
+            with contextlib.suppress(RuntimeError):  # its port may be in use for a moment: tried again below
+                self.swarm.hub.start()
+                return
+            self.swarm.hub.start()
+
+    def _change_control(self, peer: int, **changes: object) -> None:
+        control = replace(self._controls.get(peer, Control()), **changes)
+        self._controls[peer] = control
+        self.swarm.trainers[peer].control(control)

@@ -1,0 +1,69 @@
+"""What /proc tells about the processes of this machine."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def process_ids() -> Iterator[int]:
+    """Yield the ids of all processes but this one."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            yield int(path.name)
+
+
+def group_members(group: int) -> list[int]:
+    """Return the processes of a process group, without zombies."""
+    members = []
+    for pid in process_ids():
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == group and is_running(pid):
+                members.append(pid)
+    return members
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether there is such a process, and not only what is left of it until its parent looks."""
+    with contextlib.suppress(OSError):
+        # The state is the first field behind the name, which stands in parentheses and may hold anything.
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return status.rpartition(") ")[2][0] != "Z"
+    return False
+
+
+def processes_with_variable(name: str, value: str) -> list[int]:
+    """Return the processes that were started with a variable of this value in their environment.
+
+    Zombies have no environment and are not among them.
+    """
+    wanted = f"{name}={value}".encode()
+    return [pid for pid in process_ids() if _has_variable(pid, wanted)]
+
+
+def _has_variable(pid: int, wanted: bytes) -> bool:
+    with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def connected_inodes(port: int) -> set[str]:
+    """Return the inodes of sockets that use this local TCP port and do not listen on it."""
+    listening, inodes = "0A", set()
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rsplit(":", 1)[1], 16) == port and fields[3] != listening:
+            inodes.add(fields[9])
+    return inodes
+
+
+def socket_inodes(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(descriptor.readlink())
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found

@@ -1,0 +1,96 @@
+"""`dalle-collab chaos`: a small swarm on this machine, faults that are injected into it, and what came of it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.chaos.chaos_report import ChaosReport
+
+SHARE_FOR_REFERENCE = 0.25
+MIN_REFERENCE_SECONDS = 20.0
+
+
+def chaos(
+    peers: Annotated[int, typer.Option(min=2, help="Trainers of the swarm.")] = 4,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 3.0,
+    faults: Annotated[int, typer.Option(min=0, help="How many are drawn.")] = 12,
+    seed: Annotated[int, typer.Option(help="Decides kinds, times and victims: equal seeds, equal faults.")] = 1,
+    script: Annotated[Path | None, typer.Option(help="JSON list of faults instead of drawn ones.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for logs, report.json, timeline.png.")] = Path("chaos-output"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the faults as a script and do no more.")] = False,
+) -> None:
+    """Train a tiny model with local peers while faults happen to them, and say what the training made of it.
+
+    Peers are killed, frozen, cut off, slowed down, put to a wrong time; they send values that are not numbers, or lies;
+    the Hub goes away and the auxiliary peer's disk is full. Goodput (the samples per second that reach the common
+    model) is compared with a stretch without faults just before. Exit code 0: goodput is at least 0.8, the evaluation
+    loss falls, all peers end with equal parameters, and no process is left over; 3: something of that is not so.
+
+    Examples:
+
+      dalle-collab chaos
+
+      dalle-collab chaos --peers 3 --minutes 1 --faults 5 --seed 7 --json
+
+      dalle-collab chaos --dry-run > faults.json
+
+      dalle-collab chaos --script faults.json
+    """
+    from pipelines.chaos.fault_script import draw_faults, read_script, script_text
+
+    seconds = minutes * 60
+    if script is not None:
+        planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)
+    else:
+        planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers)
+    if dry_run:
+        typer.echo(script_text(planned), nl=False)
+        return
+    from rich.console import Console
+
+    from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
+    from pipelines.chaos.chaos_swarm import SwarmPlan
+    from pipelines.chaos.ending import ends_on_signals
+
+    console = Console(stderr=True)
+    plan = ChaosPlan(
+        swarm=SwarmPlan(folder=output.resolve(), num_peers=peers, seed=seed),
+        faults=planned,
+        duration_seconds=seconds,
+        reference_seconds=max(MIN_REFERENCE_SECONDS, seconds * SHARE_FOR_REFERENCE),
+    )
+    with ends_on_signals():
+        report = run_chaos(plan, console)
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    _show(report, output, console)
+    if not all(report.criteria.values()):
+        raise typer.Exit(3)
+
+
+def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") -> None:  # noqa: F821 - see above
+    from rich.table import Table
+
+    losses = list(report.evaluation_losses.values())
+    table = Table("figure", "value", title=f"{report.num_faults} faults")
+    table.add_row("goodput beside the fault-free stretch", f"{report.goodput:.3f}")
+    table.add_row("at best, with the time that faults took away", f"{report.goodput_bound:.3f}")
+    table.add_row("samples/s with and without faults", _pair(report))
+    table.add_row("epochs", str(report.num_epochs))
+    table.add_row("rounds lost, of all", f"{report.num_lost_rounds} of {report.num_rounds}")
+    table.add_row("evaluation loss", f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "-")
+    table.add_row("relative difference of parameters", f"{report.parameter_difference:.2g}")
+    table.add_row("orphans, unexpected exits", f"{report.num_orphans}, {report.num_unexpected_exits}")
+    table.add_row("checkpoints published", str(report.num_checkpoints))
+    for name, is_met in report.criteria.items():
+        table.add_row(name, "[green]yes[/green]" if is_met else "[red]no[/red]")
+    console.print(table)
+    console.print(f"See {output / 'timeline.png'} and {output / 'report.json'}.")
+
+
+def _pair(report: "ChaosReport") -> str:
+    return f"{report.samples_per_second:.0f} and {report.reference_samples_per_second:.0f}"

@@ -1,0 +1,152 @@
+"""Training together: where a step's time goes, bytes of a round, 8-bit LAMB, a round over a slow link, goodput.
+
+Usage: python tests/benchmarks/training.py [--quick] [--case NAME ...]
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from averaging_round import RoundSettings, run_rounds
+from measurement import Row, median_seconds, write_results
+from rich.console import Console
+from training_steps import measure_step_times
+
+from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
+from pipelines.chaos.chaos_swarm import SwarmPlan
+from pipelines.chaos.link_proxy import LinkLimits
+from pipelines.training.optimizers import Lamb
+
+SMALL_MODEL = dict(
+    text_vocab_size=256, codebook_size=1024, text_sequence_length=16, image_grid_size=8, hidden_size=256,
+    num_hidden_layers=8, num_attention_heads=4, head_dim=64, recompute="none",
+)  # fmt: skip
+LINK_BYTES_PER_SECOND = 100e6 / 8
+ROUND_TRIP_SECONDS = 0.05
+
+
+def measure_steps(quick: bool) -> list[Row]:
+    """Split an epoch of two peers into computing, averaging, the optimizer and waiting."""
+    times = measure_step_times(SMALL_MODEL, target_batch_size=64 if quick else 256, num_epochs=3 if quick else 8)
+    case = "2 peers, hidden 256, 8 layers, 4 samples a step"
+    parts = dict(computing=times.compute, averaging=times.averaging, optimizer=times.optimizer, waiting=times.waiting)
+    return [
+        Row(case=case, metric="epoch", unit="s", ours=times.epoch, floor=times.compute),
+        *(
+            Row(case=case, metric=f"share of {name}", unit="1", ours=seconds / times.epoch)
+            for name, seconds in parts.items()
+        ),
+        Row(case=case, metric="computing of a step", unit="s", ours=times.compute / times.num_steps),
+    ]
+
+
+def measure_bytes(quick: bool) -> list[Row]:
+    """Bytes that a peer sends in a round, 8-bit beside float32, and the least that any all-reduce needs."""
+    num_parameters = 2**20 if quick else 2**23
+    rows = []
+    for num_peers in (2, 4):
+        ours, peer = (
+            run_rounds(
+                RoundSettings(compression=compression, num_parameters=num_parameters, num_rounds=3, num_peers=num_peers)
+            )
+            for compression in ("size_adaptive_8bit", "none")
+        )
+        whole = [
+            [r for r in rounds if r.share_averaged == 1.0 and r.group_size == num_peers] for rounds in (ours, peer)
+        ]
+        case = f"{num_peers} peers, {num_parameters / 1e6:.0f} M parameters"
+        sent = [rounds[-1].bytes_sent / rounds[-1].num_rounds / num_parameters for rounds in (ours, peer)]
+        rows += [
+            Row(
+                case=case, metric="bytes sent by a peer per round", unit="B/parameter", ours=sent[0], peer=sent[1],
+                floor=2 * (num_peers - 1) / num_peers,
+            ),
+            Row(case=case, metric="all-reduce", unit="s", ours=_median_round(whole[0]), peer=_median_round(whole[1])),
+        ]  # fmt: skip
+    return rows
+
+
+def measure_optimizer(quick: bool) -> list[Row]:
+    """CPU time and bytes of 8-bit LAMB's statistics per parameter, beside the same formula in float32."""
+    num_parameters = 2**20 if quick else 2**24
+    figures = {}
+    for bits in (8, 32):
+        parameter = torch.nn.Parameter(torch.randn(num_parameters // 1024, 1024) * 0.02)
+        optimizer = Lamb([parameter], lr=1e-3, bits=bits, weight_decay=0.01)
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+        seconds = median_seconds(optimizer.step, 3 if quick else 5, cpu=True)
+        state = optimizer.state[parameter]
+        num_bytes = sum(t.numel() * t.element_size() for name, t in state.items() if name != "step")
+        figures[bits] = (seconds / num_parameters * 1e9, num_bytes / num_parameters)
+    case = f"LAMB, {num_parameters / 1e6:.0f} M parameters"
+    return [
+        Row(case=case, metric="CPU time per parameter", unit="ns", ours=figures[8][0], peer=figures[32][0]),
+        Row(case=case, metric="statistics", unit="B/parameter", ours=figures[8][1], peer=figures[32][1], floor=2.0),
+    ]
+
+
+def measure_slow_link(quick: bool) -> list[Row]:
+    """A round of two peers whose links carry 100 Mbit/s each way with 50 ms there and back, beside the link's limit."""
+    num_parameters = 2**22 if quick else 2**24
+    limits = LinkLimits(bytes_per_second=LINK_BYTES_PER_SECOND, delay_seconds=ROUND_TRIP_SECONDS / 4)
+    settings = RoundSettings(compression="size_adaptive_8bit", num_parameters=num_parameters, num_rounds=4)
+    rounds = run_rounds(settings, limits)
+    whole = [r for r in rounds if r.share_averaged == 1.0]
+    sent = rounds[-1].bytes_sent / rounds[-1].num_rounds
+    case = f"2 peers, {num_parameters / 1e6:.0f} M parameters, 100 Mbit/s, 50 ms"
+    return [
+        Row(
+            case=case, metric="all-reduce", unit="s", ours=_median_round(whole),
+            floor=sent / LINK_BYTES_PER_SECOND + ROUND_TRIP_SECONDS,
+        )
+    ]  # fmt: skip
+
+
+def measure_goodput(quick: bool) -> list[Row]:
+    """Samples per second that reach the common model, beside what the peers' paces add up to."""
+    rows = []
+    for num_peers in (2, 4) if quick else (2, 4, 8):
+        with tempfile.TemporaryDirectory() as folder:
+            # Eight trainers have to fit on two cores, so all of them are as slow as that needs.
+            swarm = SwarmPlan(folder=Path(folder) / "swarm", num_peers=num_peers, seconds_per_batch=0.4)
+            seconds = 15.0 if quick else 45.0
+            plan = ChaosPlan(swarm=swarm, faults=(), duration_seconds=1.0, reference_seconds=seconds)
+            report = run_chaos(plan, Console(stderr=True))
+        ideal = num_peers * swarm.micro_batch_size / swarm.seconds_per_batch
+        rows.append(
+            Row(
+                case=f"{num_peers} peers, epochs of {swarm.seconds_per_epoch:.0f} s", metric="goodput", unit="1/s",
+                ours=report.reference_samples_per_second, floor=ideal,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _median_round(rounds: list) -> float:
+    return statistics.median(r.seconds for r in rounds[1:] or rounds)
+
+
+CASES = dict(
+    optimizer=measure_optimizer,
+    steps=measure_steps,
+    bytes=measure_bytes,
+    slow_link=measure_slow_link,
+    goodput=measure_goodput,
+)
+
+
+def main() -> None:
+    """Measure all or some cases, print the table, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes: minutes instead of a quarter of an hour")
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for name in arguments.case for row in CASES[name](arguments.quick)]
+    print(f"written to {write_results('training', rows)}")
+
+
+if __name__ == "__main__":
+    main()

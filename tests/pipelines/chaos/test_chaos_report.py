@@ -1,0 +1,108 @@
+"""The figures of a chaos run, from events that are written down here."""
+
+import pytest
+
+from pipelines.chaos.chaos_report import (
+    Window,
+    counted_stretches,
+    falls_within_noise,
+    make_report,
+    median_losses,
+    samples_within,
+    struck_share,
+)
+from pipelines.chaos.fault_script import Fault, FaultKind
+
+
+def epoch(time, *, number, num_samples=100, share=1.0, group=2, attack="", loss=1.0):
+    return dict(
+        event="epoch", time=time, epoch=number, new_epoch=number + 1, num_samples=num_samples, share_averaged=share,
+        group_size=group, attack=attack, loss=loss,
+    )  # fmt: skip
+
+
+def joined(time):
+    return dict(event="joined", time=time)
+
+
+EVENTS = {
+    "trainer-0": [joined(0.0), *(epoch(10.0 * n, number=n, loss=5.0 - n) for n in range(1, 5))],
+    "trainer-1": [
+        joined(0.0),
+        epoch(10.0, number=1, loss=4.0),
+        epoch(20.0, number=2, loss=3.2),
+        epoch(30.0, number=3, group=1, share=0.0, loss=2.5),
+        epoch(40.0, number=4, attack="nan", loss=1.0),
+    ],
+}
+
+
+def test_samples_count_only_where_they_were_averaged_and_honest():
+    stretches = list(counted_stretches(EVENTS))
+    assert samples_within(stretches, Window(begin=0, end=20)) == 400
+    assert samples_within(stretches, Window(begin=20, end=40)) == 200
+
+
+def test_samples_are_spread_over_the_time_in_which_they_were_computed():
+    stretches = list(counted_stretches(EVENTS))
+    assert samples_within(stretches, Window(begin=5, end=7)) == pytest.approx(2 * 100 * 2 / 10)
+
+
+def test_a_round_that_averaged_less_than_half_counts_for_nothing():
+    events = {"one": [joined(0.0), epoch(10.0, number=1, share=0.49), epoch(20.0, number=2, share=0.51)]}
+    assert [stretch.begin for stretch in counted_stretches(events)] == [10.0]
+
+
+def test_the_report_puts_the_rate_under_faults_beside_the_rate_without():
+    report = make_report(
+        EVENTS,
+        [Fault(kind=FaultKind.NAN, at_seconds=10, duration_seconds=10, peer=1)],
+        reference=Window(begin=0, end=20),
+        chaos=Window(begin=20, end=40.001),
+        parameter_difference=0.0,
+        num_orphans=0,
+        num_unexpected_exits=0,
+        num_checkpoints=3,
+    )
+    assert report.goodput == pytest.approx(0.5, rel=1e-3)
+    assert report.goodput_bound == pytest.approx(0.75, rel=1e-3)
+    assert (report.num_rounds, report.num_lost_rounds) == (3, 1)
+    assert report.evaluation_losses == pytest.approx({2: 4.0, 3: 3.1, 4: 2.25, 5: 1.0})
+    assert report.criteria == {
+        "goodput at least 0.8": False,
+        "evaluation loss falls within noise": True,
+        "all parameters equal at the end": True,
+        "no orphan process": True,
+    }
+
+
+def test_the_evaluation_loss_of_an_epoch_is_the_median_over_trainers():
+    events = {str(n): [epoch(1.0, number=0, loss=loss)] for n, loss in enumerate((1.0, 2.0, 90.0))}
+    assert median_losses(events) == {1: 2.0}
+
+
+def test_a_killed_trainer_is_struck_until_it_has_joined_again_and_overlaps_count_once():
+    faults = [
+        Fault(kind=FaultKind.KILL, at_seconds=10, duration_seconds=2, peer=0),
+        Fault(kind=FaultKind.PARTITION, at_seconds=20, duration_seconds=30, peer=0),
+        Fault(kind=FaultKind.SLOW_LINK, at_seconds=0, duration_seconds=100, peer=1),
+        Fault(kind=FaultKind.HUB_OUTAGE, at_seconds=0, duration_seconds=100),
+    ]
+    events = {"trainer-0": [joined(0.0), joined(130.0)], "trainer-1": [joined(0.0)]}
+    assert struck_share(events, faults, Window(begin=100, end=200)) == pytest.approx(40 / 200)
+
+
+@pytest.mark.parametrize(
+    ("losses", "falls"),
+    [
+        ([4, 3, 2.5, 2.2, 2.1, 2.0], True),
+        ([4, 3, 2.5, 2.2, 2.25, 2.2], True),
+        ([4, 3, 2.5, 3.2, 2.1, 2.0], False),
+        ([4, 4.1, 4.2, 4.3, 4.4, 4.5], False),
+        ([4, 3, 2.5, float("nan"), float("nan"), float("nan")], False),
+        ([4], False),
+        ([], False),
+    ],
+)
+def test_a_loss_falls_if_no_sixth_of_the_run_rises_beyond_noise(losses, falls):
+    assert falls_within_noise([loss for loss in losses for _ in range(5)]) is falls

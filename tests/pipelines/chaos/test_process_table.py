@@ -1,0 +1,32 @@
+"""Processes found by what they have inherited."""
+
+import os
+import subprocess
+import sys
+
+from pipelines.chaos.chaos_processes import kill_processes, left_behind
+from pipelines.chaos.process_table import group_members, processes_with_variable
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_found_by_its_mark_and_ended():
+    # The orphan waits for a pipe that this test holds, and keeps none of the pipes that the test reads.
+    pipe, end = os.pipe()
+    code = (
+        "import os, subprocess, sys\n"
+        f"streams = dict(stdin={pipe}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], start_new_session=True, **streams)\n"
+        "print(child.pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    environment = {**os.environ, "DALLE_COLLAB_CHAOS": "abc"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, pass_fds=[pipe]
+    )
+    orphan = int(done.stdout)
+    assert processes_with_variable("DALLE_COLLAB_CHAOS", "abc") == [orphan]
+    assert processes_with_variable("DALLE_COLLAB_CHAOS", "ab") == []
+    assert group_members(orphan) == [orphan]
+    assert left_behind("abc") == [orphan]
+    kill_processes([orphan])
+    assert left_behind("abc") == []
+    os.close(end)
