@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.chaos.fault_script import NO_PEER, Fault, FaultKind
+from pipelines.training.training_run import TrainingRun
 
 MIN_GOODPUT = 0.8
-MIN_SHARE_AVERAGED = 0.5
+MIN_SHARE_AVERAGED = TrainingRun.min_share_averaged
 """A round that averaged less than this share of the vector is lost, and so are the samples that it carried."""
 
 MAX_PARAMETER_DIFFERENCE = 2e-3
@@ -72,7 +73,7 @@ class ChaosReport:
     """Rounds of honest trainers during the faults, each trainer's counted."""
 
     num_lost_rounds: int
-    """Rounds of honest trainers during the faults of which less than half of the vector came back."""
+    """Those of which less came back than the run demands."""
 
     evaluation_losses: dict[int, float]
     """Median over the trainers by epoch, on records that no shard holds."""

@@ -58,7 +58,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
 
         chaos = _let_pass(swarm, plan.duration_seconds, progress, "with faults", inject)
         progress.update(task, description="coming to one epoch", total=None)
-        injection.advance(float("inf"))
+        injection.end_all()
         difference = _finish(swarm)
         events = {trainer.name: trainer.events() for trainer in swarm.trainers}
     report = make_report(

@@ -48,8 +48,8 @@ def test_samples_are_spread_over_the_time_in_which_they_were_computed():
     assert samples_within(stretches, Window(begin=5, end=7)) == pytest.approx(2 * 100 * 2 / 10)
 
 
-def test_a_round_that_averaged_less_than_half_counts_for_nothing():
-    events = {"one": [joined(0.0), epoch(10.0, number=1, share=0.49), epoch(20.0, number=2, share=0.51)]}
+def test_a_round_that_averaged_less_than_the_run_demands_counts_for_nothing():
+    events = {"one": [joined(0.0), epoch(10.0, number=1, share=0.89), epoch(20.0, number=2, share=0.91)]}
     assert [stretch.begin for stretch in counted_stretches(events)] == [10.0]
 
 
