@@ -112,6 +112,7 @@ def main(settings: ChaoticPeerSettings) -> None:
         return stream_batches(
             run.dataset_repository, run.dataset_revision, processor, num_codes=layout.num_codes,
             batch_size=options.micro_batch_size, seed=stable_seed(settings.seed), shuffle_buffer_size=64,
+            held_out_share=run.held_out_share,
         )  # fmt: skip
 
     with (

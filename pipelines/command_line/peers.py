@@ -18,7 +18,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import START_AGAIN_EXIT_CODE, guard_process_group, is_worker, run_as_worker
+from pipelines.training.process_group import (
+    START_AGAIN_EXIT_CODE,
+    guard_process_group,
+    is_worker,
+    run_as_worker,
+    seconds_since_start,
+)
 
 if TYPE_CHECKING:
     from pipelines.training.auxiliary_options import AuxiliaryOptions
@@ -200,11 +206,14 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 
 def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, events: Path | None) -> None:
-    last_line = 0.0
+    last_line, is_counted = 0.0, False
     with console.status("training") as status:
         for report in reports:
             if report.loss is None:
                 continue
+            if report.was_used and not is_counted:
+                is_counted = True
+                console.print(f"First gradient counted {seconds_since_start():.0f} s after the start.", highlight=False)
             text = (
                 f"epoch {report.epoch}/{num_epochs}  loss {report.loss:.4f}  {report.num_peers} peers  "
                 f"{report.samples_per_second:.1f} samples/s  share averaged {report.share_averaged:.0%}  "

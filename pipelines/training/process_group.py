@@ -10,7 +10,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
 START_AGAIN_EXIT_CODE = 86
@@ -59,6 +61,14 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
     if requests and code < 0:
         return 130
     return code if code >= 0 else 128 - code
+
+
+def seconds_since_start() -> float:
+    """Return how long ago the command that a person typed was started, the start of its worker included."""
+    command = os.getppid() if is_worker() else os.getpid()
+    # The fields follow the name, which stands in parentheses and may hold anything; the 20th of them is the start.
+    fields = Path(f"/proc/{command}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def guard_process_group() -> int:
