@@ -116,7 +116,7 @@ def main(settings: ChaoticPeerSettings) -> None:
         )  # fmt: skip
 
     with (
-        prefetched(batches) as stream,
+        prefetched(batches, settings.micro_batch_size) as stream,
         open_dht(settings.repository, run.entry_addresses, options) as dht,
         TrainingPeer(run, dht, options, username=settings.name, package_version="chaos") as peer,
         _stop_on_signals() as stop,

@@ -96,7 +96,8 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
                 seed=seed,
                 shuffle_buffer_size=options.shuffle_buffer_size,
                 held_out_share=run.held_out_share,
-            )
+            ),
+            batch_size,
         ) as batches:
             _show_training(console, peer.train(batches, stop), run.num_epochs, events)
     console.print(f"Left {repository}: contributed {peer.num_samples} samples.")

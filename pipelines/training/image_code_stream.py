@@ -23,8 +23,9 @@ from pipelines.training.training_run import stable_seed
 NUM_OPEN_SHARDS = 2
 """Shards read at the same time. `datasets` would open 10 and fetch them whole before the first record."""
 
-NUM_PREFETCHED_BATCHES = 256
-"""What a peer goes on with while the Hub is away. A batch of 4 of the paper's size has 40 kB."""
+MIN_PREFETCHED_BATCHES = 8
+NUM_PREFETCHED_SAMPLES = 1024
+"""What a peer goes on with while the Hub is away: 10 MB at the paper's size."""
 
 SECONDS_BETWEEN_PASSES = 0.1
 """Time for Arrow's reading threads to end after a pass."""
@@ -143,9 +144,15 @@ def whole_batches(
 
 
 @contextlib.contextmanager
-def prefetched(make_batches: Callable[[], Iterator[Batch]]) -> Iterator[Iterator[Batch]]:
-    """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order."""
-    ahead: queue.Queue[Batch | Exception] = queue.Queue(NUM_PREFETCHED_BATCHES)
+def prefetched(
+    make_batches: Callable[[], Iterator[Batch]], batch_size: int = NUM_PREFETCHED_SAMPLES
+) -> Iterator[Iterator[Batch]]:
+    """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order.
+
+    As many as hold `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case.
+    """
+    num_batches = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // batch_size)
+    ahead: queue.Queue[Batch | Exception] = queue.Queue(num_batches)
     stop = threading.Event()
 
     def fill() -> None:
