@@ -40,6 +40,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     import torch
 
     from pipelines.command_line.check_list import report_obstacles
+    from pipelines.command_line.peer_entry import admitted, stop_when_refused
     from pipelines.training.doctor.examination import quick_checks
     from pipelines.training.doctor.machine import raise_open_files
     from pipelines.training.generation_watch import watching_generation
@@ -71,12 +72,14 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     username = _username()
 
     with (
-        open_dht(repository, run.entry_addresses, options) as dht,
+        admitted(console, run, repository, options) as (options, admission),
+        open_dht(repository, run.entry_addresses, options, admission) as dht,
         TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
         _stop_on_signals() as stop,
         pause_on_signals(peer.pause_switch),
         watching_generation(repository, run, stop) as watch,
     ):
+        stop_when_refused(admission, stop)
         with console.status("Looking for the newest training state") as status:
             source = peer.synchronise(
                 lambda: download_checkpoint(repository) if run_state else None,
@@ -117,6 +120,7 @@ def run_auxiliary_peer(
     import torch
 
     from pipelines.command_line.assisting import assembled_auxiliary_peer
+    from pipelines.command_line.peer_entry import admitted, stop_when_refused
     from pipelines.training.hub_publisher import RunRolledBackError
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import SwarmUnreachableError, open_dht
@@ -128,16 +132,18 @@ def run_auxiliary_peer(
     if run_state is not None and run_state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
     with contextlib.ExitStack() as stack:
+        options, admission = stack.enter_context(admitted(console, run, repository, options))
         try:
-            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options))
+            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options, admission))
         except SwarmUnreachableError:
             if not run.entry_addresses:
                 raise
             console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
-            dht = stack.enter_context(open_dht(repository, (), options))
+            dht = stack.enter_context(open_dht(repository, (), options, admission))
         parts = assembled_auxiliary_peer(repository, run, dht, processor, assistance)
         peer, trackers = stack.enter_context(parts)
         stop = stack.enter_context(_stop_on_signals())
+        stop_when_refused(admission, stop)
         epoch = peer.restore(download_checkpoint(repository) if run_state else None)
         addresses = peer.announce()
         console.print(f"Assisting {repository} from epoch {epoch}; entry addresses: {', '.join(addresses)}")

@@ -97,6 +97,8 @@ def show(repository: Repository) -> None:
     table = Table("setting", "value", title=repository)
     for name, value in dataclasses.asdict(run).items():
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
+    who = "everybody: the run is OPEN" if run.is_open else f"whom {run.authorization_service} admits"
+    table.add_row("who may join", who, style="bold")
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
     Console().print(table)
 

@@ -20,6 +20,7 @@ from pipelines.training.training_run import TRAINING_RUN_FILE, TrainingRun
 
 HUB_TIMEOUT_SECONDS = 10.0
 SPACE_PORT = 7860
+"""Where the Hub's proxy looks for a Space."""
 
 
 def load_or_create_key(path: Path) -> ed25519.Ed25519PrivateKey:
@@ -91,6 +92,7 @@ def serve_as_space(environment: Mapping[str, str]) -> None:
         repository, key_text = environment["RUN_REPOSITORY"], environment["AUTHORIZATION_KEY"]
     except KeyError as error:
         raise SystemExit(f"Set {error.args[0]} in the settings of this Space; see its README.") from None
+    port = int(environment.get("GRADIO_SERVER_PORT") or SPACE_PORT)
     options = ServiceOptions(
         lifetime_seconds=60 * float(environment.get("TOKEN_MINUTES") or 10),
         grace_seconds=60 * float(environment.get("GRACE_MINUTES") or 60),
@@ -100,7 +102,7 @@ def serve_as_space(environment: Mapping[str, str]) -> None:
         service = open_service(repository, key, HfApi(), Path(cache), options)
         # A Space is reached through the Hub's proxy alone, which says who asks.
         serve_authorization(
-            service, "0.0.0.0", SPACE_PORT, lambda address: print(f"Serving {repository}."),
+            service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."),
             proxy_headers=True, forwarded_allow_ips="*",
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
+from pipelines.training.admitted_averaging import AdmitsPeers
 from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
@@ -154,7 +155,7 @@ class CountsRounds:
             )
 
 
-class SwarmGradientAverager(CountsRounds, GradientAverager):
+class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
     notices_replays = True

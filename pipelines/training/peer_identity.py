@@ -1,7 +1,6 @@
 """The peer's libp2p identity: its file, and the key in it."""
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +10,18 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.p2p import P2P
 from hivemind.proto import crypto_pb2
 
-from pipelines.training.peer_options import PeerOptions
-
 
 @contextlib.contextmanager
-def with_identity(options: PeerOptions) -> Iterator[PeerOptions]:
-    """Yield options that name an identity file, which exists; one that nobody asked for goes with the block.
+def identity_file(chosen: Path | None) -> Iterator[Path]:
+    """Yield an identity file that exists: the chosen one, or one that goes with the block.
 
     The peer id must be known before the peer enters a swarm, because its token names it.
     """
     with tempfile.TemporaryDirectory(prefix="dalle-collab-identity-") as folder:
-        path = options.identity_file or Path(folder) / "identity.key"
+        path = chosen or Path(folder) / "identity.key"
         if not path.exists():
             P2P.generate_identity(str(path))
-        yield dataclasses.replace(options, identity_file=path)
+        yield path
 
 
 def read_identity(path: Path) -> rsa.RSAPrivateKey:

@@ -1,6 +1,7 @@
 """What peers tell each other about themselves: signed records in the DHT, checked before use."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import hivemind
@@ -11,6 +12,9 @@ from hivemind.utils import get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
+
+from pipelines.training.admission_records import AdmissionRecords
+from pipelines.training.authorization_tokens import MAX_TOKEN_CHARACTERS
 
 
 class PeerMetrics(BaseModel):
@@ -56,6 +60,7 @@ class _SwarmRecords(BaseModel):
     metrics: dict[BytesWithPublicKey, PeerMetrics]
     auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
     states: dict[BytesWithPublicKey, StateRecord]
+    admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
 
 
 class SwarmRecords:
@@ -75,6 +80,8 @@ class SwarmRecords:
                 signature,
             ]
         )
+        self._admissions = AdmissionRecords(dht, run_id)
+        self._admissions.keep_published()
 
     @property
     def owner(self) -> bytes:
@@ -94,9 +101,19 @@ class SwarmRecords:
         self._publish("states", state, lifetime_seconds)
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
-        """Return the figures of the peers that are alive, by public key; impossible values are left out."""
+        """Return the figures of the peers that are alive, by public key; impossible values are left out.
+
+        In a run with an authority the user that is named is the one whom the authority has admitted.
+        """
         records = self._read("metrics", PeerMetrics)
         return {key: record for key, record in records.items() if math.isfinite(record.loss)}
+
+    def usernames(self, keys: Collection[bytes]) -> dict[bytes, str]:
+        """Return, by public key, the users whom the run's authority has admitted; empty in an open run.
+
+        Only these names are more than what a peer says of itself.
+        """
+        return {key: admission.username for key, admission in self._admissions.admitted(keys).items()}
 
     def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
         """Return what the auxiliary peers that are alive hold, by public key."""
@@ -126,4 +143,5 @@ class SwarmRecords:
     def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
         found = self._dht.get(f"{self._run_id}_{name}", latest=True)
         values = found.value if found is not None and isinstance(found.value, dict) else {}
-        return {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}
+        records = {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}
+        return self._admissions.counted(records)

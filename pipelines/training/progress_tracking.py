@@ -1,10 +1,13 @@
-"""How far the swarm is: hivemind's tracker, with a peer that counts itself."""
+"""How far the swarm is: hivemind's tracker, with a peer that counts itself, and only peers that may be counted."""
 
 import math
 from typing import Any
 
-from hivemind.optim.progress_tracker import GlobalTrainingProgress, ProgressTracker
+import hivemind
+from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress, ProgressTracker
 from hivemind.utils import ValueWithExpiration
+
+from pipelines.training.admission_records import AdmissionRecords
 
 
 class SwarmProgressTracker(ProgressTracker):
@@ -14,8 +17,18 @@ class SwarmProgressTracker(ProgressTracker):
     averaging, and leaves the swarm's trajectory with its first gradient.
     """
 
+    def __init__(self, *args: Any, dht: hivemind.DHT, prefix: str, **kwargs: Any) -> None:
+        self._admissions = AdmissionRecords(dht, prefix)
+        super().__init__(*args, dht=dht, prefix=prefix, **kwargs)
+
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
-        if isinstance(metadata, dict) and metadata and self._local_public_key not in metadata:
+        if isinstance(metadata, dict) and metadata:
             own = ValueWithExpiration(self.local_progress.dict(), math.inf)
-            metadata = {**metadata, self._local_public_key: own}
+            metadata = {self._local_public_key: own} | self._only_counted(metadata)
         return super()._parse_swarm_progress_data(metadata)
+
+    def _only_counted(self, metadata: dict[bytes, Any]) -> dict[bytes, Any]:
+        """Leave out the records of peers whom the run's authority has not admitted."""
+        values = {owner: entry.value for owner, entry in metadata.items() if entry.value is not None}
+        records = {owner: LocalTrainingProgress.parse_obj(value) for owner, value in values.items()}
+        return {owner: metadata[owner] for owner in self._admissions.counted(records)}

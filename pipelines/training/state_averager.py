@@ -18,6 +18,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture
 
+from pipelines.training.admitted_averaging import AdmitsPeers
 from pipelines.training.averaging import CountsRounds
 from pipelines.training.averaging_streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
 from pipelines.training.state_digest import StateManifest, named_state
@@ -44,7 +45,7 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 """How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
 
 
-class SwarmStateAverager(CountsRounds, TrainingStateAverager):
+class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
     """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
 
     Its name is part of the wire protocol: all peers of a run, the auxiliary peer too, use this very class. What it

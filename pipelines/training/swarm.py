@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import hivemind
 from hivemind.p2p import P2PDaemonError
 
+from pipelines.training.authorized_dht import SwarmDHT
 from pipelines.training.dial_back import offer_dial_back
+from pipelines.training.peer_admission import PeerAdmission
 from pipelines.training.peer_options import PeerOptions
 
 logger = logging.getLogger(__name__)
@@ -26,10 +28,13 @@ class CannotListenError(OSError):
 
 
 @contextmanager
-def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions) -> Iterator[hivemind.DHT]:
+def open_dht(
+    run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None = None
+) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
-    Call it in the main thread of a process that has not started others: hivemind forks.
+    Call it in the main thread of a process that has not started others: hivemind forks. `admission` is what
+    `seek_admission` has yielded together with the options; only open runs go without.
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
@@ -37,12 +42,14 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
     """
     multiprocessing.set_start_method("fork", force=True)
     try:
-        dht = hivemind.DHT(
+        dht = SwarmDHT(
+            admission=admission,
             initial_peers=list(entry_addresses),
             host_maddrs=list(options.host_addresses),
             announce_maddrs=list(options.announce_addresses) or None,
             client_mode=options.client_mode,
             identity_path=str(options.identity_file) if options.identity_file else None,
+            check_if_identity_free=admission is None or not admission.has_new_identity,
             startup_timeout=options.startup_timeout_seconds,
             use_relay=True,
             use_auto_relay=options.use_relay,
@@ -51,8 +58,9 @@ def open_dht(run_name: str, entry_addresses: Sequence[str], options: PeerOptions
     except (P2PDaemonError, RuntimeError, TimeoutError) as error:
         if any(sign in str(error) for sign in SIGNS_OF_A_BAD_HOST):
             raise CannotListenError(_explain_host(options.host_addresses, error)) from error
-        raise SwarmUnreachableError(_explain(run_name, entry_addresses, error)) from error
+        raise SwarmUnreachableError(_explain(run_name, entry_addresses, error, admission is not None)) from error
     try:
+        dht.bind_peers()
         if not options.client_mode:
             offer_dial_back(dht)
         yield dht
@@ -74,11 +82,11 @@ def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
     )
 
 
-def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException) -> str:
+def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException, is_admitted: bool) -> str:
     if not entry_addresses:
         return f"The libp2p daemon did not start ({error}). On a busy machine try again with --startup-timeout 180."
     return (
         f"None of the {len(entry_addresses)} entry addresses of {run_name} answers ({error}). Either this machine has "
-        f"no way there, or the run's auxiliary peer is down; its organiser starts it with: "
-        f"dalle-collab run assist {run_name}"
+        f"no way there, or {'they do not accept its admission, or ' if is_admitted else ''}the run's auxiliary peer is "
+        f"down; its organiser starts it with: dalle-collab run assist {run_name}"
     )

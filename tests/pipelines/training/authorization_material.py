@@ -106,7 +106,10 @@ def running_service(
         yield RunningService(address, key, folder / "service.log", process)
     finally:
         process.terminate()
-        process.wait(30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        process.kill()
+        process.wait()
         process.stdout.close()
 
 

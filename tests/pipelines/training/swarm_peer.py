@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from pipelines.training import averaging
 from pipelines.training.image_code_stream import Batch
 from pipelines.training.pausing import pause_on_signals
+from pipelines.training.peer_admission import seek_admission
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.process_group import guard_process_group
 from pipelines.training.swarm import open_dht, visible_addresses
@@ -78,8 +79,11 @@ def main(settings: dict) -> None:
     if "die_in_round_of_epoch" in settings:
         die_in_round(current_epoch, settings["die_in_round_of_epoch"])
     with (
-        open_dht("test/run", settings["entry_addresses"], options) as dht,
-        TrainingPeer(run, dht, options, username=name, package_version="0") as peer,
+        seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
+        open_dht("test/run", settings["entry_addresses"], options, admission) as dht,
+        TrainingPeer(
+            run, dht, options, username=admission.username if admission else name, package_version="0"
+        ) as peer,
         contextlib.ExitStack() as parts,
     ):
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -140,6 +144,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             events, event="step", epoch=report.epoch, seed=used_seeds[-1], was_used=report.was_used,
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
+            num_rounds=peer.optimizer.grad_averager.last_round.num_rounds,
         )  # fmt: skip
         if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)

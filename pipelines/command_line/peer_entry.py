@@ -1,0 +1,40 @@
+"""Being admitted to a run before its swarm is entered, and leaving it when that ends: what people read about it."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from pipelines.training.peer_admission import PeerAdmission, seek_admission
+from pipelines.training.peer_options import PeerOptions
+from pipelines.training.training_run import TrainingRun
+
+
+@contextlib.contextmanager
+def admitted(
+    console: Console, run: TrainingRun, repository: str, options: PeerOptions
+) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
+    """Do what `seek_admission` does with the Hub token of this machine; say whether the run is open.
+
+    After the block, raises the error with which the authority has refused to renew the admission, if it has.
+    """
+    from huggingface_hub import get_token
+
+    if run.is_open:
+        console.print(f"{repository} is an OPEN run: everybody may take part, nobody is checked.")
+    else:
+        console.print(
+            f"Asking {run.authorization_service} for admission to {repository}. It sees your Hub token; one that may "
+            "only read is enough."
+        )
+    with seek_admission(run, repository, options, get_token()) as (options, admission):
+        yield options, admission
+        if admission is not None:
+            admission.raise_refusal()
+
+
+def stop_when_refused(admission: PeerAdmission | None, stop: threading.Event) -> None:
+    """Have `stop` set as soon as the authority does not renew the admission any more."""
+    if admission is not None:
+        admission.on_refusal(stop.set)
