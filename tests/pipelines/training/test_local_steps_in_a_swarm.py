@@ -25,6 +25,7 @@ def local_steps_run(**changes):
         outer_momentum=0.5,
         num_epochs=4,
         num_warmup_epochs=1,
+        progress_expiration_seconds=30.0,
     )
     return tiny_run(**(settings | changes))
 
