@@ -69,4 +69,8 @@ def sole_user(folder: Path) -> Iterator[None]:
                 f"Another auxiliary peer on this machine uses {folder}. Give this one a folder of its own: "
                 "--state-folder FOLDER"
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            # Children that were forked meanwhile have the file open too: closing it here would not release the lock.
+            fcntl.flock(lock, fcntl.LOCK_UN)

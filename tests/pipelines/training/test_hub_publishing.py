@@ -154,8 +154,6 @@ def test_a_byte_that_was_flipped_on_the_hub_is_refused_by_file_and_tensor(publis
         refused = run.load()
         assert refused.returncode == 1
         assert f"{name} is damaged: its SHA-256 is" in refused.stderr and f"(tensor {tensor})" in refused.stderr
-        planned = run.commands.run("run", "rollback", run.repository, "3", "--dry-run")
-        assert planned.returncode == 1
         flip_byte_of_tensor(stored, tensor)  # back again; the copy in the cache is replaced by a second download
         assert run.loaded()["epoch"] == 3
 
