@@ -15,23 +15,27 @@ from pipelines.training.training_run import TrainingRun
 def admitted(
     console: Console, run: TrainingRun, repository: str, options: PeerOptions
 ) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
-    """Do what `seek_admission` does with the Hub token of this machine; say whether the run is open.
+    """Do what `seek_admission` does with the Hub token of this machine.
 
     After the block, raises the error with which the authority has refused to renew the admission, if it has.
     """
     from huggingface_hub import get_token
 
-    if run.is_open:
-        console.print(f"{repository} is an OPEN run: everybody may take part, nobody is checked.")
-    else:
-        console.print(
-            f"Asking {run.authorization_service} for admission to {repository}. It sees your Hub token; one that may "
-            "only read is enough."
-        )
-    with seek_admission(run, repository, options, get_token()) as (options, admission):
+    with contextlib.ExitStack() as stack:
+        with console.status(f"Asking {run.authorization_service} for admission; it sees your Hub token"):
+            options, admission = stack.enter_context(seek_admission(run, repository, options, get_token()))
         yield options, admission
         if admission is not None:
             admission.raise_refusal()
+
+
+def who_may_join(run: TrainingRun, repository: str) -> str:
+    """Say whether everybody may join a run."""
+    if run.is_open:
+        return f"{repository} is an OPEN run: everybody may take part, nobody is checked."
+    return (
+        f"Peers of {repository} are admitted by {run.authorization_service}, to which a Hub token that reads is enough."
+    )
 
 
 def stop_when_refused(admission: PeerAdmission | None, stop: threading.Event) -> None:

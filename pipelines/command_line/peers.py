@@ -40,7 +40,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
     import torch
 
     from pipelines.command_line.check_list import report_obstacles
-    from pipelines.command_line.peer_entry import admitted, stop_when_refused
+    from pipelines.command_line.peer_entry import admitted, stop_when_refused, who_may_join
     from pipelines.training.doctor.examination import quick_checks
     from pipelines.training.doctor.machine import raise_open_files
     from pipelines.training.generation_watch import watching_generation
@@ -86,6 +86,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
                 (lambda progress: status.update(str(progress))) if console.is_terminal else None,
             )
         console.print(f"Joined {repository} as {username} at epoch {peer.optimizer.local_epoch} (state: {source}).")
+        console.print(who_may_join(run, repository))
         console.print(f"To pause it: kill -USR1 {os.getpid()}; to go on: kill -USR2 {os.getpid()}", highlight=False)
         batch_size = peer.choose_micro_batch() * options.num_devices
         seed = stable_seed(run.run_id, dht.peer_id)
@@ -120,7 +121,7 @@ def run_auxiliary_peer(
     import torch
 
     from pipelines.command_line.assisting import assembled_auxiliary_peer
-    from pipelines.command_line.peer_entry import admitted, stop_when_refused
+    from pipelines.command_line.peer_entry import admitted, stop_when_refused, who_may_join
     from pipelines.training.hub_publisher import RunRolledBackError
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import SwarmUnreachableError, open_dht
@@ -147,6 +148,7 @@ def run_auxiliary_peer(
         epoch = peer.restore(download_checkpoint(repository) if run_state else None)
         addresses = peer.announce()
         console.print(f"Assisting {repository} from epoch {epoch}; entry addresses: {', '.join(addresses)}")
+        console.print(who_may_join(run, repository))
         try:
             _show_assistance(console, peer.follow(stop), trackers, events)
         except RunRolledBackError as error:
