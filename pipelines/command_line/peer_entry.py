@@ -21,8 +21,11 @@ def admitted(
     """
     from huggingface_hub import get_token
 
+    what = (
+        "Entering" if run.is_open else f"Asking {run.authorization_service}, which sees your Hub token, to admit us to"
+    )
     with contextlib.ExitStack() as stack:
-        with console.status(f"Asking {run.authorization_service} for admission; it sees your Hub token"):
+        with console.status(f"{what} {repository}"):
             options, admission = stack.enter_context(seek_admission(run, repository, options, get_token()))
         yield options, admission
         if admission is not None:
