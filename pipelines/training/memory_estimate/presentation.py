@@ -12,7 +12,7 @@ from pipelines.training.memory_estimate.settings import MemoryEstimate, MemorySe
 
 COMPONENTS = tuple(item.name for item in dataclasses.fields(MemorySplit))
 STYLE = """
-.memory { font-size: 0.95rem; }
+.memory { font-size: 0.95rem; overflow-x: auto; }
 .memory .line { display: flex; justify-content: space-between; margin-top: 0.7rem; }
 .memory .bar { display: flex; height: 2.1rem; border-radius: 6px; overflow: hidden;
   background: rgba(128,128,128,0.16); }

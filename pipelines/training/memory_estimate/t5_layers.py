@@ -79,11 +79,9 @@ class T5Layers(TransformerLayers):
         tape.drop(bare)
         weights = tape.run(biased, out=self.scores * compute, saves_output=True)
         tape.drop(biased)
-        checked = tape.run(weights, out=self.scores * compute, scratch=self.scores)
-        tape.drop(weights)
-        attended = tape.run(checked, value, out=self.inner, saves=(checked, value))
+        attended = tape.run(weights, value, out=self.inner, saves=(weights, value))
         merged = tape.run(attended, out=self.inner)
-        tape.drop(query, key, value, checked, attended)
+        tape.drop(query, key, value, weights, attended)
         return self._output(tape, merged)
 
     def _feed_forward(self, tape: Tape, x: Value) -> Value:
