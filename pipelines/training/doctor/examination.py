@@ -10,11 +10,12 @@ from typing import Any
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.doctor import hub_checks, machine_checks, swarm_checks
+from pipelines.training.doctor.authorization_checks import check_authorization
 from pipelines.training.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.training.doctor.dialling import parse_address, port_objection
 from pipelines.training.doctor.machine import Machine, read_machine
 from pipelines.training.doctor.machine_checks import PACKAGE, PeerNeeds
-from pipelines.training.doctor.peer_needs import peer_needs
+from pipelines.training.doctor.peer_needs import checkpoint_bytes, peer_needs
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import read_processor, read_run
 from pipelines.training.swarm_probe import STARTUP_TIMEOUTS, probe_swarm
@@ -98,6 +99,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield hub_checks.failure("training run", error)
         return
     yield ok("training run", f"{examination.run.run_id}, created with {PACKAGE} {examination.run.package_version}")
+    yield from check_authorization(examination.repository, examination.run, examination.caller)
 
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
@@ -191,6 +193,6 @@ def _needs(examination: Examination) -> PeerNeeds:
     if examination.run is None:
         return nothing
     try:
-        return peer_needs(examination.repository, examination.run, examination.options)
+        return peer_needs(examination.run, examination.options, checkpoint_bytes(examination.repository))
     except hub_checks.USER_ERRORS:
         return nothing

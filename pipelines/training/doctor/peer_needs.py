@@ -1,19 +1,16 @@
 """What a peer of a run needs of its machine."""
 
-import torch
 from huggingface_hub import HfApi
 
-from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.training.doctor.machine_checks import PeerNeeds
+from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
+from pipelines.training.memory_estimate.estimate import estimate_training_memory
+from pipelines.training.memory_estimate.settings import MemorySettings
 from pipelines.training.peer_options import PeerOptions
-from pipelines.training.run_repository import model_configuration
 from pipelines.training.training_run import TrainingRun
 
-SHARED_TENSORS = 3
-"""float32 copies of the parameters in /dev/shm: the optimizer's own, the averaged ones and the averaged gradients."""
-
-PRIVATE_TENSORS = 3
-"""float32 copies in the process: the model, its gradients and the gathered gradients."""
+SHARED_BYTES_PER_PARAMETER = 8
+"""float32 parameters and gradients of the offloaded optimizer lie in /dev/shm, where the averagers see them too."""
 
 PROGRAM_BYTES = 1536 * 2**20
 """torch, hivemind and their processes, before there is a model."""
@@ -22,29 +19,33 @@ SPARE_DISK_BYTES = 256 * 2**20
 """Tokenizer, settings and the daemon's files."""
 
 
-def peer_needs(repository: str, run: TrainingRun, options: PeerOptions) -> PeerNeeds:
-    """Return the bytes that a peer needs; the checkpoint's size is asked of the Hub.
+def peer_needs(run: TrainingRun, options: PeerOptions, checkpoint_bytes: int) -> PeerNeeds:
+    """Return the bytes that a peer needs, of which it may have to download a checkpoint of `checkpoint_bytes`.
 
     Raises:
         ValueError: the run's model has sizes that cannot work.
     """
-    num_parameters = count_parameters(run)
-    copy, statistics = 4 * num_parameters, 2 * num_parameters * run.optimizer_bits // 8
+    sizes = DalleCollabSizes.from_mapping(run.model_config)
     on_gpu = options.device.startswith("cuda")
-    shared = SHARED_TENSORS * copy
-    return PeerNeeds(
-        memory=PROGRAM_BYTES + shared + statistics + (1 if on_gpu else PRIVATE_TENSORS) * copy,
-        shared_memory=shared,
-        gpu_memory=2 * copy if on_gpu else None,
-        disk=SPARE_DISK_BYTES + checkpoint_bytes(repository),
-        explanation=f"{num_parameters / 1e6:,.1f} M parameters, micro-batch {options.micro_batch_size or 1}",
+    # A peer that chooses micro-batch and precision for itself takes what fits: it is judged by the least.
+    micro_batch_size = options.micro_batch_size or 1
+    settings = MemorySettings(
+        micro_batch_size=micro_batch_size,
+        precision=options.precision if options.precision != "auto" else "fp32",
+        optimizer="lamb",
+        optimizer_bits=run.optimizer_bits,
+        recompute=sizes.recompute,
+        collaborative=True,
+        device="cuda" if on_gpu else "cpu",
     )
-
-
-def count_parameters(run: TrainingRun) -> int:
-    """Return the number of the model's parameters without making them."""
-    with torch.device("meta"):
-        return DalleCollabForConditionalGeneration(model_configuration(run)).num_parameters()
+    estimate = estimate_training_memory(sizes, settings)
+    return PeerNeeds(
+        memory=PROGRAM_BYTES + estimate.ram.total,
+        shared_memory=SHARED_BYTES_PER_PARAMETER * estimate.num_parameters,
+        gpu_memory=estimate.gpu.total if on_gpu else None,
+        disk=SPARE_DISK_BYTES + checkpoint_bytes,
+        explanation=f"{estimate.num_parameters / 1e6:,.1f} M parameters, micro-batch {micro_batch_size}",
+    )
 
 
 def checkpoint_bytes(repository: str) -> int:

@@ -4,9 +4,11 @@ import dataclasses
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from pipelines.training.doctor.authorization_checks import judge_membership, judge_service
 from pipelines.training.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
 from pipelines.training.doctor.dialling import Call, parse_address
 from pipelines.training.doctor.machine import Machine, read_machine
@@ -19,6 +21,7 @@ from pipelines.training.doctor.machine_checks import (
     check_shared_memory,
     check_versions,
 )
+from pipelines.training.doctor.peer_needs import peer_needs
 from pipelines.training.doctor.swarm_checks import (
     check_clock,
     check_daemon,
@@ -29,7 +32,9 @@ from pipelines.training.doctor.swarm_checks import (
     connected_groups,
 )
 from pipelines.training.doctor.swarm_finding import EntryFinding, SwarmFinding
+from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_creation import required_versions
+from pipelines.training.training_run import TrainingRun
 
 GIB = 2**30
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -265,3 +270,45 @@ def test_a_slow_answer_of_the_hub_leaves_its_clock_in_doubt():
     assert certain_offset(0.4, 0.1) == certain_offset(-3.0, 6.0) == 0.0
     assert certain_offset(60.0, 1.0) == pytest.approx(59.0)
     assert certain_offset(-60.0, 1.0) == pytest.approx(-59.0)
+
+
+def test_the_needs_of_the_papers_run_follow_from_its_parameters():
+    run = TrainingRun(run_id="run", model_config={}, dataset_repository="org/codes", dataset_revision="main")
+    on_cpu, on_gpu = (
+        peer_needs(run, PeerOptions(device=device, micro_batch_size=1), checkpoint_bytes=10**9)
+        for device in ("cpu", "cuda")
+    )
+    num_parameters = on_cpu.shared_memory // 8
+    assert 120e6 < num_parameters < 130e6 and on_cpu.explanation.startswith(f"{num_parameters / 1e6:.1f} M parameters")
+    # float32 weights and gradients of the model and of the offloaded optimizer, and LAMB's two 8-bit statistics
+    assert on_cpu.memory > (4 + 4 + 4 + 4 + 2) * num_parameters and on_cpu.gpu_memory is None
+    assert on_gpu.memory < on_cpu.memory and on_gpu.gpu_memory > 8 * num_parameters
+    assert on_gpu.disk > 10**9
+
+
+KEY = "ed25519:key"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        (dict(repository="org/run", authorization_key=KEY, lists_problem=None), "ok", "answers"),
+        (dict(repository="org/run", authorization_key="other"), "fail", "another key"),
+        (dict(repository="org/other", authorization_key=KEY), "fail", "serves org/other"),
+        (["no service at all"], "fail", "something else"),
+        (dict(repository="org/run", authorization_key=KEY, lists_problem="ban.json"), "warn", "ban.json"),
+    ],
+)
+def test_an_authorization_service_has_to_be_that_of_the_run(answer, status, words):
+    run = SimpleNamespace(authorization_service="https://door.example", authorization_key=KEY)
+    result = judge_service("org/run", run, answer)
+    assert result.status == status and words in result.seen
+
+
+def test_somebody_who_is_no_member_is_told_whom_to_ask():
+    member, stranger = dict(name="ann", orgs=[dict(name="org")]), dict(name="bo", orgs=[])
+    assert judge_membership("org/run", member).status == "ok"
+    assert judge_membership("ann/run", member).status == "ok"
+    result = judge_membership("org/run", stranger)
+    assert result.status == "warn" and "bo is no member of org" in result.seen and "allow list" in result.cure
+    assert judge_membership("org/run", None).status == "fail"
