@@ -35,6 +35,7 @@ SWARM_FILES = (
     "averaging_reducer",
     "averaging_runner",
     "averaging_streams",
+    "incomplete_rounds",
     "peer_admission",
     "peer_identity",
     "local_steps",
@@ -59,7 +60,7 @@ PRICED = {
         "pipelines/training/finetuning.py",
         "pipelines/training/trackers.py",
     ),
-    "hivemind": tuple(f"pipelines/training/{name}.py" for name in SWARM_FILES),
+    "hivemind": (*(f"pipelines/training/{name}.py" for name in SWARM_FILES), "pipelines/chaos/hostile_peers.py"),
     "gradio": ("spaces/",),
 }
 """The files, or folders with a final slash, that alone may import a library."""

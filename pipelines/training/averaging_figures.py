@@ -27,7 +27,7 @@ class AveragingRound:
     """Peers in the last round's group, this one included."""
 
     num_senders_lost: int
-    """Peers that the last round left out because they stopped sending or sent something impossible."""
+    """Peers that the last round left out because they stopped sending; they lack a part of the average."""
 
     num_withheld: int
     """Rounds into which this peer sent zeros because its own values were not finite."""

@@ -224,7 +224,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         """
         sender = context.remote_id
         hello = await anext(stream)
-        if refusal := self._refusal(hello, sender):
+        if refusal := self._refusal(hello, context):
             yield refusal
             return
         yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
@@ -253,12 +253,11 @@ class TrustedAllReduceRunner(AllReduceRunner):
             yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
             raise
 
-    def _refusal(self, hello: averaging_pb2.AveragingData, sender: PeerID) -> averaging_pb2.AveragingData | None:
-        if sender not in self.sender_peer_ids:
-            if sender in self.ordered_peer_ids:
-                self._name(sender, Offence.NOT_A_SENDER)
+    def _refusal(self, hello: averaging_pb2.AveragingData, context: P2PContext) -> averaging_pb2.AveragingData | None:
+        if context.remote_id not in self.sender_peer_ids:
+            if context.remote_id in self.ordered_peer_ids:
+                self._name(context.remote_id, Offence.NOT_A_SENDER)
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        context = P2PContext(handle_name="", local_id=self.peer_id, remote_id=sender)
         return self._check_reasons_to_reject(hello, context)
 
     async def _accumulate_parts_streaming(
@@ -329,10 +328,11 @@ class TrustedAllReduceRunner(AllReduceRunner):
         return read_part(message, self.tensor_part_container.compression, self._own_part_infos[part_index], shape)
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
-        if peer_id not in self.banned_senders and not self._future.done():
+        was_caught = any(peer == peer_id for peer, _ in self.offences)
+        if not (was_caught or peer_id in self.banned_senders or self._future.done()):
+            # A machine or link that failed. What one that was caught lacks of the average is its own affair.
             self.lost_senders.add(peer_id)
-            if not any(peer == peer_id for peer, _ in self.offences):
-                self._name(peer_id, Offence.SILENT)
+            self._name(peer_id, Offence.SILENT)
         await super()._ban_sender(peer_id)
 
     def _name(self, peer_id: PeerID, offence: Offence) -> None:

@@ -8,13 +8,25 @@ import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
-from hivemind.utils import get_dht_time
+from hivemind.utils import MPFuture, get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
 
 from pipelines.training.admission_records import AdmissionRecords
 from pipelines.training.authorization_tokens import MAX_TOKEN_CHARACTERS
+from pipelines.training.suspects import Suspect
+
+MAX_SUSPECTS = 8
+"""Suspects in one peer's figures: the most frequent ones."""
+
+
+class SuspectRecord(BaseModel):
+    """A peer that did what honest ones do not, as one peer saw it; see `suspects.Suspect`."""
+
+    peer_id: constr(max_length=96)
+    offence: constr(max_length=32)
+    num_rounds: conint(ge=1, strict=True)
 
 
 class PeerMetrics(BaseModel):
@@ -32,6 +44,15 @@ class PeerMetrics(BaseModel):
     num_refused_gradients: conint(ge=0, strict=True)
     client_mode: StrictBool
     package_version: constr(max_length=32)
+    num_incomplete_rounds: conint(ge=0, strict=True) = 0
+    num_withheld: conint(ge=0, strict=True) = 0
+    suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
+
+
+class StateAveragingCall(BaseModel):
+    """A peer's wish that all average their parameters at the beginning of an epoch, after an incomplete round."""
+
+    epoch: conint(ge=0, strict=True)
 
 
 class AuxiliaryStatus(BaseModel):
@@ -61,6 +82,7 @@ class _SwarmRecords(BaseModel):
     auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
     states: dict[BytesWithPublicKey, StateRecord]
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
+    state_averaging_calls: dict[BytesWithPublicKey, StateAveragingCall]
 
 
 class SwarmRecords:
@@ -99,6 +121,20 @@ class SwarmRecords:
     def publish_state(self, state: StateRecord, lifetime_seconds: float) -> None:
         """Sign and store which state this peer holds for `lifetime_seconds`."""
         self._publish("states", state, lifetime_seconds)
+
+    def call_for_state_averaging(self, epoch: int, lifetime_seconds: float) -> None:
+        """Sign and store the wish that all peers average their parameters at the beginning of this epoch."""
+        self._publish("state_averaging_calls", StateAveragingCall(epoch=epoch), lifetime_seconds)
+
+    def ask_for_state_averaging_calls(self) -> MPFuture:
+        """Ask the DHT for calls, without waiting; `state_averaging_calls` reads the answer once it is done."""
+        return self._dht.get(f"{self._run_id}_state_averaging_calls", latest=True, return_future=True)
+
+    def state_averaging_calls(self, answer: MPFuture) -> frozenset[int]:
+        """Return the epochs for which peers have called; none if the DHT did not answer."""
+        if answer.cancelled() or answer.exception():
+            return frozenset()
+        return frozenset(call.epoch for call in _parse(answer.result(), StateAveragingCall).values())
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
         """Return the figures of the peers that are alive, by public key; impossible values are left out.
@@ -141,7 +177,14 @@ class SwarmRecords:
         )
 
     def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
-        found = self._dht.get(f"{self._run_id}_{name}", latest=True)
-        values = found.value if found is not None and isinstance(found.value, dict) else {}
-        records = {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}
-        return self._admissions.counted(records)
+        return self._admissions.counted(_parse(self._dht.get(f"{self._run_id}_{name}", latest=True), kind))
+
+
+def suspect_record(suspect: Suspect) -> SuspectRecord:
+    """Return what is published of a suspect."""
+    return SuspectRecord(peer_id=suspect.peer_id, offence=suspect.offence.name, num_rounds=suspect.num_rounds)
+
+
+def _parse(found: Any, kind: type[BaseModel]) -> dict[bytes, Any]:
+    values = found.value if found is not None and isinstance(found.value, dict) else {}
+    return {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}

@@ -32,7 +32,7 @@ within half of what is let through, so that they are never left out.
 ROUNDING = 1e-6
 """Disagreement below this share of the vector's norm is float32 rounding and is never clipped."""
 
-CONVERGED = 1e-9
+CONVERGED = 1e-7
 """CenteredClip stops when no weight of a peer in the centre moves by more."""
 
 SORTED_AT_ONCE = 2**15

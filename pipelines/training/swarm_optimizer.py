@@ -11,6 +11,7 @@ from hivemind.averaging.control import AveragingStage, StepControl
 
 from pipelines.training.averaging import SwarmGradientAverager
 from pipelines.training.gradient_computation import gradients_are_finite
+from pipelines.training.incomplete_rounds import MendsIncompleteRounds
 from pipelines.training.peer_metrics import SwarmRecords
 from pipelines.training.progress_tracking import SwarmProgressTracker
 from pipelines.training.round_times import RoundTimes
@@ -30,6 +31,9 @@ from pipelines.training.wire_codec import averaging_compression, check_codec
 
 logger = logging.getLogger(__name__)
 
+CALL_LIFETIME_IN_TIMEOUTS = 5
+"""How long a call for averaging the state can be read; two epochs must pass, which are as long as the swarm is slow."""
+
 NUM_LOADS_TO_CATCH_UP = 2
 """States that a peer takes over in a row while the swarm goes on before it takes part one epoch behind."""
 
@@ -40,11 +44,13 @@ class OutOfStepError(ValueError):
     """This peer cannot catch up with the swarm."""
 
 
-class SwarmOptimizer(hivemind.Optimizer):
+class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
     """Gathers gradients until the swarm has `target_batch_size` samples, averages them and steps.
 
     `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round.
     """
+
+    gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
 
     def __init__(
         self,
@@ -59,6 +65,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         compression = averaging_compression(run)
         check_codec(compression)
         self.run = run
+        self.records = records
+        self.call_lifetime_seconds = run.averaging_timeout_seconds * CALL_LIFETIME_IN_TIMEOUTS
         self.num_refused_gradients = 0
         self.last_gradient_was_used = False
         self.num_failed_loads = 0
@@ -85,7 +93,7 @@ class SwarmOptimizer(hivemind.Optimizer):
             client_mode=dht.client_mode,
             grad_compression=compression,
             state_averaging_compression=compression,
-            grad_averager_factory=partial(SwarmGradientAverager, allow_state_sharing=False, **options),
+            grad_averager_factory=partial(self.gradient_averager_type, allow_state_sharing=False, **options),
             averager_opts=dict(options, allow_state_sharing=False),
             tracker_opts=tracker_options(run),
             verbose=verbose,
@@ -108,7 +116,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> SwarmProgressTracker:
         self._tracker_arguments = dict(kwargs, target_batch_size=target_batch_size)
-        return SwarmProgressTracker(
+        tracker = SwarmProgressTracker(
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,
@@ -117,6 +125,8 @@ class SwarmOptimizer(hivemind.Optimizer):
             start=True,
             **kwargs,
         )
+        tracker.seconds_to_come = self.matchmaking_time
+        return tracker
 
     @property
     def bytes_sent(self) -> int:
@@ -145,11 +155,13 @@ class SwarmOptimizer(hivemind.Optimizer):
 
         hivemind would step along its accumulators, which are empty by then: a step along nothing.
         """
+        before = self.grad_averager.last_round
         try:
             maybe_step_control.result(self.averaging_timeout)
         except (Exception, asyncio.CancelledError) as error:
             logger.warning("A round of averaging failed; this peer goes on with its own gradient: %r", error)
         self._load_averaged_gradients_into_optimizer_()
+        self.judge_round(before, self.grad_averager.last_round)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """See `hivemind.Optimizer.step`; afterwards `last_gradient_was_used` tells whether the gradient counts."""

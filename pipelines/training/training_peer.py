@@ -24,7 +24,7 @@ from pipelines.training.image_code_stream import Batch
 from pipelines.training.local_steps import make_optimizer
 from pipelines.training.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.pausing import PauseSwitch
-from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
+from pipelines.training.peer_metrics import MAX_SUSPECTS, PeerMetrics, SwarmRecords, suspect_record
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import model_configuration
 from pipelines.training.state_hand_off import ShowProgress
@@ -255,6 +255,9 @@ class TrainingPeer:
             num_refused_gradients=self.optimizer.num_refused_gradients,
             client_mode=bool(self.options.client_mode),
             package_version=self._package_version,
+            num_incomplete_rounds=self.optimizer.num_incomplete_rounds,
+            num_withheld=averaging.num_withheld,
+            suspects=[suspect_record(suspect) for suspect in averaging.suspects[:MAX_SUSPECTS]],
         )
         self._epoch_losses.clear()
         self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)

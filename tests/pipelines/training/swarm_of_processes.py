@@ -137,5 +137,5 @@ class Swarm:
             )
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
-        self.entry_addresses = self.entry_addresses or peer.wait_for("ready")["addresses"]
+        self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]
         return peer

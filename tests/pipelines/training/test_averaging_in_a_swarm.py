@@ -15,26 +15,18 @@ from pipelines.training.training_peer import initial_model
 pytestmark = pytest.mark.slow
 
 
-def two_peers_undisturbed(folder, run, **settings_of_second):
-    """Run two peers to the end and return them with their folder.
-
-    On a machine that is busy elsewhere a stream between two libp2p daemons now and then never opens; hivemind gives the
-    round up and tries again, and says so in its log. What a round comes to is then measured in a second run.
-    """
-    for attempt in ("run", "again"):
-        (folder / attempt).mkdir()
-        with Swarm(folder / attempt, run, num_peers=2) as swarm:
-            peers = [swarm.start("first"), swarm.start("second", **settings_of_second)]
-            for peer in peers:
-                peer.wait_for("finished")
-        if not any("MatchmakingException" in peer.log() for peer in peers):
-            break
-    return peers, folder / attempt
+def run_two_peers(folder, run, **settings_of_second):
+    """Run two peers to the end and return them."""
+    with Swarm(folder, run, num_peers=2) as swarm:
+        peers = [swarm.start("first"), swarm.start("second", **settings_of_second)]
+        for peer in peers:
+            peer.wait_for("finished")
+    return peers
 
 
 def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
     run = tiny_run()
-    peers, folder = two_peers_undisturbed(tmp_path, run, seconds_per_batch=0.15)
+    peers = run_two_peers(tmp_path, run, seconds_per_batch=0.15)
     finished = [peer.events("finished")[0] for peer in peers]
     steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
     assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
@@ -43,7 +35,7 @@ def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp
         [made_up_batch(run, step["seed"], 4) for step in steps if step["epoch"] == e] for e in range(run.num_epochs)
     ]
     expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
-    first, second = (load_file(folder / f"{name}.safetensors") for name in ("first", "second"))
+    first, second = (load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second"))
     assert largest_difference(first, second) == 0.0
     assert largest_difference(first, expected) < 1e-5
     assert largest_difference(first, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
@@ -61,14 +53,14 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
         delay_optimizer_step=True,
         average_state_every=2,
     )
-    peers, folder = two_peers_undisturbed(tmp_path, run)
+    peers = run_two_peers(tmp_path, run)
     finished = [peer.events("finished")[0] for peer in peers]
     num_parameters = initial_model(run).num_parameters()
     for event in finished:
         assert event["share_averaged"] == 1.0
         expected = num_parameters * 2 * (2 - 1) / 2
         assert event["bytes_sent"] / event["num_rounds"] == pytest.approx(expected, rel=0.05)
-    parameters = [load_file(folder / f"{name}.safetensors") for name in ("first", "second")]
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
     assert largest_difference(*parameters) == 0.0
     named = [{event["epoch"]: event["digest"] for event in peer.events("state")} for peer in peers]
     epochs = set(named[0]) & set(named[1])

@@ -10,6 +10,8 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from pipelines.training.averaging_streams import (
     ReadingStub,
     first_messages,
+    held_back,
+    open_greeted,
     until_farewell,
     until_reader_closes,
     with_farewell,
@@ -92,6 +94,94 @@ def test_a_reader_that_knows_the_number_closes_the_stream_after_the_last():
 def test_a_state_that_ends_without_farewell_is_not_taken_for_whole():
     with pytest.raises(ConnectionError, match="ended before the whole state had arrived"):
         read_from_donor("rpc_broken_parts", until_farewell)
+
+
+class Listener:
+    """The other side of streams: ignores the first openings, answers later ones, keeps what is written after that."""
+
+    def __init__(self, num_ignored=0, greeting="welcome"):
+        self.num_ignored, self.greeting = num_ignored, greeting
+        self.num_opened = self.num_closed = 0
+        self.received = []
+
+    async def call(self, messages):
+        self.num_opened += 1
+        return self._stream(messages, is_deaf=self.num_opened <= self.num_ignored)
+
+    async def _stream(self, messages, is_deaf):
+        try:
+            assert await anext(messages) == "hello"
+            if is_deaf:
+                await asyncio.Event().wait()
+            yield self.greeting
+            self.received = [message async for message in messages]
+            yield "answer"
+        finally:
+            self.num_closed += 1
+
+
+def open_stream(listener, attempts=3):
+    async def run():
+        stream = await open_greeted(
+            listener.call, hello="hello", messages=letters(), is_greeting=lambda message: message == "welcome",
+            seconds=0.3, attempts=attempts,
+        )  # fmt: skip
+        return [answer async for answer in stream]
+
+    return asyncio.run(run())
+
+
+async def letters():
+    for letter in "abc":
+        yield letter
+
+
+@pytest.mark.parametrize("num_ignored", [0, 1, 2])
+def test_a_stream_that_does_not_open_is_opened_again_and_nothing_is_lost_or_comes_twice(num_ignored):
+    listener = Listener(num_ignored)
+    assert open_stream(listener) == ["answer"]
+    assert listener.received == list("abc")
+    assert listener.num_opened == listener.num_closed == num_ignored + 1
+
+
+def test_opening_is_given_up_after_so_many_attempts():
+    listener = Listener(num_ignored=99)
+    with pytest.raises(ConnectionError, match=r"did not open in 3 attempts; the last one: no answer in 0.3 s\."):
+        open_stream(listener)
+    assert listener.num_opened == listener.num_closed == 3
+
+
+def test_a_peer_that_refuses_is_not_asked_again():
+    listener = Listener(greeting="go away")
+    with pytest.raises(ConnectionRefusedError, match="A peer refused a stream: go away"):
+        open_stream(listener)
+    assert listener.num_opened == 1
+
+
+def test_answers_are_held_back_until_all_is_received():
+    async def run():
+        received, last, seen = asyncio.Event(), asyncio.Event(), []
+
+        async def answers():
+            yield "first"
+            await last.wait()
+            yield "last"
+
+        reading = asyncio.create_task(collect(held_back(answers(), received), seen))
+        await asyncio.sleep(0.01)
+        assert seen == []
+        received.set()
+        while seen != ["first"]:
+            await asyncio.sleep(0)
+        last.set()
+        await reading
+        return seen
+
+    async def collect(stream, into):
+        async for answer in stream:
+            into.append(answer)
+
+    assert asyncio.run(run()) == ["first", "last"]
 
 
 def test_our_own_side_is_sent_before_the_stream_is_closed():
