@@ -131,10 +131,11 @@ class SwarmRecords:
         return self._dht.get(f"{self._run_id}_state_averaging_calls", latest=True, return_future=True)
 
     def state_averaging_calls(self, answer: MPFuture) -> frozenset[int]:
-        """Return the epochs for which peers have called; none if the DHT did not answer."""
+        """Return the epochs for which peers that count have called; none if the DHT did not answer."""
         if answer.cancelled() or answer.exception():
             return frozenset()
-        return frozenset(call.epoch for call in _parse(answer.result(), StateAveragingCall).values())
+        calls = self._admissions.counted(_parse(answer.result(), StateAveragingCall))
+        return frozenset(call.epoch for call in calls.values())
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
         """Return the figures of the peers that are alive, by public key; impossible values are left out.
