@@ -4,9 +4,9 @@ Each test induces one failure of the table in docs/doctor.md.
 """
 
 import json
-import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,8 +197,8 @@ def test_12_a_hub_that_is_away_is_asked_three_times_and_named(commands, training
     with LocalHub(tmp_path / "hub") as away:
         environment = command_environment(away, None)
     done = subprocess.run(
-        ["python3", "-m", "pipelines.command_line.main", "doctor", "org/examined", "--json"],
-        env=environment | {"PATH": f"{Path(os.sys.executable).parent}:{os.environ['PATH']}"},
+        [sys.executable, "-m", "pipelines.command_line.main", "doctor", "org/examined", "--json"],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,

@@ -42,16 +42,17 @@ def check_daemon(finding: SwarmFinding) -> CheckResult:
             f"less than {SLOW_START_SECONDS:.0f} s",
             "This machine is very busy: close other programs. A peer waits longer with --startup-timeout 180.",
         )
+    said = finding.daemon_error.replace("Daemon failed to start", "").strip(": ")
     if any(sign in finding.daemon_error for sign in SIGNS_OF_A_BAD_HOST):
         return fail(
             name,
-            f"cannot listen ({finding.daemon_error})",
+            f"cannot listen ({said})",
             "an address of this machine and a free port",
             "Choose another one: --host /ip4/0.0.0.0/tcp/PORT, or port 0 for any.",
         )
     return fail(
         name,
-        f"did not start after {finding.num_daemon_starts} attempts ({finding.daemon_error})",
+        f"did not start after {finding.num_daemon_starts} attempts, the last one {said}",
         "a daemon that starts",
         "Close other programs and try again. If it never starts, reinstall it: pip install --force-reinstall hivemind",
     )
