@@ -27,12 +27,13 @@ def report(
     from pipelines.training.run_report import report_markdown
 
     with Console(stderr=True).status(f"reading {repository}"):
-        record = gather_record(repository)
+        now = time.time()
+        record = gather_record(repository, now)
         picture = output.with_name(f"{output.stem}_loss_curve.png") if record.history else None
         output.parent.mkdir(parents=True, exist_ok=True)
         if picture is not None:
-            draw_loss_curve(list(record.history), picture)
-    text = report_markdown(record, loss_curve=picture.name if picture else None, now=time.time())
+            draw_loss_curve(record.history, picture, record.evaluations)
+    text = report_markdown(record, loss_curve=picture.name if picture else None, now=now)
     temporary = output.with_name(f".{output.name}.partial")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(output)

@@ -2,16 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, snapshot_download
 
 from pipelines.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
+from pipelines.training.contribution_files import read_contributions
+from pipelines.training.contributions import leaderboard
+from pipelines.training.metrics_history import METRICS_FOLDER, read_evaluations
 from pipelines.training.run_repository import read_history, read_run, read_run_state
 from pipelines.training.training_run import TrainingRun
 
 CHECKPOINT_TITLE = "Checkpoint of epoch "
 """How the titles of the auxiliary peer's commits begin."""
+
+MOST_CONTRIBUTORS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +68,26 @@ class RunRecord:
     """Commits in the run's repository."""
 
 
-def gather_record(repository: str) -> RunRecord:
-    """Read a run's record from the Hub.
+def gather_record(repository: str, now: float) -> RunRecord:
+    """Read a run's record from the Hub; `now` is in seconds since 1970.
 
     Raises:
-        ValueError: there is no such run.
+        ValueError: there is no such run, or what its auxiliary peer has published is damaged.
     """
     run, state = read_run(repository), read_run_state(repository)
+    published = Path(snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/*"])) / METRICS_FOLDER
+    users = leaderboard(read_contributions(published).days, now, MOST_CONTRIBUTORS)
     commits = HfApi().list_repo_commits(repository)
     return RunRecord(
         repository=repository,
         run=run,
         epoch=None if state is None else state["epoch"],
         history=read_history(repository),
-        evaluations=(),
-        contributors=(),
+        evaluations=read_evaluations(published),
+        contributors=[
+            Contributor(username=user["username"], samples=user["samples_all"], hours=user["hours_all"])
+            for user in users
+        ],
         checkpoints=[
             PublishedCheckpoint(
                 epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),
