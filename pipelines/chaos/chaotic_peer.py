@@ -88,6 +88,8 @@ def main(settings: ChaoticPeerSettings) -> None:
     events.write("started", pid=os.getpid(), guard=guard)
     import torch
 
+    from pipelines.chaos.hostile_peers import HostileGradientAverager
+    from pipelines.training import swarm_optimizer
     from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
     from pipelines.training.peer_options import PeerOptions
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
@@ -96,6 +98,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     from pipelines.training.training_run import stable_seed
 
     torch.set_num_threads(1)
+    swarm_optimizer.SwarmGradientAverager = HostileGradientAverager  # honest until it is told otherwise
     while not (run := read_run(settings.repository)).entry_addresses:
         time.sleep(0.5)  # the auxiliary peer is starting as well
     processor = read_processor(settings.repository)
@@ -147,11 +150,8 @@ class ObservedTraining:
     """Trains a peer at a pace, under control, and writes an event for every epoch that ends."""
 
     def __init__(self, peer: Any, settings: ChaoticPeerSettings, events: EventLog, batch: Any) -> None:
-        from pipelines.chaos.attack_switch import hostile_averager
-
         self.peer, self._settings, self._events, self._batch = peer, settings, events, batch
         self._control = Control()
-        self._set_attack = hostile_averager(peer.optimizer)
         self._num_rounds = self._num_samples = 0
 
     def train(self, stream: Iterator[Any], stop: threading.Event) -> None:
@@ -183,12 +183,14 @@ class ObservedTraining:
             time.sleep(max(0.0, ready_at - time.monotonic()))
 
     def _watch(self, stop: threading.Event) -> None:
+        from pipelines.chaos.hostile_peers import Attack
+
         path = control_file(Path(self._settings.folder), self._settings.name)
         while not stop.wait(CONTROL_INTERVAL_SECONDS):
             control = read_control(path)
             if control != self._control:
                 CLOCK.skew(control.clock_skew_seconds)
-                self._set_attack(control.attack)
+                self.peer.optimizer.grad_averager.attack = Attack(control.attack)
                 self._control = control
 
     def _write_epoch(self, report: Any) -> None:
