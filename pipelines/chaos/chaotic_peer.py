@@ -89,16 +89,16 @@ def main(settings: ChaoticPeerSettings) -> None:
     import torch
 
     from pipelines.chaos.hostile_peers import HostileGradientAverager
-    from pipelines.training import swarm_optimizer
     from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
     from pipelines.training.peer_options import PeerOptions
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import open_dht
+    from pipelines.training.swarm_optimizer import SwarmOptimizer
     from pipelines.training.training_peer import TrainingPeer
     from pipelines.training.training_run import stable_seed
 
     torch.set_num_threads(1)
-    swarm_optimizer.SwarmGradientAverager = HostileGradientAverager  # honest until it is told otherwise
+    SwarmOptimizer.gradient_averager_type = HostileGradientAverager  # honest until it is told otherwise
     while not (run := read_run(settings.repository)).entry_addresses:
         time.sleep(0.5)  # the auxiliary peer is starting as well
     processor = read_processor(settings.repository)
