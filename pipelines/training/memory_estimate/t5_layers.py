@@ -66,18 +66,18 @@ class T5Layers(TransformerLayers):
 
     def _attention(self, tape: Tape, x: Value, source: Value) -> Value:
         """Describe attention of `x` to `source`, whose probabilities are stored."""
-        compute = self.element.compute
+        exact = self.inner * 4 / self.element.compute  # PyTorch computes this attention in float32 for half types too
         copies = []
         for place in (x, source, source):
             cast = self.cast(tape, place)
             projected = tape.run(cast, out=self.inner, saves=(cast,))
-            copies.append(tape.run(projected, out=self.inner))
+            copies.append(tape.run(projected, out=exact))
             tape.drop(cast, projected)
         query, key, value = copies
-        bare = tape.run(query, key, out=self.scores * compute, saves=(query, key))
-        biased = tape.run(bare, out=self.scores * compute)
+        bare = tape.run(query, key, out=self.scores * 4, saves=(query, key))
+        biased = tape.run(bare, out=self.scores * 4)
         tape.drop(bare)
-        weights = tape.run(biased, out=self.scores * compute, saves_output=True)
+        weights = tape.run(biased, out=self.scores * 4, saves_output=True)
         tape.drop(biased)
         attended = tape.run(weights, value, out=self.inner, saves=(weights, value))
         merged = tape.run(attended, out=self.inner)

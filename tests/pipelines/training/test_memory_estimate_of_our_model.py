@@ -42,7 +42,7 @@ def measured(sizes, *, batch, recompute, precision="fp32", fake=False):
         with FakeTensorMode() if fake else contextlib.nullcontext():
             model = DalleCollabForConditionalGeneration(config)
             if recompute == "checkpoint":
-                model.gradient_checkpointing_enable()
+                model.activation_checkpointing_enable()
             text = torch.zeros(batch, config.text_sequence_length, dtype=torch.long)
             codes = torch.zeros(batch, config.num_image_codes, dtype=torch.long)
 
