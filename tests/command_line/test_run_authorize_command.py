@@ -82,7 +82,7 @@ def ask(address, hub_token):
     ("arguments", "message"),
     [
         (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens travel to it"),
-        (["--public-address", "https://user:pass@door.example"], "expected for example https://"),
+        (["--public-address", "https://user:" + "pass@door.example"], "expected for example https://"),
         (["--write-space", "folder"], "Peers must know where the Space will be"),
         (["--token-minutes", "0"], "has a value that is too small"),
     ],
