@@ -13,6 +13,12 @@ LARGEST_SPEED_RATIO = 20.0
 """A peer weighs at most as much as this many usual ones: speeds are the peers' own words."""
 
 
+class NamesSuspect(Protocol):
+    """A peer's word against another one; see `peer_metrics.SuspectRecord`."""
+
+    peer_id: str
+
+
 class Figures(Protocol):
     """The figures of one peer that the summary needs; see `peer_metrics.PeerMetrics`."""
 
@@ -25,6 +31,7 @@ class Figures(Protocol):
     num_rounds: int
     round_seconds: float
     num_refused_gradients: int
+    suspects: Sequence[NamesSuspect]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) 
     speeds = _bounded([peer.samples_per_second for peer in alive])
     losses = [peer.loss for peer in alive if peer.epoch == epoch]
     weights = [max(speed, 1e-9) for speed, peer in zip(speeds, alive, strict=True) if peer.epoch == epoch]
-    accused = Counter(name for peer in alive for name in set(getattr(peer, "suspects", ())))
+    accused = Counter(name for peer in alive for name in {suspect.peer_id for suspect in peer.suspects})
     return EpochSummary(
         epoch=epoch,
         loss=sum(w * loss for w, loss in zip(weights, _without_outliers(losses), strict=True)) / sum(weights),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pipelines.training.peer_metrics import SuspectRecord
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.swarm_progress import EpochSummary, credible_epoch, should_publish, summarise_epoch
 from pipelines.training.training_run import TrainingRun, stable_seed
@@ -122,6 +123,7 @@ class Peer:
         self.epoch, self.loss, self.samples_per_second, self.share_averaged = epoch, loss, speed, share
         self.num_samples, self.bytes_sent, self.num_rounds, self.round_seconds = 10, 100, epoch, 0.5 * epoch
         self.num_refused_gradients = 1
+        self.suspects = []
 
 
 def test_an_epochs_loss_is_weighted_by_speed_over_the_peers_that_report_it():
@@ -133,6 +135,16 @@ def test_an_epochs_loss_is_weighted_by_speed_over_the_peers_that_report_it():
     )  # fmt: skip
     assert summarise_epoch([Peer(0, 9.0)], time=1.0) is None and summarise_epoch([], time=1.0) is None
     assert summarise_epoch([Peer(1, 3.0, speed=0.0)], time=1.0).loss == 3.0
+
+
+def test_a_summary_counts_by_how_many_peers_each_suspect_is_named():
+    peers = [Peer(5, 1.0) for _ in range(3)]
+    for peer, names in zip(peers, (["Qm1", "Qm1", "Qm2"], ["Qm1"], []), strict=True):
+        peer.suspects = [
+            SuspectRecord(peer_id=name, offence=offence, num_rounds=1)
+            for name, offence in zip(names, ("CLIPPED", "NOT_FINITE", "CLIPPED"), strict=False)
+        ]
+    assert summarise_epoch(peers, time=1.0).suspects == {"Qm1": 2, "Qm2": 1}
 
 
 @pytest.mark.parametrize(
