@@ -141,7 +141,6 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
         """
         order = dict(digest=digest, epoch=epoch, donors=donors, limits=asdict(limits), seconds=total_seconds)
         with self._snapshot_lock:
-            self.snapshot.begin()
             self._num_received.value = 0
             future: MPFuture = MPFuture()
             self._outer_pipe.send(("_download", [], dict(order=order, future=future)))

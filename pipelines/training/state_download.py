@@ -113,7 +113,7 @@ def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
 
 
 class StateDownload:
-    """One download into a snapshot that is being written. `run` once."""
+    """One download into a snapshot, which is replaced as soon as a donor has answered. `run` once."""
 
     def __init__(
         self,
@@ -144,6 +144,7 @@ class StateDownload:
             StateRefusedError: a tensor has values that are not finite, or the state is of another model.
         """
         manifest = await self._fetch_manifest()
+        self._snapshot.begin()  # not before: a peer whose donors are all gone goes on offering what it holds
         hashes, layout = manifest.hashes(), self._snapshot.layout
         held = self._snapshot.verified
         missing = {i: spec.num_bytes for i, spec in enumerate(layout) if held.get(i) != hashes[i]}

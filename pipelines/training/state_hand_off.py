@@ -151,6 +151,7 @@ class StateHandOff:
             self.num_outvoted_epochs = 0
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
+        self._averager.state_changed.set()  # what was offered before may have been overwritten in part: copy it anew
         return None
 
     def share(self) -> None:
