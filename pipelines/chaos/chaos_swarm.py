@@ -155,7 +155,7 @@ class ChaosSwarm:
             **self.hub.environment(), "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             MARKER_VARIABLE: self.marker,
         }  # fmt: skip
-        self._forks = self._stack.enter_context(ForkServer(folder / "logs", environment))
+        self._forks = self._stack.enter_context(ForkServer(folder / "logs", environment, clock_can_be_skewed=True))
         self._create_run(token)
         self._owners = PortOwners()
         self.proxy = self._stack.enter_context(LinkProxy(self._owners))

@@ -2,34 +2,43 @@
 
 On a machine that hosts a whole swarm, the imports of a trainer that comes back would take the processor from all others
 for many seconds; a volunteer's own machine does not. `ForkServer` is the side that asks; run as a module this file is
-the server: a JSON request per line of standard input, a number per line of answer. It ends with its input.
+the server: a JSON request per line of standard input, JSON per line of answer. It ends with its input.
 """
 
 import contextlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipelines.chaos.skewed_clock import CLOCK
+
+SKEWED = "--clock-can-be-skewed"
 
 
 class ForkServer:
     """Starts programs in forks. Use as a context manager; all that was forked and guards its group ends with it."""
 
-    def __init__(self, log_folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, log_folder: Path, environment: Mapping[str, str] = {}, *, clock_can_be_skewed: bool = False
+    ) -> None:
         self._log_folder, self._environment = log_folder, environment
+        self._options = [SKEWED] if clock_can_be_skewed else []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "ForkServer":
         self._log_folder.mkdir(parents=True, exist_ok=True)
         with (self._log_folder / "fork_server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.chaos.fork_server"],
+                [sys.executable, "-m", "pipelines.chaos.fork_server", *self._options],
                 env={**os.environ, **self._environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -50,10 +59,10 @@ class ForkServer:
         """Return the file of what a program prints."""
         return self._log_folder / f"{name}.log"
 
-    def start(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str] = {}) -> int:
-        """Start a module as a program in a process group of its own; return the group, which is its process id too."""
+    def start(self, name: str, program: str, arguments: Sequence[str], environment: Mapping[str, str] = {}) -> int:
+        """Start a module or a .py file as a program; return its process group, which is its process id too."""
         request = dict(
-            module=module, arguments=list(arguments), environment=dict(environment), log_file=str(self.log(name))
+            program=program, arguments=list(arguments), environment=dict(environment), log_file=str(self.log(name))
         )
         return self._ask(request)
 
@@ -61,15 +70,20 @@ class ForkServer:
         """Wait until a program has ended; return its exit code."""
         return self._ask(dict(wait=pid))
 
-    def _ask(self, request: Mapping[str, object]) -> int:
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        if not (line := self._process.stdout.readline()):
-            raise ChildProcessError(f"The fork server ended; see {self.log('fork_server')}.")
-        return int(line)
+    def poll(self, pid: int) -> int | None:
+        """Return the exit code of a program that has ended, once, or None while it runs."""
+        return self._ask(dict(poll=pid))
+
+    def _ask(self, request: Mapping[str, object]) -> Any:
+        with self._lock:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            if not (line := self._process.stdout.readline()):
+                raise ChildProcessError(f"The fork server ended; see {self.log('fork_server')}.")
+            return json.loads(line)
 
 
-def fork_program(module: str, arguments: Sequence[str], environment: Mapping[str, str], log_file: str) -> int:
-    """Run a module as `__main__` in a fork that leads a process group of its own; return its process id."""
+def fork_program(program: str, arguments: Sequence[str], environment: Mapping[str, str], log_file: str) -> int:
+    """Run a program as `__main__` in a fork that leads a process group of its own; return its process id."""
     if (pid := os.fork()) != 0:
         return pid
     code = 1
@@ -81,8 +95,13 @@ def fork_program(module: str, arguments: Sequence[str], environment: Mapping[str
         for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(target, stream)
         CLOCK.own()
-        sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__")
+        _own_locks()
+        sys.argv = [program, *arguments]
+        if program.endswith(".py"):
+            sys.path.insert(0, str(Path(program).parent))
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__")
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -94,9 +113,19 @@ def fork_program(module: str, arguments: Sequence[str], environment: Mapping[str
         os._exit(code)
 
 
+def _own_locks() -> None:
+    """Replace hivemind's locks, which all forks would share: a peer that is killed while it holds one stops the rest."""
+    from hivemind.utils import mpfuture
+
+    mpfuture.SharedBytes._lock = multiprocessing.Lock()
+    mpfuture.MPFuture._initialization_lock = multiprocessing.Lock()
+    mpfuture.MPFuture._update_lock = multiprocessing.Lock()
+
+
 def serve() -> None:
     """Import what swarms need, then answer requests until the input ends."""
-    CLOCK.install()
+    if SKEWED in sys.argv:
+        CLOCK.install()
     import datasets  # noqa: F401 - these imports are what the forks need not repeat
     import safetensors.torch  # noqa: F401
     import transformers  # noqa: F401
@@ -107,12 +136,16 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
-        answer = _exit_code(request["wait"]) if "wait" in request else fork_program(**request)
-        print(answer, file=answers, flush=True)
+        print(json.dumps(_answer(request)), file=answers, flush=True)
 
 
-def _exit_code(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _answer(request: dict[str, Any]) -> int | None:
+    if "wait" in request:
+        return os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+    if "poll" in request:
+        ended, status = os.waitpid(request["poll"], os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if ended else None
+    return fork_program(**request)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Starts peers of a test swarm as OS processes and reads their events; ends all of them, whatever happens."""
 
+import atexit
 import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.training.training_run import TrainingRun
 
@@ -41,12 +43,47 @@ def tiny_run(**changes: Any) -> TrainingRun:
     return TrainingRun(**(settings | changes))
 
 
+@cache
+def fork_server() -> ForkServer:
+    """Return the process that has paid for the imports of all peers; it ends with the tests."""
+    server = ForkServer(Path(tempfile.mkdtemp(prefix="test-peers-"))).__enter__()
+    atexit.register(server.__exit__)
+    return server
+
+
+class ForkedProcess:
+    """A program that runs in a process group of its own, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(self, program: str, settings: Path, log: Path) -> None:
+        self.pid = fork_server().start(str(log.with_suffix("")), program, [str(settings)])
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the program runs."""
+        if self._code is None:
+            self._code = fork_server().poll(self.pid)
+        return self._code
+
+    def wait(self, seconds: float = 60) -> int:
+        """Wait until the program has ended; return its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.poll() is None:
+            assert time.monotonic() < deadline, f"process {self.pid} has not ended within {seconds} s"
+            time.sleep(0.02)
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 @dataclass
 class PeerProcess:
     """A peer, its process group and the events that it has written."""
 
     name: str
-    process: subprocess.Popen
+    process: ForkedProcess
     folder: Path
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -128,13 +165,7 @@ class Swarm:
         )
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(values | settings), encoding="utf-8")
-        with (self.folder / f"{name}.log").open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name(program)), str(path)],
-                start_new_session=True,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        process = ForkedProcess(str(Path(__file__).with_name(program)), path, self.folder / f"{name}.log")
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
         self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]
