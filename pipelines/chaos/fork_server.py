@@ -114,7 +114,7 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
 
 
 def _own_locks() -> None:
-    """Replace hivemind's locks, which all forks would share: a peer that is killed while it holds one stops the rest."""
+    """Replace hivemind's locks, which all forks would share: a peer killed while it holds one would stop the rest."""
     from hivemind.utils import mpfuture
 
     mpfuture.SharedBytes._lock = multiprocessing.Lock()
