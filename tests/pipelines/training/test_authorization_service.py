@@ -95,7 +95,7 @@ def test_a_hub_token_that_is_missing_or_wrong_is_named_with_its_cure(service, to
     ("changes", "status", "reason", "message"),
     [
         ({"run_id": "other"}, 404, "other_run", "admits to the run 'run', not 'other'"),
-        ({"time": time.time() - 300}, 400, "clock", "Your clock is -3"),
+        ({"time": 1_000_000_000}, 400, "clock", "Your clock is -"),
         ({"record_key": "ssh-rsa AAAA"}, 400, "bad_request", "is no public key"),
     ],
     ids=["other run", "clock", "damaged key"],
