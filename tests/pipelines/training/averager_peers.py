@@ -42,7 +42,7 @@ def signal_and_noise(number: int, attempt: int, index: int) -> list[torch.Tensor
 
 def write_event(settings: dict, **values: object) -> None:
     with (Path(settings["folder"]) / f"{settings['name']}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json.dumps(dict(values, time=time.time())) + "\n")
 
 
 def events_of(folder: Path, name: str, kind: str, **values: object) -> list[dict]:
