@@ -103,12 +103,12 @@ def test_the_factored_statistics_of_adafactor_are_counted():
     assert_state_is_estimated(model, Adafactor(model.parameters()), optimizer="adafactor")
 
 
-def assert_state_is_estimated(model, optimizer, **settings):
+def assert_state_is_estimated(model, stepped, **settings):
     measured(model)
-    optimizer.step()
+    stepped.step()
     states = [
         value
-        for state in optimizer.state.values()
+        for state in stepped.state.values()
         for name, value in state.items()
         # The quantiser's table of 256 values is one tensor for all parameters.
         if isinstance(value, torch.Tensor) and value.dim() and not name.startswith("qmap")
