@@ -86,7 +86,7 @@ def test_records_count_under_the_name_and_key_that_the_authority_admitted_and_no
     assert records["honest"] == ["first-of-door", "second-of-door", "third-of-door"]
     assert "many" in records["stored"] and records["stored"].count("first-of-door") == 2
     assert records["counted"] == ["first-of-door", "second-of-door"]
-    assert records["known"] == ["first-of-door", "second-of-door", "third-of-door"]
+    assert records["names"] == ["first-of-door", "second-of-door", "third-of-door"]
 
 
 def test_a_banned_users_peer_is_out_within_the_lifetime_of_its_token(hub, swarm, visitors):
