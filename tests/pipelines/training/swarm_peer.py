@@ -122,7 +122,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
 
     def batches():
         for seed in seeds:
-            if len(used_seeds) == 1:  # peers report themselves with their first gradient
+            if len(used_seeds) == 1 and settings["num_peers"] > 1:  # peers report themselves with their first gradient
                 wait_until_seen(peer, settings["num_peers"])
             used_seeds.append(seed)
             for cell in current_epoch:
