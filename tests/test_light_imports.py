@@ -53,20 +53,5 @@ def test_the_help_of_every_command_loads_no_heavy_library(module):
     assert loaded == []
 
 
-COMPILER_AFTER_THE_IMPORTS_OF_A_TRAINER = """
-import json, sys
-sys.modules["torchvision"] = None
-import warnings
-warnings.simplefilter("ignore")
-import pipelines.training.image_code_stream, pipelines.training.training_peer
-print(json.dumps(sorted({"torch._inductor", "torch._dynamo"} & set(sys.modules))))
-"""
-
-
-@pytest.mark.slow
-def test_a_trainer_does_not_import_torchs_compiler():
-    assert answer(COMPILER_AFTER_THE_IMPORTS_OF_A_TRAINER, "none") == []
-
-
 def test_a_heavy_import_would_be_seen():
     assert "numpy" in answer(LOADED_AFTER_IMPORT, "numpy")

@@ -35,7 +35,6 @@ SECONDS_BETWEEN_LINES = 5.0
 def run_training_peer(repository: str, options: PeerOptions, *, events: Path | None) -> None:
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
     _become_worker()
-    _leave_out_torchvision()
     import dataclasses
 
     import torch
@@ -201,14 +200,6 @@ def _become_worker() -> None:
     guard_process_group()
     # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; that is nothing to a volunteer.
     warnings.filterwarnings("ignore", message="`torch.jit", category=FutureWarning)
-
-
-def _leave_out_torchvision() -> None:
-    """Keep torchvision from being imported: transformers would do so for pictures, of which a trainer sees none.
-
-    It brings torch's compiler with it, a third of all processor time between the command and the first gradient.
-    """
-    sys.modules.setdefault("torchvision", None)
 
 
 @contextlib.contextmanager

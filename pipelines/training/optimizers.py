@@ -7,27 +7,10 @@ of 0.50 computes Adam (no trust ratio), so the formula here is our own on top of
 import math
 from collections.abc import Iterable
 from functools import cache, partial
-from types import ModuleType
 from typing import Any
 
 import torch
-
-
-def _import_quantization() -> ModuleType:
-    """Import bitsandbytes without torch's compiler, to which it hands functions that we never call.
-
-    That compiler takes as much processor time to be imported as torch itself, before the first gradient of every peer.
-    """
-    compile_function = torch.compile
-    torch.compile = lambda function=None, **_options: (lambda same: same) if function is None else function
-    try:
-        from bitsandbytes import functional
-    finally:
-        torch.compile = compile_function
-    return functional
-
-
-quantization = _import_quantization()
+from bitsandbytes import functional as quantization
 
 BLOCK_SIZE = 256
 MIN_8BIT_ELEMENTS = 4096
