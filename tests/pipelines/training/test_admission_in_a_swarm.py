@@ -95,7 +95,7 @@ def test_a_banned_users_peer_is_out_within_the_lifetime_of_its_token(hub, swarm,
     banned_at = time.time()
     deadline = banned_at + LIFETIME_SECONDS
     alone = first.wait_for_later("step", after=banned_at, num_peers=1)
-    assert alone["time"] < deadline + 2.0, "counted in the token's lifetime, and one look at the DHT"
+    assert alone["time"] < deadline + 8.0, "counted in the token's lifetime, and a look at the DHT on a busy machine"
     # The banned peer goes on as if nothing had happened; nobody takes notice of it any more.
     rounds = first.events("step")[-1]["num_rounds"]
     second.wait_for_later("step", after=deadline)
