@@ -60,7 +60,10 @@ PRICED = {
         "pipelines/training/finetuning.py",
         "pipelines/training/trackers.py",
     ),
-    "hivemind": (*(f"pipelines/training/{name}.py" for name in SWARM_FILES), "pipelines/chaos/hostile_peers.py"),
+    "hivemind": (
+        *(f"pipelines/training/{name}.py" for name in SWARM_FILES),
+        *("pipelines/chaos/fork_server.py", "pipelines/chaos/hostile_peers.py"),
+    ),
     "gradio": ("spaces/",),
 }
 """The files, or folders with a final slash, that alone may import a library."""
