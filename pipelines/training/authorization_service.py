@@ -1,6 +1,5 @@
 """The authorization service: asks the Hub who somebody is and signs admissions; its decisions and its HTTP face."""
 
-import hashlib
 import json
 import logging
 import threading
@@ -208,11 +207,6 @@ def build_application(service: AuthorizationService, *, clock: Callable[[], floa
         return JSONResponse(dict(token=text, lifetime_seconds=service.options.lifetime_seconds))
 
     return application
-
-
-def key_fingerprint(key: ed25519.Ed25519PrivateKey) -> str:
-    """Return the short name of an authority's key, for people to compare."""
-    return hashlib.sha256(public_text(key).encode()).hexdigest()[:16]
 
 
 def _bearer_of(request: Request) -> str:

@@ -1,56 +1,25 @@
 """The calculator's Space starts from its bundle in a fresh interpreter; people and programs get figures or messages."""
 
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import gradio_client
 import pytest
 
-from hub_tools.space_bundling import bundle_folder
-
 SPACE = Path(__file__).parents[2] / "spaces" / "memory_calculator"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ADDRESS = re.compile(r"Running on local URL:\s+(http://\S+)")
 DESKTOP, PHONE = (1280, 900), (390, 844)
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    output = tmp_path_factory.mktemp("bundle") / "space"
-    bundle_folder(SPACE, output)
-    return output
-
-
-@pytest.fixture(scope="module")
-def address(bundle):
-    environment = {
+def environment():
+    return {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "RUN": "my-org/birds",
-        "GRADIO_ANALYTICS_ENABLED": "False",
-        "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "app.py"]
-    with subprocess.Popen(
-        command, cwd=bundle, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            found = next(filter(None, map(ADDRESS.search, iter(process.stdout.readline, ""))), None)
-            assert found is not None, f"the Space ended with exit code {process.wait()}"
-            yield found[1]
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def client(address, tmp_path_factory):
-    return gradio_client.Client(address, download_files=str(tmp_path_factory.mktemp("files")), verbose=False)
 
 
 def ask(client, *, model="GPT-2 S", repository="", micro_batch=4, machine=None):

@@ -1,19 +1,15 @@
 """The drawing Space starts from its bundle in a fresh interpreter; people and programs get pictures or a message."""
 
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import gradio_client
 import pytest
 import torch
 from PIL import Image
 
-from hub_tools.space_bundling import bundle_folder
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
 from pipelines.generation.clip_reranking import new_clip
@@ -23,7 +19,6 @@ from pipelines.image_codes.vqgan_config import VQGANConfig
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ADDRESS = re.compile(r"Running on local URL:\s+(http://\S+)")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -74,37 +69,13 @@ def run_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    output = tmp_path_factory.mktemp("bundle") / "space"
-    bundle_folder(SPACE, output)
-    return output
-
-
-@pytest.fixture(scope="module")
-def address(bundle, run_folder):
-    environment = {
+def environment(run_folder):
+    return {
         **os.environ,
         "MODEL_REPOSITORY": str(run_folder),
         "MAX_CANDIDATES": "8",
-        "GRADIO_ANALYTICS_ENABLED": "False",
         "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "app.py"]
-    with subprocess.Popen(
-        command, cwd=bundle, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            found = next(filter(None, map(ADDRESS.search, iter(process.stdout.readline, ""))), None)
-            assert found is not None, f"the Space ended with exit code {process.wait()}"
-            yield found[1]
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def client(address, tmp_path_factory):
-    return gradio_client.Client(address, download_files=str(tmp_path_factory.mktemp("files")), verbose=False)
 
 
 def draw(client, prompt="a red star", candidates=4, keep=2, seed=0):

@@ -68,10 +68,6 @@ class Tape:
         """Return a tensor that the piece receives and counts: it stays if something here saves it."""
         return self._new(size, needs_gradient=True)
 
-    def constant(self, size: float) -> Value:
-        """Return a new tensor without gradient, such as a mask."""
-        return self._new(size, needs_gradient=False)
-
     def run(
         self,
         *inputs: Value,

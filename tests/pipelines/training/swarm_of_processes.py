@@ -108,17 +108,6 @@ class PeerProcess:
             time.sleep(0.05)
         raise AssertionError(f"{self.name}: no {kind} {values} within {seconds} s: {self.log()}")
 
-    def wait_for_later(self, kind: str, after: float, seconds: float = 120, **values: Any) -> dict[str, Any]:
-        """Wait for an event of a kind with these values that was written later than `after`, seconds since 1970."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for event in self.events(kind):
-                if event["time"] > after and all(event[key] == value for key, value in values.items()):
-                    return event
-            assert self.process.poll() is None, f"{self.name} ended before {kind} {values}: {self.log()}"
-            time.sleep(0.05)
-        raise AssertionError(f"{self.name}: no {kind} {values} within {seconds} s: {self.log()}")
-
     def log(self) -> str:
         """Return the end of what the peer printed."""
         return (self.folder / f"{self.name}.log").read_text(encoding="utf-8")[-3000:]

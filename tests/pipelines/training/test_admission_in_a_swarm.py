@@ -94,12 +94,12 @@ def test_a_banned_users_peer_is_out_within_the_lifetime_of_its_token(hub, swarm,
     edit_lists(hub, REPOSITORY, {"ban": ["second-of-door"]})
     banned_at = time.time()
     deadline = banned_at + LIFETIME_SECONDS
-    alone = first.wait_for_later("step", after=banned_at, num_peers=1)
+    alone = first.wait_for("step", seconds=120, after=banned_at, num_peers=1)
     assert alone["time"] < deadline + 8.0, "counted in the token's lifetime, and a look at the DHT on a busy machine"
     # The banned peer goes on as if nothing had happened; nobody takes notice of it any more.
     rounds = first.events("step")[-1]["num_rounds"]
-    second.wait_for_later("step", after=deadline)
-    later = first.wait_for_later("step", after=deadline + 5.0, ended_epoch=True)
+    second.wait_for("step", seconds=120, after=deadline)
+    later = first.wait_for("step", seconds=120, after=deadline + 5.0, ended_epoch=True)
     assert later["num_peers"] == 1 and later["num_rounds"] == rounds
     assert "second-of-door is banned from org/door" in second.log()
 
