@@ -46,9 +46,11 @@ async def answer_of(call) -> str:
             message = await anext(aiter(await call))
     except (P2PHandlerError, P2PDaemonError) as error:
         return f"refused: {error}"
+    except StopAsyncIteration:  # the peer holds a newer state by now
+        return "nothing"
     if hasattr(message, "code"):
         return averaging_pb2.MessageCode.Name(message.code)
-    return "state" if message.ByteSize() else "nothing"
+    return "state"
 
 
 async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_digest) -> dict[str, str]:
