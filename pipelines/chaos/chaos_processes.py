@@ -93,6 +93,12 @@ class Trainer:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         return lines[-1] if lines else "it printed nothing"
 
+    def last_sign_of_life(self) -> str:
+        """Return the trainer's last event and last line, for whoever wonders why it does not come on."""
+        events = self.events()[-1:]
+        last = f"{events[0]['event']} {time.time() - events[0]['time']:.0f} s ago" if events else "no event"
+        return f"{self.name}: {last}; {self.last_words()}"
+
     def _signal_all_but_guard(self, number: signal.Signals) -> None:
         guards = {event["guard"] for event in self.events() if event["event"] == "started"}
         for pid in group_members(self.group):

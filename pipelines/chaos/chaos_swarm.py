@@ -140,7 +140,10 @@ class ChaosSwarm:
         deadline = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > deadline:
-                raise StageError(f"{what} did not come to be within {seconds:.0f} s; see {self.plan.folder / 'logs'}.")
+                raise StageError(
+                    f"{what} did not come to be within {seconds:.0f} s; see {self.plan.folder / 'logs'}.\n"
+                    + "\n".join(trainer.last_sign_of_life() for trainer in self.trainers)
+                )
             if not is_running(self.auxiliary):
                 raise StageError(f"The auxiliary peer has ended; see {self._forks.log(AUXILIARY)}.")
             self.tick()

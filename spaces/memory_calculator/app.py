@@ -6,6 +6,7 @@ import gradio as gr
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
+from pipelines.page_style import PAGE_STYLE
 from pipelines.training.memory_estimate.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
 from pipelines.training.memory_estimate.fitting import MACHINES
 from pipelines.training.memory_estimate.model_presets import MODEL_PRESETS
@@ -60,7 +61,9 @@ def build_interface(run: str) -> gr.Blocks:
                     machine = gr.Dropdown([item.name for item in MACHINES], value=MACHINES[1].name, label="Machine")
                     find_button = gr.Button("Find settings that fit", variant="primary", min_width=140)
                 found = gr.Textbox(label="Found", interactive=False, lines=2)
-                command = gr.Code(label="Join a run with these settings", language="shell", interactive=False)
+                command = gr.Code(
+                    label="Join a run with these settings", language="shell", interactive=False, wrap_lines=True
+                )
         outputs = [summary, picture, fits, command]
         quiet = dict(show_progress="hidden", concurrency_limit=8)
         changes = [item.change for item in inputs] + [first.change, interface.load]
@@ -101,7 +104,7 @@ def _inputs() -> list[gr.components.Component]:
 def main() -> None:
     """Start the Space with the settings of the environment."""
     prepare_hub_client()
-    build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64).launch(css=STYLE)
+    build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64).launch(css=PAGE_STYLE + STYLE)
 
 
 if __name__ == "__main__":

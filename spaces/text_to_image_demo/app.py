@@ -14,6 +14,7 @@ from pipelines.generation.generation_options import GenerationOptions, require_p
 from pipelines.generation.newest_checkpoint import NewestCheckpoint
 from pipelines.generation.picture_grid import enlarged
 from pipelines.generation.text_to_image import generate_images_for_prompts
+from pipelines.page_style import PAGE_STYLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ def main() -> None:
         settings = SpaceSettings.from_environment(os.environ)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    build_interface(settings).queue(max_size=32).launch()
+    build_interface(settings).queue(max_size=32).launch(css=PAGE_STYLE)
 
 
 if __name__ == "__main__":

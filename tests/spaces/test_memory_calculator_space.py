@@ -1,15 +1,13 @@
 """The calculator's Space starts from its bundle in a fresh interpreter; people and programs get figures or messages."""
 
 import os
-import shutil
 from pathlib import Path
 
 import gradio_client
 import pytest
+from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 
 SPACE = Path(__file__).parents[2] / "spaces" / "memory_calculator"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DESKTOP, PHONE = (1280, 900), (390, 844)
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -51,21 +49,10 @@ def test_bad_input_is_a_message_and_the_space_goes_on(client):
     assert ask(client)[0].startswith("GPT-2 S")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@needs_browser
+@pytest.mark.parametrize("size", SIZES)
 def test_a_person_turns_the_dials_compares_and_finds_settings(address, size, tmp_path):
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-    )
-    pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
-    pictures.mkdir(parents=True, exist_ok=True)
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport=dict(width=size[0], height=size[1]))
-        foreign, errors = [], []
-        page.on("request", lambda seen: foreign.append(seen.url) if is_foreign(seen.url, address) else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address)
+    with watched_page(address, size) as page:
         summary = page.get_by_label("In short")
         page.locator(".memory .bar").first.wait_for(timeout=120_000)
         assert "126 million parameters" in summary.input_value()
@@ -77,11 +64,5 @@ def test_a_person_turns_the_dials_compares_and_finds_settings(address, size, tmp
         page.wait_for_function(
             "[...document.querySelectorAll('textarea')].some(area => area.value.startsWith('Fits T4'))", timeout=60_000
         )
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "wider than the screen"
-        page.screenshot(path=str(pictures / f"memory_calculator_{size[0]}.png"), full_page=True)
-        browser.close()
-    assert foreign == [] and errors == []
-
-
-def is_foreign(url: str, address: str) -> bool:
-    return not url.startswith((address.rstrip("/"), "data:", "blob:"))
+        take_picture(page, "memory_calculator", tmp_path)
+        assert serious_findings(page) == []

@@ -1,13 +1,13 @@
 """The drawing Space starts from its bundle in a fresh interpreter; people and programs get pictures or a message."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 from PIL import Image
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
@@ -18,7 +18,6 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import VQGANConfig
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -118,21 +117,17 @@ def test_a_space_without_a_run_says_which_setting_is_missing(bundle):
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
-def test_a_person_sees_pictures_with_scores_in_a_browser(address):
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-    )
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.goto(address)
+@needs_browser
+@pytest.mark.parametrize("size", SIZES)
+def test_a_person_sees_pictures_with_scores_in_a_browser(address, size, tmp_path):
+    with watched_page(address, size) as page:
         page.get_by_label("Prompt").fill("a red star")
         page.get_by_role("button", name="Draw").click()
         page.get_by_text("candidates, best first.").wait_for(timeout=120_000)
         page.get_by_text("CLIP ").first.wait_for()
         assert page.locator("img").count() >= 4
+        take_picture(page, "text_to_image_demo", tmp_path)
         page.get_by_label("Prompt").fill("  ")
         page.get_by_role("button", name="Draw").click()
         page.get_by_text("is empty: say what the pictures should show").wait_for(timeout=60_000)
-        browser.close()
+        assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []  # of Gradio's gallery

@@ -25,13 +25,16 @@ STYLE = """
 .memory .legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1rem; list-style: none; padding: 0; margin: 0.7rem 0; }
 .memory .legend li { margin: 0; }
 .memory .legend i { display: inline-block; width: 0.85em; height: 0.85em; border-radius: 3px; margin-right: 0.4em; }
-.memory table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.memory th, .memory td { padding: 0.3rem 0.5rem; border-bottom: 1px solid rgba(128,128,128,0.3); text-align: right; }
+.memory table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; border: none; }
+.memory th, .memory td { padding: 0.3rem 0.5rem; border: none !important; text-align: right;
+  border-bottom: 1px solid rgba(128,128,128,0.3) !important; }
+.memory tbody th { font-weight: 500; }
+@media (max-width: 30rem) { .memory { font-size: 0.8rem; } .memory th, .memory td { padding: 0.3rem 0.25rem; } }
 .memory th:first-child, .memory td:first-child { text-align: left; padding-left: 0; }
-.memory tbody tr:last-child th, .memory tbody tr:last-child td { border-bottom: none; }
+.memory tbody tr:last-child th, .memory tbody tr:last-child td { border-bottom: none !important; }
 .memory table:not(.fits) tbody tr:last-child { font-weight: 700; border-top: 2px solid rgba(128,128,128,0.6); }
 .memory .fits td:nth-child(3) { text-align: left; }
-.memory .yes { color: #2b8a3e; font-weight: 600; }
+.memory .yes { color: #237032; font-weight: 600; }
 .memory .no { color: #c92a2a; font-weight: 600; }
 .dark .memory .yes { color: #69db7c; }
 .dark .memory .no { color: #ff8787; }

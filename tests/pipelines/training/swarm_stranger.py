@@ -81,11 +81,13 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
             door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
             found[f"introduced to {name}"] = "yes"
     found["aggregation"] = await answer_of(gradient_stub.rpc_aggregate_part(part()))
-    for _ in range(30):  # the state changes while it is asked for
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:  # the state changes while it is asked for, and its digest is written down later
         request = averaging_pb2.DownloadData(metadata=manifest_request(newest_digest()))
         found["state"] = await answer_of(state_stub.rpc_download_state(request))
         if found["state"] != "nothing":
             break
+        await asyncio.sleep(0.05)
     await p2p.shutdown()
     return found
 
