@@ -29,15 +29,17 @@ def is_public_hub(endpoint: str) -> bool:
 
 
 def prepare_hub_client() -> None:
-    """Make the Hub clients of this process and its children fit the Hub that HF_ENDPOINT names.
+    """Make the Hub clients of this process and its children fit the Hub that HF_ENDPOINT names, and fit to be forked.
 
-    Does nothing for huggingface.co. Call it first thing in `main`; it also works after the clients were imported.
+    Call it first thing in `main`; it also works after the clients were imported.
     """
-    if is_public_hub(current_endpoint()):
-        return
-    for name, value in PRIVATE_HUB_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    constants = sys.modules.get("huggingface_hub.constants")
-    if constants is not None:
-        constants.HF_HUB_DISABLE_XET = True
-        constants.HF_HUB_DISABLE_TELEMETRY = True
+    if not is_public_hub(current_endpoint()):
+        for name, value in PRIVATE_HUB_SETTINGS.items():
+            os.environ.setdefault(name, value)
+        constants = sys.modules.get("huggingface_hub.constants")
+        if constants is not None:
+            constants.HF_HUB_DISABLE_XET = True
+            constants.HF_HUB_DISABLE_TELEMETRY = True
+    from hub_tools.hub_client import install_hub_client  # imports the client, which reads the settings above
+
+    install_hub_client()

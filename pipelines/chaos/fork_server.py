@@ -130,8 +130,10 @@ def serve() -> None:
     import safetensors.torch  # noqa: F401
     import transformers  # noqa: F401
 
+    from hub_tools.endpoint import prepare_hub_client
     from pipelines.training import auxiliary_peer, image_code_stream, run_creation, training_peer  # noqa: F401
 
+    prepare_hub_client()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

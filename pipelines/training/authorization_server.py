@@ -8,12 +8,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import httpx2
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from huggingface_hub import HfApi, set_client_factory
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import HfApi
 
 from hub_tools.http_serving import serve_application
+from hub_tools.hub_client import install_hub_client
 from pipelines.training.authorization_lists import LISTS_FILE, ListsOnHub
 from pipelines.training.authorization_service import AuthorizationService, ServiceOptions, build_application
 from pipelines.training.training_run import TRAINING_RUN_FILE, TrainingRun
@@ -60,7 +59,7 @@ def open_service(
     Raises:
         ValueError: tokens would live shorter than a round needs, or the lists are not valid.
     """
-    limit_hub_requests()
+    install_hub_client(HUB_TIMEOUT_SECONDS)  # peers wait for the answer
     path = api.hf_hub_download(repository, TRAINING_RUN_FILE, cache_dir=cache)
     run = TrainingRun.from_file(Path(path))
     shortest = 2 * run.averaging_timeout_seconds
@@ -105,14 +104,3 @@ def serve_as_space(environment: Mapping[str, str]) -> None:
             service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."),
             proxy_headers=True, forwarded_allow_ips="*",
         )  # fmt: skip
-
-
-def limit_hub_requests() -> None:
-    """Give every request to the Hub a time limit: the client's own factory sets none, and peers wait for the answer."""
-
-    def make_client() -> httpx2.Client:
-        client = default_client_factory()
-        client.timeout = HUB_TIMEOUT_SECONDS
-        return client
-
-    set_client_factory(make_client)

@@ -138,3 +138,26 @@ def test_nothing_is_looked_up_outside_the_hub(run_client, tokens, repo_id):
         "print(json.dumps(sorted(names)))\n"
     )
     assert json.loads(run_client(code=code, token=tokens.alice).stdout.splitlines()[-1]) == ["127.0.0.1"]
+
+
+def test_a_fork_beside_a_request_does_not_wait_for_ever(run_client):
+    code = (
+        "import multiprocessing, threading\n"
+        "from hub_tools.endpoint import prepare_hub_client\n"
+        "prepare_hub_client()\n"
+        "from huggingface_hub import get_session\n"
+        "held = threading.Event()\n"
+        "def request():\n"
+        "    with get_session()._transport._pool._optional_thread_lock:\n"
+        "        held.set()\n"
+        "        threading.Event().wait()\n"
+        "threading.Thread(target=request, daemon=True).start()\n"
+        "held.wait()\n"
+        "child = multiprocessing.get_context('fork').Process(target=print, args=('alive',))\n"
+        "child.start()\n"
+        "child.join(20)\n"
+        "code = child.exitcode\n"
+        "child.kill()\n"
+        "print(code)\n"
+    )
+    assert run_client(code=code).stdout.split() == ["alive", "0"]
