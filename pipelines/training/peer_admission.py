@@ -209,7 +209,12 @@ class PeerAdmission:
 
 @contextlib.contextmanager
 def seek_admission(
-    run: TrainingRun, repository: str, options: PeerOptions, hub_token: str | None
+    run: TrainingRun,
+    repository: str,
+    options: PeerOptions,
+    hub_token: str | None,
+    *,
+    seconds_to_try: float = SECONDS_TO_TRY_AT_START,
 ) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
     """Yield options with the identity to which the peer is admitted, and the admission; None for an open run.
 
@@ -229,7 +234,7 @@ def seek_admission(
         )
     with (
         identity_file(options.identity_file) as path,
-        PeerAdmission(run, repository, read_identity(path), hub_token) as admission,
+        PeerAdmission(run, repository, read_identity(path), hub_token, seconds_to_try=seconds_to_try) as admission,
     ):
         admission.has_new_identity = path != options.identity_file
         yield dataclasses.replace(options, identity_file=path), admission

@@ -1,9 +1,6 @@
 """Averaging rounds between real averagers in processes of their own on this machine, their links free or shaped."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from peer_processes import run_peers
 
 from pipelines.chaos.chaos_processes import free_port
 from pipelines.chaos.link_proxy import LinkLimits, LinkProxy, PortOwners
@@ -33,30 +31,25 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
     With `limits`, every peer's link is shaped by a proxy between it and the others.
     """
-    peers: list[subprocess.Popen] = []
+    arguments = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         owners = PortOwners()
         proxy = stack.enter_context(LinkProxy(owners)) if limits is not None else None
-        try:
-            for number in range(settings.num_peers):
-                port = free_port()
-                announced = port
-                if proxy is not None:
-                    announced = proxy.add(str(number), port).proxy_port
-                    proxy.limit(str(number), limits)
-                arguments = [str(number), folder, str(port), str(announced), json.dumps(asdict(settings))]
-                command = [sys.executable, "-W", "ignore", __file__, *arguments]
-                peers.append(subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL))
-                owners.register(peers[-1].pid, str(number))
-            for peer in peers:
-                if peer.wait(timeout=600) != 0:
-                    raise RuntimeError(f"A peer of the averaging benchmark ended with exit code {peer.returncode}.")
-            rounds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
-            return [AveragingRound(**figures) for figures in rounds]
-        finally:
-            for peer in peers:
-                if peer.poll() is None:
-                    os.killpg(peer.pid, signal.SIGKILL)
+        for number in range(settings.num_peers):
+            port = announced = free_port()
+            if proxy is not None:
+                announced = proxy.add(str(number), port).proxy_port
+                proxy.limit(str(number), limits)
+            arguments.append([str(number), folder, str(port), str(announced), json.dumps(asdict(settings))])
+        run_peers(
+            __file__,
+            arguments,
+            Path(folder),
+            seconds=600,
+            on_start=lambda number, pid: owners.register(pid, str(number)),
+        )
+        rounds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
+        return [AveragingRound(**figures) for figures in rounds]
 
 
 def be_a_peer(number: int, folder: Path, port: str, announced_port: str, settings: RoundSettings) -> None:

@@ -1,4 +1,4 @@
-"""Training together: where a step's time goes, bytes of a round, 8-bit LAMB, a round over a slow link, goodput.
+"""Training together: how soon a peer counts, a step's time, bytes of a round, 8-bit LAMB, a slow link, goodput.
 
 Usage: python tests/benchmarks/training.py [--quick] [--case NAME ...]
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from averaging_round import RoundSettings, run_rounds
+from joining import seconds_to_first_gradient
 from measurement import Row, median_seconds, write_results
 from rich.console import Console
 from training_steps import measure_step_times
@@ -124,11 +125,22 @@ def measure_goodput(quick: bool) -> list[Row]:
     return rows
 
 
+def measure_joining(quick: bool) -> list[Row]:
+    """Seconds from the join command to the first gradient of it that counts, into a swarm with 4 s epochs."""
+    seconds = []
+    for _ in range(1 if quick else 3):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds.append(seconds_to_first_gradient(Path(folder) / "swarm"))
+    case = "a third peer joins, epochs of 4 s"
+    return [Row(case=case, metric="first gradient counted after", unit="s", ours=statistics.median(seconds))]
+
+
 def _median_round(rounds: list) -> float:
     return statistics.median(r.seconds for r in rounds[1:] or rounds)
 
 
 CASES = dict(
+    joining=measure_joining,
     optimizer=measure_optimizer,
     steps=measure_steps,
     bytes=measure_bytes,

@@ -1,9 +1,6 @@
 """Two real training peers on this machine, and where the time of the first one goes, for `training.py`."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer_processes import run_peers
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 NUM_WARMUP_EPOCHS = 2
@@ -41,21 +39,10 @@ class StepTimes:
 
 def measure_step_times(model: dict[str, Any], *, target_batch_size: int, num_epochs: int) -> StepTimes:
     """Train two peers for some epochs; return the first one's times."""
-    peers: list[subprocess.Popen] = []
     with tempfile.TemporaryDirectory() as folder:
         settings = json.dumps(dict(model=model, target_batch_size=target_batch_size, num_epochs=num_epochs))
-        try:
-            for number in range(2):
-                command = [sys.executable, "-W", "ignore", __file__, str(number), folder, settings]
-                peers.append(subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL))
-            for peer in peers:
-                if peer.wait(timeout=900) != 0:
-                    raise RuntimeError(f"A peer of the training benchmark ended with exit code {peer.returncode}.")
-            return StepTimes(**json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8")))
-        finally:
-            for peer in peers:
-                if peer.poll() is None:
-                    os.killpg(peer.pid, signal.SIGKILL)
+        run_peers(__file__, [[str(number), folder, settings] for number in range(2)], Path(folder), seconds=900)
+        return StepTimes(**json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8")))
 
 
 def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -152,36 +153,64 @@ def wait_for_line(path, process, log, seconds=150):
     raise AssertionError(f"no event within {seconds} s: {log.read_text()}")
 
 
-@pytest.mark.timeout(600)
-def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publishes_what_it_holds(
-    training_material, tmp_path
-):
+@pytest.fixture(scope="module")
+def interrupted(training_material, tmp_path_factory):
+    """What came of a trainer and an auxiliary peer that were interrupted in the middle of a run."""
     repository = training_material.create_run("org/interrupted-run", run_id="interrupted")
-    log, events = tmp_path / "log", tmp_path / "events"
-    log.mkdir(), events.mkdir()
+    log, events = tmp_path_factory.mktemp("log"), tmp_path_factory.mktemp("events")
     assist = ("run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5")
     join = ("join", repository, "--host", LOOPBACK, "--micro-batch-size", "8", "--shuffle-buffer", "64")
+    codes, left = {}, []
     with started_command(
         training_material.hub, log / "assist", *assist, "--events", str(events / "assist")
     ) as auxiliary:
         wait_for_line(events / "assist", auxiliary, log / "assist")
         with started_command(training_material.hub, log / "join", *join, "--events", str(events / "join")) as trainer:
             steps = wait_for_line(events / "join", trainer, log / "join")
-            assert steps[0]["ended_epoch"] and steps[0]["was_used"]
             while wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"] < 1:
                 time.sleep(0.1)
             family = family_of(trainer.pid)
-            assert any(process.name() == "p2pd" for process in family)
-            assert interrupt(trainer) in (0, 130), (log / "join").read_text()
-            assert still_alive(family) == []
-            printed = (log / "join").read_text()
-            assert re.search(r"First gradient counted \d+ s after the start", printed)
-            assert "contributed" in printed
+            names = [process.name() for process in family]
+            codes["join"] = interrupt(trainer)
+            left += still_alive(family)
         family = family_of(auxiliary.pid)
-        assert interrupt(auxiliary) in (0, 130), (log / "assist").read_text()
-        assert still_alive(family) == []
+        codes["assist"] = interrupt(auxiliary)
+        left += still_alive(family)
     looks = wait_for_line(events / "assist", auxiliary, log / "assist")
-    state = json.loads(training_material.file(repository, "run_state.json").read_text())
-    assert state["epoch"] >= looks[-1]["held_epoch"] >= 1 and looks[-1]["published_epoch"] == 0
-    for name in ("assist", "join"):
-        assert "Traceback" not in (log / name).read_text()
+    printed = {name: (log / name).read_text() for name in codes}
+    return SimpleNamespace(
+        repository=repository, codes=codes, left=left, names=names, steps=steps, looks=looks, printed=printed
+    )
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publishes_what_it_holds(
+    training_material, interrupted
+):
+    assert interrupted.steps[0]["ended_epoch"] and interrupted.steps[0]["was_used"]
+    assert "p2pd" in interrupted.names and interrupted.left == []
+    assert set(interrupted.codes.values()) <= {0, 130}, interrupted.printed
+    assert re.search(r"First gradient counted \d+ s after the start", interrupted.printed["join"])
+    assert "contributed" in interrupted.printed["join"]
+    state = json.loads(training_material.file(interrupted.repository, "run_state.json").read_text())
+    held = interrupted.looks[-1]["held_epoch"]
+    assert state["epoch"] >= held >= 1 and interrupted.looks[-1]["published_epoch"] == 0
+    assert "Traceback" not in "".join(interrupted.printed.values())
+
+
+def test_the_organisers_checklist_restores_the_checkpoint_and_finds_that_nobody_lets_peers_in(commands, interrupted):
+    done = commands.run("run", "check", interrupted.repository, "--json", is_worker=True)
+    found = {item["name"].partition(" /")[0]: item for item in json.loads(done.stdout)}
+    assert found["checkpoint"]["status"] == "ok" and "epoch" in found["checkpoint"]["seen"]
+    assert found["entry places"]["status"] != "ok" and found["entry address"]["status"] == "fail"
+    assert f"dalle-collab run assist {interrupted.repository}" in found["entry address"]["cure"]
+    assert {"training run", "dataset", "evaluation", "commit budget", "card"} <= {name.split(" (")[0] for name in found}
+    assert done.returncode == 3
+
+
+def test_the_report_of_a_run_names_its_settings_course_and_contributors(commands, interrupted, tmp_path):
+    done = commands.run("run", "report", interrupted.repository, "--output", str(tmp_path / "report.md"))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report.md").read_text()
+    assert "target_batch_size" in text and "alice" in text and "num_hidden_layers" in text
+    assert (tmp_path / "report_loss_curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,6 @@
 """The whole examination of a machine for a run, check by check, and the short one with which `join` begins."""
 
+import contextlib
 import importlib.metadata
 import sys
 import time
@@ -7,8 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub import get_token
+
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.training.authorized_dht import SwarmAuthorizer
 from pipelines.training.doctor import hub_checks, machine_checks, swarm_checks
 from pipelines.training.doctor.authorization_checks import check_authorization
 from pipelines.training.doctor.check_result import CheckResult, fail, ok, unknown
@@ -16,6 +20,8 @@ from pipelines.training.doctor.dialling import parse_address, port_objection
 from pipelines.training.doctor.machine import Machine, read_machine
 from pipelines.training.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.training.doctor.peer_needs import checkpoint_bytes, peer_needs
+from pipelines.training.doctor.swarm_finding import SwarmFinding
+from pipelines.training.peer_admission import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import read_processor, read_run
 from pipelines.training.swarm_probe import STARTUP_TIMEOUTS, probe_swarm
@@ -23,6 +29,8 @@ from pipelines.training.training_run import TrainingRun
 from pipelines.training.wire_codec import averaging_compression, check_codec
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
+SECONDS_TO_SEEK_ADMISSION = 10.0
+"""A joining peer is more patient; whoever asks a doctor wants to know."""
 
 
 @dataclass(kw_only=True)
@@ -169,15 +177,9 @@ def check_data(examination: Examination) -> Iterator[CheckResult]:
 
 def check_swarm(examination: Examination) -> Iterator[CheckResult]:
     """Look at the swarm through every entry address, and let another peer call this machine."""
-    run, options = examination.run, examination.options
-    finding = probe_swarm(
-        run.swarm_id,
-        run.entry_addresses,
-        options,
-        startup_timeouts=examination.startup_timeouts,
-        now=examination.now,
-        announce=examination.announce,
-    )
+    options = examination.options
+    results, finding = look_at_swarm(examination)
+    yield from results
     yield swarm_checks.check_daemon(finding)
     if finding.daemon_seconds is None:
         return
@@ -186,6 +188,34 @@ def check_swarm(examination: Examination) -> Iterator[CheckResult]:
         yield result
     yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)
     yield swarm_checks.check_reachability(finding, client_mode=options.client_mode)
+
+
+def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFinding]:
+    """Look at the swarm as the peer would, with an admission where the run asks for one; a stranger sees less.
+
+    Returns what came of asking for the admission, nothing on an open run, and what was seen.
+    """
+    run, repository, name = examination.run, examination.repository, "admission"
+    options, admission, results = examination.options, None, []
+    with contextlib.ExitStack() as stack:
+        try:
+            options, admission = stack.enter_context(
+                seek_admission(run, repository, options, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION)
+            )
+        except (AdmissionRefusedError, AuthorizationUnreachableError) as error:
+            results.append(hub_checks.failure(name, error, "a token of the run's authority"))
+        if admission is not None:
+            results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))
+        finding = probe_swarm(
+            run.swarm_id,
+            run.entry_addresses,
+            options,
+            startup_timeouts=examination.startup_timeouts,
+            authorizer=None if admission is None else SwarmAuthorizer(admission),
+            now=examination.now,
+            announce=examination.announce,
+        )
+    return results, finding
 
 
 def _needs(examination: Examination) -> PeerNeeds:

@@ -13,10 +13,9 @@ from huggingface_hub.errors import EntryNotFoundError
 from pipelines.training.checkpoints import load_training_state
 from pipelines.training.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.training.doctor.check_result import CheckResult, fail, ok, unknown
-from pipelines.training.doctor.examination import Examination, check_data, check_hub_and_run
+from pipelines.training.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import download_checkpoint, read_history, read_run_state
-from pipelines.training.swarm_probe import probe_swarm
 from pipelines.training.swarm_settings import optimizer_parts
 from pipelines.training.training_peer import initial_model
 from pipelines.training.training_run import TrainingRun
@@ -151,9 +150,8 @@ def check_entry_peers(examination: Examination) -> Iterator[CheckResult]:
         yield organiser_checks.check_entry_places(repository, run.entry_addresses)
     except ValueError as error:
         yield fail("entry places", str(error), "addresses", f"dalle-collab run assist {repository}")
-    finding = probe_swarm(
-        run.swarm_id, run.entry_addresses, examination.options, now=examination.now, announce=examination.announce
-    )
+    results, finding = look_at_swarm(examination)
+    yield from results
     if finding.daemon_seconds is None:
         yield swarm_checks.check_daemon(finding)
         return

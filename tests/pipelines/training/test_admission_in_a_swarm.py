@@ -7,6 +7,8 @@ from authorization_material import edit_lists, publish_run, running_service
 from swarm_of_processes import Swarm, tiny_run
 
 from pipelines.training.authorization_tokens import public_text
+from pipelines.training.doctor.examination import Examination, check_swarm
+from pipelines.training.peer_options import PeerOptions
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +104,25 @@ def test_a_banned_users_peer_is_out_within_the_lifetime_of_its_token(hub, swarm,
     later = first.wait_for("step", seconds=120, after=deadline + 5.0, ended_epoch=True)
     assert later["num_peers"] == 1 and later["num_rounds"] == rounds
     assert "second-of-door is banned from org/door" in second.log()
+
+
+def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as_a_stranger(
+    swarm, service, tokens, monkeypatch
+):
+    entry_addresses = tuple(swarm.peers[0].wait_for("ready")["addresses"])
+    examination = Examination(
+        repository=REPOSITORY,
+        options=PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
+        run=service.run.replace(entry_addresses=entry_addresses),
+    )
+    monkeypatch.setenv("HF_TOKEN", tokens["third"])
+    found = {result.name.split(" /")[0]: result for result in check_swarm(examination)}
+    assert found["admission"].seen == "the authority admits third-of-door"
+    assert found["entry address"].status == "ok" and "2 training peers" in found["entry address"].seen
+    monkeypatch.delenv("HF_TOKEN")
+    found = {result.name.split(" /")[0]: result for result in check_swarm(examination)}
+    assert found["admission"].status == "fail" and found["admission"].cure == "Log in: hf auth login."
+    assert found["entry address"].status == "fail" and "refuses" in found["entry address"].seen
 
 
 def test_no_token_is_in_what_peers_print_or_write(swarm, service, tokens, visitors):

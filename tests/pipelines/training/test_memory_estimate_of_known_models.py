@@ -1,27 +1,16 @@
-"""The estimates for GPT-2, BERT, GPT-J and T5 against what transformers' models really hold, tensor by tensor.
-
-Dropout is off: on a CPU its masks take four bytes a value, on a GPU, which is what the estimate describes, one.
-"""
+"""The estimates for GPT-2, BERT, GPT-J and T5 against what transformers' models really hold, tensor by tensor."""
 
 import pytest
 import torch
 from bitsandbytes.optim import Adam8bit
-from memory_measurement import measure_step, storage_bytes
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTJConfig,
-    GPTJForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from measured_models import build_known_model, measure_known_model
+from memory_measurement import storage_bytes
 from transformers.optimization import Adafactor
 
 from pipelines.training.memory_estimate.estimate import estimate_training_memory
 from pipelines.training.memory_estimate.hub_config import sizes_from_config
 from pipelines.training.memory_estimate.settings import MemorySettings
+from pipelines.training.memory_estimate.transformer_sizes import TransformerSizes
 
 pytestmark = pytest.mark.slow
 
@@ -30,31 +19,16 @@ BATCH, SEQUENCE, VOCABULARY = 3, 96, 500
 
 
 def build(family, layers=3):
-    sizes = dict(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0)
-    gpt = dict(sizes, n_embd=128, n_layer=layers, n_head=4, n_positions=128)
-    if family == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(**gpt, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0))
-    if family == "gptj":
-        return GPTJForCausalLM(GPTJConfig(**gpt, rotary_dim=16, tie_word_embeddings=False))
-    if family == "bert":
-        heads = dict(num_hidden_layers=layers, num_attention_heads=4, hidden_size=128, intermediate_size=512)
-        dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-        return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **heads, **dropout))
-    heads = dict(d_model=128, d_kv=32, num_heads=4, d_ff=512, num_layers=layers)
-    return T5ForConditionalGeneration(
-        T5Config(vocab_size=VOCABULARY, **heads, dropout_rate=0.0, decoder_start_token_id=0)
-    )
+    sizes = TransformerSizes(
+        family=family, vocab_size=VOCABULARY, hidden_size=128, num_layers=layers, num_decoder_layers=layers,
+        num_heads=4, head_size=32, wide_size=512, max_sequence_length=128, has_slow_gelu=family.startswith("gpt"),
+        has_tied_table=family != "gptj",
+    )  # fmt: skip
+    return build_known_model(sizes)
 
 
-def measured(model, *, autocast=False):
-    ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
-    options = {} if isinstance(model, BertForMaskedLM) else dict(use_cache=False)
-
-    def loss():
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            return model(input_ids=ids, labels=ids, **options).loss
-
-    return measure_step(model, loss)
+def measured(model, **options):
+    return measure_known_model(model, batch=BATCH, sequence=SEQUENCE, **options)
 
 
 def estimated(model, **settings):

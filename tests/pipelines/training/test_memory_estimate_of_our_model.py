@@ -1,12 +1,10 @@
 """The estimate for our model against what its training step really holds, counted tensor by tensor."""
 
-import contextlib
 import dataclasses
 
 import pytest
-import torch
-from memory_measurement import measure_step, storage_bytes
-from torch._subclasses import FakeTensorMode
+from measured_models import measure_our_model
+from memory_measurement import storage_bytes
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.attention_dalle_collab import DENSE_MAX_POSITIONS
@@ -36,28 +34,6 @@ PAPER = dict(num_hidden_layers=8)
 """The paper's sizes with fewer layers."""
 
 
-def measured(sizes, *, batch, recompute, precision="fp32", fake=False):
-    """Count a step's tensors; fake ones have no values, so that large models need no memory."""
-    config = DalleCollabConfig(**sizes, recompute=recompute if recompute != "checkpoint" else "none")
-    half = torch.bfloat16
-    torch.set_default_dtype(half if precision.startswith("pure") else torch.float32)
-    try:
-        with FakeTensorMode() if fake else contextlib.nullcontext():
-            model = DalleCollabForConditionalGeneration(config)
-            if recompute == "checkpoint":
-                model.activation_checkpointing_enable()
-            text = torch.zeros(batch, config.text_sequence_length, dtype=torch.long)
-            codes = torch.zeros(batch, config.num_image_codes, dtype=torch.long)
-
-            def loss():
-                with torch.autocast("cpu", dtype=half, enabled=precision == "bf16"):
-                    return model(input_ids=text, image_codes=codes, return_logits=False).loss
-
-            return measure_step(model, loss)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def estimated(sizes, **settings):
     settings["micro_batch_size"] = settings.pop("batch")
     return estimate_training_memory(DalleCollabSizes.from_mapping(sizes), MemorySettings(device="cpu", **settings)).ram
@@ -74,14 +50,14 @@ def assert_close(split, step):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "pure-bf16"])
 def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precision):
     how = dict(batch=3, recompute=recompute, precision=precision)
-    assert_close(estimated(MIDDLING, **how), measured(MIDDLING, **how))
+    assert_close(estimated(MIDDLING, **how), measure_our_model(MIDDLING, **how))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("recompute", ["reversible", "none"])
 def test_a_step_of_the_papers_width_holds_what_was_estimated(recompute, batch):
     how = dict(batch=batch, recompute=recompute)
-    assert_close(estimated(PAPER, **how), measured(PAPER, fake=True, **how))
+    assert_close(estimated(PAPER, **how), measure_our_model(PAPER, fake=True, **how))
 
 
 @pytest.mark.parametrize("bits", [8, 32])

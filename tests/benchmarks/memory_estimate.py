@@ -1,0 +1,98 @@
+"""The memory estimate beside what training steps really hold: known models and ours, of every size, tensor by tensor.
+
+Usage: python tests/benchmarks/memory_estimate.py [--quick]. Fake tensors stand for the large ones, so that it runs on
+any machine. Writes the results file and the table of docs/memory_estimate.md.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from measured_models import build_known_model, measure_known_model, measure_our_model
+from measurement import Row, write_results
+from memory_measurement import MeasuredStep
+from rich.console import Console
+from torch._subclasses import FakeTensorMode
+
+from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
+from pipelines.training.memory_estimate.estimate import estimate_training_memory
+from pipelines.training.memory_estimate.model_presets import MODEL_PRESETS
+from pipelines.training.memory_estimate.settings import MemorySettings, MemorySplit
+from pipelines.training.memory_estimate.transformer_sizes import TransformerSizes
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "memory_estimate.md"
+HEAD = "| model | settings | weights | gradients | activations: estimate | measured | all: estimate / measured |\n"
+QUICK = ("BERT base", "T5 small", "GPT-2 S")
+OUR_STEPS = (("reversible", 1), ("reversible", 4), ("partial", 1), ("none", 1), ("none", 4), ("checkpoint", 4))
+
+
+def compare_known_model(name: str, sizes: TransformerSizes) -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
+    """Compare float32, autocast and checkpointed steps of one sample."""
+    sequence = sizes.max_sequence_length
+    cases = [("fp32", "none"), ("bf16", "none"), ("fp32", "checkpoint")]
+    if sizes.family == "t5":
+        cases = cases[:1]  # transformers' T5 keeps parts of an autocast step in float32
+    found = []
+    for precision, recompute in cases:
+        with FakeTensorMode():
+            model = build_known_model(sizes)
+            if recompute == "checkpoint":
+                model.activation_checkpointing_enable()
+            step = measure_known_model(model, batch=1, sequence=sequence, autocast=precision == "bf16")
+        settings = MemorySettings(precision=precision, recompute=recompute, optimizer="sgd")
+        estimate = estimate_training_memory(dataclasses.replace(sizes, has_dropout=False), settings).gpu
+        found.append((name, f"{precision}, {recompute}, 1 x {sequence}", estimate, step))
+    return found
+
+
+def compare_our_model() -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
+    """Compare steps of our model at the paper's size."""
+    found = []
+    for recompute, batch in OUR_STEPS:
+        step = measure_our_model({}, batch=batch, recompute=recompute, fake=True)
+        settings = MemorySettings(micro_batch_size=batch, recompute=recompute, optimizer="sgd", device="cpu")
+        estimate = estimate_training_memory(DalleCollabSizes(), settings).ram
+        found.append(("our model", f"fp32, {recompute}, {batch} x 1280", estimate, step))
+    return found
+
+
+def has_transformers_model(sizes: object) -> bool:
+    """Tell whether transformers builds a model of these sizes: its GPT heads share the width evenly."""
+    return isinstance(sizes, TransformerSizes) and (
+        sizes.family not in ("gpt2", "gptj") or sizes.num_heads * sizes.head_size == sizes.hidden_size
+    )
+
+
+def table_line(name: str, settings: str, estimate: MemorySplit, step: MeasuredStep) -> str:
+    """Return a line of the document's table, in GB of 10^9 bytes."""
+    exact = ["exact" if ours == seen else f"{ours / seen:.3f}" for ours, seen in (
+        (estimate.weights, step.weights), (estimate.gradients, step.gradients),
+    )]  # fmt: skip
+    activations = [f"{number / 1e9:.3f}" for number in (estimate.activations, step.activations)]
+    return f"| {' | '.join([name, settings, *exact, *activations, f'{estimate.total / step.total:.3f}'])} |\n"
+
+
+def main() -> None:
+    """Measure, print the table, write the results and the document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three models and ours; the document stays as it is")
+    quick = parser.parse_args().quick
+    found = compare_our_model()
+    for name, sizes in MODEL_PRESETS.items():
+        if has_transformers_model(sizes) and (not quick or name in QUICK):
+            found += compare_known_model(name, sizes)
+            Console(stderr=True).print(f"{name} done")
+    rows = [
+        Row(case=f"{name}, {settings}", metric="activations", unit="GB", ours=estimate.activations / 1e9,
+            peer=step.activations / 1e9)
+        for name, settings, estimate, step in found
+    ]  # fmt: skip
+    print(f"written to {write_results('memory_estimate', rows)}")
+    if not quick:
+        text = DOCUMENT.read_text(encoding="utf-8").partition(HEAD)[0]
+        rule = "|" + " --- |" * HEAD.count(" | ") + " --- |\n"
+        DOCUMENT.write_text(text + HEAD + rule + "".join(table_line(*item) for item in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
