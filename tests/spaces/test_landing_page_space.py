@@ -205,7 +205,7 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
         ("org/nobody", "problem", "has no public repository org/nobody"),
         ("org/codec-only", "problem", "org/codec-only has no training_run.json. It is no training run"),
         ("org/torn", "problem", "metrics/summary.json of org/torn is not JSON"),
-        ("org/absurd", "waiting", "waits for its first epoch"),
+        ("org/absurd", "problem", "holds no values that can be true"),
         ("<script>", "problem", "“<script>” is no name of a run"),
     ],
 )

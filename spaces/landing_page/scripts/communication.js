@@ -1,6 +1,6 @@
 /** The thousandfold budget: what a larger batch, sharing, fewer bits and overlap multiply to, for this run's sizes. */
 
-import { bindSlider, byId, element } from "./elements.js";
+import { barRow, bindSlider, byId } from "./elements.js";
 import { compressionBits, gradientBytes, numParameters } from "./model_sizes.js";
 import { asBytes, asCount, asDuration, asFigure, asShort } from "./numbers.js";
 
@@ -89,14 +89,10 @@ function factorRows(factors) {
   let before = 1;
   return factors.map(([name, factor]) => {
     const after = before * factor;
-    const bar = element("span", { className: "bar" });
     const [start, end] = [onTrack(Math.min(before, after)), onTrack(Math.max(before, after))];
-    bar.style.marginLeft = `${start}%`;
-    bar.style.width = `${Math.max(0.8, end - start)}%`;
-    bar.classList.toggle("backwards", factor < 0.999);
     before = after;
-    const track = element("span", { className: "track", ariaHidden: "true" }, bar);
-    return element("li", {}, element("span", { textContent: name }), track, element("b", { textContent: `×${asFigure(factor)}` }));
+    const bar = { start, share: Math.max(0.8, end - start), kind: factor < 0.999 ? "backwards" : "" };
+    return barRow(name, `×${asFigure(factor)}`, bar);
   });
 }
 

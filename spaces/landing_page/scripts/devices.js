@@ -1,6 +1,6 @@
 /** How one round's batch is shared among devices of unlike speed: by equal shares, and by what each manages. */
 
-import { bindSlider, byId, element } from "./elements.js";
+import { barRow, bindSlider, byId } from "./elements.js";
 import { asCount, asDuration, asFigure } from "./numbers.js";
 
 const NAMES = ["Laptop", "Free notebook GPU", "Gaming PC", "Workstation"];
@@ -45,13 +45,8 @@ function draw() {
 }
 
 function deviceRow(name, samples, working, ending) {
-  const bars = [working, Math.max(0, ending - working)].map((share, index) => {
-    const bar = element("span", { className: index ? "bar idle" : "bar" });
-    bar.style.width = `${100 * share}%`;
-    return bar;
-  });
-  const track = element("span", { className: "track", ariaHidden: "true" }, ...bars);
-  return element("li", {}, element("span", { textContent: name }), track, element("b", { textContent: asCount(samples) }));
+  const waiting = { share: 100 * Math.max(0, ending - working), kind: "idle" };
+  return barRow(name, asCount(samples), { share: 100 * working }, waiting);
 }
 
 function speedOf(exponent) {

@@ -27,6 +27,18 @@ export function outwardLink(address, text) {
   return element("a", { href: address, textContent: text, target: "_blank", rel: "noopener noreferrer" });
 }
 
+/** Return a row of a list of bars: its name, its value, and bars as `{start, share, kind}` in per cent of the track. */
+export function barRow(name, value, ...bars) {
+  const pieces = bars.map(({ start = 0, share, kind = "" }) => {
+    const bar = element("span", { className: `bar ${kind}` });
+    bar.style.marginLeft = `${start}%`;
+    bar.style.width = `${share}%`;
+    return bar;
+  });
+  const track = element("span", { className: "track", ariaHidden: "true" }, ...pieces);
+  return element("li", {}, element("span", { textContent: name }), element("b", { textContent: value }), track);
+}
+
 /** Show a slider's value beside it and call `changed` with the number whenever it moves, and once now. */
 export function bindSlider(id, format, changed) {
   const slider = byId(id);

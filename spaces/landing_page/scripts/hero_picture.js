@@ -5,7 +5,7 @@ import { drawing } from "./elements.js";
 const VIEW = { width: 640, height: 540 };
 const CENTRE = [320, 268];
 const NUM_TILES = 14;
-const TILE = 15;
+const TILE = 17;
 const PEERS = [
   [86, 116, 21], [232, 52, 13], [424, 44, 17], [566, 130, 25], [600, 300, 13],
   [530, 452, 19], [352, 500, 13], [158, 470, 24], [44, 308, 15],
@@ -16,7 +16,7 @@ const ROUND_SECONDS = 9;
 /** Draw into an empty `svg`. What moves is moved by the style sheet, which heeds the wish for less movement. */
 export function drawHeroPicture(picture) {
   picture.setAttribute("viewBox", `0 0 ${VIEW.width} ${VIEW.height}`);
-  const halo = drawing("circle", { class: "halo", cx: CENTRE[0], cy: CENTRE[1], r: 176 });
+  const halo = drawing("circle", { class: "halo", cx: CENTRE[0], cy: CENTRE[1], r: 190 });
   const links = LINKS.map(([one, other]) => drawing("path", { class: "link", d: bend(PEERS[one], PEERS[other], 0.16) }));
   const spokes = PEERS.map((peer) => drawing("path", { class: "spoke", d: bend(peer, CENTRE, 0.12) }));
   picture.append(halo, ...links, ...spokes, ...PEERS.flatMap(gradients), mosaic(), ...PEERS.map(peerCircle));

@@ -1,7 +1,7 @@
 /** Who has contributed how much. User names are strangers' texts. */
 
 import { byId, element, outwardLink } from "./elements.js";
-import { asCount, asDuration } from "./numbers.js";
+import { asCount, asDuration, asShort } from "./numbers.js";
 
 const SHOWN_FIRST = 10;
 const USER = /^[A-Za-z0-9][A-Za-z0-9_-]{0,95}$/;
@@ -54,7 +54,7 @@ function contributorRow(one, index, most) {
     element("td", { className: "rank", textContent: index + 1 }),
     element("th", { scope: "row", title: one.username }, name),
     element("td", { className: "share" }, bar),
-    element("td", { textContent: asCount(samples) }),
+    element("td", { textContent: asShort(samples), title: asCount(samples) }),
     element("td", { textContent: hours > 0 ? asDuration(hours * 3600) : "–" }),
   );
 }

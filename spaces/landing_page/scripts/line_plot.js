@@ -55,7 +55,7 @@ export class LinePlot {
   }
 
   #drawAxes(picture, { low, high, first, last, width }) {
-    for (const value of ticks(low, high, 4)) {
+    for (const value of ticks(low, high, 6)) {
       const y = this.y(value);
       picture.append(
         drawing("line", { class: "plot-grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }),
@@ -64,7 +64,9 @@ export class LinePlot {
     }
     const marks = ticks(first, last, width < 420 ? 3 : 6).filter((value) => Number.isInteger(value));
     for (const value of marks.length ? marks : [first]) {
-      const place = { class: "plot-tick", x: this.x(value), y: HEIGHT - 8, "text-anchor": "middle" };
+      const isLast = this.x(value) > width - 2 * MARGIN.right - 8;
+      const x = isLast ? width : this.x(value);
+      const place = { class: "plot-tick", x, y: HEIGHT - 8, "text-anchor": isLast ? "end" : "middle" };
       picture.append(drawing("text", place, value.toLocaleString("en")));
     }
   }

@@ -11,13 +11,13 @@ const plots = {};
 export function prepareLiveSection() {
   byId("objective-plot").append(...plotParts("Training objective", "loss by epoch, lower is better; dots: on held-out records"));
   byId("participants-plot").append(...plotParts("Participants", "active peers by epoch"));
-  const describe = (unit) => (point) =>
-    `epoch ${asCount(point.x)} · ${asFigure(point.y)}${unit}${point.time ? ` · ${asDate(point.time)}` : ""}`;
-  plots.objective = new LinePlot(byId("objective-plot"), { label: "Training objective", format: asShort, describe: describe("") });
+  const describe = (value) => (point) =>
+    `epoch ${asCount(point.x)} · ${value(point.y)}${point.time ? ` · ${asDate(point.time)}` : ""}`;
+  plots.objective = new LinePlot(byId("objective-plot"), { label: "Training objective", format: asShort, describe: describe(asFigure) });
   plots.participants = new LinePlot(byId("participants-plot"), {
     label: "Active participants",
     format: asShort,
-    describe: (point) => describe(point.y === 1 ? " peer" : " peers")(point),
+    describe: describe(asPeers),
     fromZero: true,
   });
 }
@@ -35,30 +35,34 @@ export function showLiveSection(run, summary) {
   byId("live").setAttribute("aria-busy", "false");
 }
 
-/** Return `{state, text}` of a run: "training", "quiet", "done" or "waiting". */
+/** Return `{state, text}` of a run: "training", "quiet", "done", "waiting" or "problem". */
 export function statusOf(run, summary, now) {
   const { newest } = summary;
+  if (summary.isNonsense) return { state: "problem", text: "The run’s metrics/summary.json holds no values that can be true." };
   if (!newest) return { state: "waiting", text: "The run has been created and waits for its first epoch." };
   const goal = run.numEpochs ? ` of ${asCount(run.numEpochs)}` : "";
   const place = `Epoch ${asCount(newest.epoch)}${goal}`;
   if (run.numEpochs && newest.epoch >= run.numEpochs) return { state: "done", text: `${place}: the run is complete.` };
   const patience = Math.max(QUIET_SECONDS, 5 * (newest.epoch_seconds ?? 0));
   if (now - newest.time > patience) return { state: "quiet", text: `${place}. No news since ${asAgo(newest.time, now)}.` };
-  const peers = `${asCount(newest.num_peers)} ${newest.num_peers === 1 ? "peer" : "peers"}`;
-  return { state: "training", text: `${place} · ${peers} training · ${asAgo(newest.time, now)}` };
+  return { state: "training", text: `${place} · ${asPeers(newest.num_peers)} training · ${asAgo(newest.time, now)}` };
 }
 
 function figures(run, { newest, numContributors }) {
   if (!newest) return [];
   const left = run.numEpochs ? Math.max(0, run.numEpochs - newest.epoch) : 0;
-  const end = left && newest.epoch_seconds ? `about ${asDuration(left * newest.epoch_seconds)} to go` : "optimizer steps so far";
-  const share = run.numEpochs ? ` (${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))} %)` : "";
+  const end = left && newest.epoch_seconds ? `, about ${asDuration(left * newest.epoch_seconds)} to go` : "";
+  const share = run.numEpochs ? `${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))} % of the schedule` : "so far";
   return [
-    figure(`${asCount(newest.epoch)}${share}`, "epochs", end),
-    figure(asFigure(newest.loss), "training loss", "mean over the peers' last samples"),
+    figure(asCount(newest.epoch), "epochs", `${share}${end}`),
+    figure(asFigure(newest.loss), "training loss", "mean over all peers"),
     figure(asCount(newest.num_peers), "peers now", `${asCount(numContributors)} contributors in all`),
     figure(asShort(newest.samples_per_second), "samples per second", "of all peers together"),
   ];
+}
+
+function asPeers(number) {
+  return Math.round(number) === 1 ? "1 peer" : `${asCount(number)} peers`;
 }
 
 function figure(value, name, detail) {

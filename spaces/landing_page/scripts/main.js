@@ -8,7 +8,7 @@ import { fetchJson, fetchText } from "./hub_files.js";
 import { prepareLeaderboard, showLeaderboard } from "./leaderboard.js";
 import { prepareLiveSection, showLiveSection, statusOf } from "./live_section.js";
 import { prepareMemoryAndData, showData, showMemory } from "./memory_and_data.js";
-import { asCount } from "./numbers.js";
+import { asCount, asFigure } from "./numbers.js";
 import { prepareOutlierPlot, showOutlierPlot } from "./outlier_plot.js";
 import { isRepository, readSettings } from "./page_settings.js";
 import { prepareReel, showReel } from "./progress_reel.js";
@@ -84,7 +84,7 @@ function showMetrics(hub, run, summary) {
   showLeaderboard(hub, summary.leaderboard);
   const last = summary.evaluations.at(-1);
   byId("result-evaluation").textContent = last
-    ? `On records that nobody trains on, the loss was ${last.loss.toPrecision(4)} at epoch ${asCount(last.epoch)}.`
+    ? `On records that nobody trains on, the loss was ${asFigure(last.loss)} at epoch ${asCount(last.epoch)}.`
     : "";
 }
 
@@ -102,7 +102,9 @@ function showSettingsOfRun(run, newest) {
 function showStatus(state, text) {
   byId("status").dataset.state = state;
   byId("status-text").textContent = text;
-  byId("live-waiting").textContent = state === "training" || state === "quiet" || state === "done" ? "" : text;
+  // Read out by screen readers, so not said again every minute.
+  const spoken = ["waiting", "problem"].includes(state) ? text : "";
+  if (byId("live-waiting").textContent !== spoken) byId("live-waiting").textContent = spoken;
 }
 
 function showSettings({ hub, run, spaces, sourceCode }) {
@@ -117,7 +119,7 @@ function showSettings({ hub, run, spaces, sourceCode }) {
   for (const place of document.querySelectorAll("[data-space]")) {
     const space = spaces[place.dataset.space];
     if (space) place.replaceChildren(outwardLink(`${hub}/spaces/${space}`, SPACE_LINKS[place.dataset.space]));
-    else place.hidden = true;
+    else (place.closest("[data-needs-space]") ?? place).hidden = true;
   }
   byId("source-code").hidden = !sourceCode;
   if (sourceCode) byId("source-code").replaceChildren(outwardLink(sourceCode, "Source code"));

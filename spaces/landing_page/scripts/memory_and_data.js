@@ -1,6 +1,6 @@
 /** What a peer has to hold and to download: bytes of parameters and statistics, and bytes of a streamed sample. */
 
-import { bindSlider, byId, element } from "./elements.js";
+import { barRow, bindSlider, byId } from "./elements.js";
 import { codeBytes, numParameters } from "./model_sizes.js";
 import { asBytes, asCount, asFigure, asShort } from "./numbers.js";
 
@@ -30,7 +30,7 @@ export function showMemory(run) {
     ["optimizer statistics in 8 bits", shared * (WEIGHT_AND_GRADIENT + STATISTICS[8])],
     ["statistics offloaded to the CPU", shared * WEIGHT_AND_GRADIENT],
   ];
-  byId("memory-bars").replaceChildren(...steps.map(([name, bytes]) => barRow(name, bytes / steps[0][1], asBytes(bytes))));
+  byId("memory-bars").replaceChildren(...steps.map(([name, bytes]) => byteRow(name, bytes, steps[0][1])));
 }
 
 /** Show what a sample of this run's dataset takes; `card` is null where the dataset's card does not say. */
@@ -47,8 +47,8 @@ function drawData() {
   const picture = pictureKilobytes * 1000;
   const most = Math.max(picture, data.perSample);
   byId("data-bars").replaceChildren(
-    barRow("a picture file", picture / most, asBytes(picture)),
-    barRow("its image codes and caption", data.perSample / most, asBytes(data.perSample)),
+    byteRow("a picture file", picture, most),
+    byteRow("its image codes and caption", data.perSample, most),
   );
   const source = data.measured
     ? `${asCount(data.card.numRecords)} samples in ${asBytes(data.card.numBytes)} on the Hub: ${asBytes(data.perSample)} each.`
@@ -61,9 +61,6 @@ function drawData() {
     `${source} That is ${asFigure(factor)} times less than pictures of ${asFigure(pictureKilobytes)} kB.${flow}`;
 }
 
-function barRow(name, share, value) {
-  const bar = element("span", { className: "bar" });
-  bar.style.width = `${Math.max(0.5, 100 * share)}%`;
-  const track = element("span", { className: "track", ariaHidden: "true" }, bar);
-  return element("li", {}, element("span", { textContent: name }), track, element("b", { textContent: value }));
+function byteRow(name, bytes, most) {
+  return barRow(name, asBytes(bytes), { share: Math.max(0.5, (100 * bytes) / most) });
 }

@@ -40,7 +40,7 @@ export function asBytes(value) {
 
 /** 5400 -> "1.5 hours". */
 export function asDuration(seconds) {
-  const [name, size] = TIME_UNITS.findLast(([, unit]) => seconds >= unit) ?? TIME_UNITS[0];
+  const [name, size] = unitOf(seconds);
   const count = seconds / size;
   const text = count >= 10 ? asCount(count) : asFigure(Number(count.toPrecision(2)));
   return `${text} ${name}${text === "1" ? "" : "s"}`;
@@ -48,11 +48,17 @@ export function asDuration(seconds) {
 
 /** Seconds since 1970 -> "3 minutes ago"; a time to come, from a clock that is ahead, is "just now". */
 export function asAgo(time, now = Date.now() / 1000) {
-  return now - time < 10 ? "just now" : `${asDuration(now - time)} ago`;
+  const [name, size] = unitOf(now - time);
+  const count = Math.round((now - time) / size);
+  return now - time < 10 ? "just now" : `${count} ${name}${count === 1 ? "" : "s"} ago`;
 }
 
 /** Seconds since 1970 -> "21 Nov 2026, 14:05". */
 export function asDate(time) {
   const options = { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" };
   return new Date(time * 1000).toLocaleString("en-GB", options);
+}
+
+function unitOf(seconds) {
+  return TIME_UNITS.findLast(([, size]) => seconds >= size) ?? TIME_UNITS[0];
 }

@@ -6,11 +6,11 @@ import { aggregate, distance, mean } from "./robust_aggregation.js";
 
 const NUM_HONEST = 12;
 const TRUE_GRADIENT = [3, 1.4]; // in units of an honest peer's noise
-const VIEW = { width: 560, height: 380, unit: 30, origin: [150, 215] };
+const VIEW = { width: 560, height: 404, unit: 22, origin: [196, 232] };
 const FARTHEST = 9;
 const PAPERS_RULE = { tauRatio: 2, maxNormRatio: 4, numClippingIterations: 100 };
 
-const hostile = { number: 3, strength: 5, degrees: 105 };
+const hostile = { number: 3, strength: 7, degrees: 140 };
 let rule = PAPERS_RULE;
 
 /** Connect the sliders, and let the hostile peers be dragged. */
@@ -88,7 +88,7 @@ function verdict(excess) {
 
 function axes() {
   const [x, y] = at([0, 0]);
-  const rings = [3, 6, 9].map((radius) => drawing("circle", { class: "ring", cx: x, cy: y, r: radius * VIEW.unit }));
+  const rings = [3, 6, 9, 12].map((radius) => drawing("circle", { class: "ring", cx: x, cy: y, r: radius * VIEW.unit }));
   return [...rings, drawing("circle", { class: "origin", cx: x, cy: y, r: 3 })];
 }
 

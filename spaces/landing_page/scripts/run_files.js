@@ -44,17 +44,18 @@ export function readTrainingRun(values) {
   };
 }
 
-/** Return `{history, evaluations, newest, leaderboard, numContributors, updated}` from `metrics/summary.json`. */
+/** Return what the page shows of `metrics/summary.json`; `isNonsense` if it has a newest point that cannot be true. */
 export function readSummary(values) {
   const of = values !== null && typeof values === "object" ? values : {};
   const history = rows(of.history, ["epoch", "time", ...Object.keys(COLUMNS)], COLUMNS);
+  const newest = row((name) => of.newest?.[name], Object.keys(COLUMNS), COLUMNS) ?? history.at(-1) ?? null;
   return {
     history,
     evaluations: rows(of.evaluations, ["epoch", "time", "loss"], COLUMNS),
-    newest: row((name) => of.newest?.[name], Object.keys(COLUMNS), COLUMNS) ?? history.at(-1) ?? null,
+    newest,
+    isNonsense: newest === null && Boolean(of.newest),
     leaderboard: contributors(of.leaderboard),
     numContributors: wholeWithin(of.num_contributors, 0, 1e9) ?? 0,
-    updated: numberWithin(of.updated, 0, LATEST_TIME),
   };
 }
 
