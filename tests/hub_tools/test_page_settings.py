@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 
 from hub_tools.page_settings import parse_settings, write_page_settings
@@ -55,3 +56,14 @@ def test_a_setting_has_a_name_and_a_value():
     }
     with pytest.raises(ValueError, match="--set got 'birds', expected NAME=VALUE"):
         parse_settings(["birds"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_the_landing_page_is_published_as_a_static_space_that_knows_its_hub(run_client, hub, api, tokens, repo_id):
+    arguments = ("hub-tools", "publish", "space", "landing_page", repo_id, "--set", "run=my-org/birds")
+    run_client(*arguments, token=tokens.alice)
+    assert api.space_info(repo_id).sdk == "static"
+    settings = httpx.get(f"{hub.endpoint}/spaces/{repo_id}/resolve/main/settings.json").json()
+    assert (settings["hub"], settings["run"]) == (hub.endpoint, "my-org/birds")
+    assert "Nothing to do" in run_client(*arguments, token=tokens.alice).stdout

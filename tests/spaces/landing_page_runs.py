@@ -22,10 +22,10 @@ HOSTILE_NAME = "<img src=x onerror=alert(1)>"
 NUM_EPOCHS = 30_000
 NUM_USERS = 500
 PROMPTS = ("a robin on a branch", "a red barn in the snow", "<b>bold</b> & brave")
-DATASET = "org/birds-codes"
+DATASET = "org/robins-codes"
 NUM_RECORDS, BYTES_PER_RECORD = 2_000_000, 1_580
 RUN = TrainingRun(
-    run_id="birds",
+    run_id="robins",
     model_config={},
     dataset_repository=DATASET,
     dataset_revision="main",
@@ -65,7 +65,7 @@ def contributors(now):
 
 
 def publish_runs(hub: LocalHub, folder) -> None:
-    """Publish `org/birds`, which is well, and `org/fresh`, `org/absurd`, `org/torn` and `org/codec`, which are not."""
+    """Publish `org/robins`, which is well, and four whose names say what is the matter with them."""
     constants.HF_HUB_DISABLE_XET = True
     disable_progress_bars()
     api, now = HfApi(endpoint=hub.endpoint, token=hub.alice_token), time.time()
@@ -88,11 +88,11 @@ def publish_runs(hub: LocalHub, folder) -> None:
         "num_contributors": -1,
     }
     runs = {
-        "birds": {"training_run.json": RUN.to_json(), "metrics/summary.json": summary, **reel_files(folder, now)},
-        "fresh": {"training_run.json": RUN.to_json()},
-        "absurd": {"training_run.json": json.dumps(absurd), "metrics/summary.json": json.dumps(nonsense)},
-        "torn": {"training_run.json": RUN.to_json(), "metrics/summary.json": summary[:5000]},
-        "codec-only": {"README.md": "a codec"},
+        "robins": {"training_run.json": RUN.to_json(), "metrics/summary.json": summary, **reel_files(folder, now)},
+        "robins-fresh": {"training_run.json": RUN.to_json()},
+        "robins-absurd": {"training_run.json": json.dumps(absurd), "metrics/summary.json": json.dumps(nonsense)},
+        "robins-torn": {"training_run.json": RUN.to_json(), "metrics/summary.json": summary[:5000]},
+        "robins-codec": {"README.md": "a codec"},
     }
     for name, files in runs.items():
         publish(api, f"org/{name}", "model", folder / name, files)

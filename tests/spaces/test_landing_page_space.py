@@ -18,7 +18,7 @@ from hub_tools.space_bundling import bundle_folder
 SPACE = Path(__file__).parents[2] / "spaces" / "landing_page"
 TEXTS = sorted(path for path in SPACE.rglob("*") if path.suffix in (".html", ".css", ".js", ".svg", ".json"))
 SETTINGS = {
-    "run": "org/birds",
+    "run": "org/robins",
     "training_dashboard": "org/dashboard",
     "memory_calculator": "org/calculator",
     "text_to_image_demo": "org/draw",
@@ -201,11 +201,11 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
 @pytest.mark.parametrize(
     ("run", "state", "words"),
     [
-        ("org/fresh", "waiting", "waits for its first epoch"),
+        ("org/robins-fresh", "waiting", "waits for its first epoch"),
         ("org/nobody", "problem", "has no public repository org/nobody"),
-        ("org/codec-only", "problem", "org/codec-only has no training_run.json. It is no training run"),
-        ("org/torn", "problem", "metrics/summary.json of org/torn is not JSON"),
-        ("org/absurd", "problem", "holds no values that can be true"),
+        ("org/robins-codec", "problem", "org/robins-codec has no training_run.json. It is no training run"),
+        ("org/robins-torn", "problem", "metrics/summary.json of org/robins-torn is not JSON"),
+        ("org/robins-absurd", "problem", "holds no values that can be true"),
         ("<script>", "problem", "“<script>” is no name of a run"),
     ],
 )
@@ -215,8 +215,8 @@ def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address,
         assert words in page.locator("#status-text").inner_text()
         assert page.get_by_role("heading", name="How it works").is_visible()
         assert page.locator("main img[src=x]").count() == 0
-        if run in ("org/fresh", "org/absurd"):
-            take_picture(page, f"landing_page_{run[4:]}", tmp_path)
+        if run in ("org/robins-fresh", "org/robins-absurd"):
+            take_picture(page, f"landing_page_{run[11:]}", tmp_path)
             assert serious_findings(page) == []
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address,
 def test_a_hub_that_is_away_is_said_to_be_away(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    bundle_folder(SPACE, tmp_path / "space", {"run": "org/birds", "hub": hub})
+    bundle_folder(SPACE, tmp_path / "space", {"run": "org/robins", "hub": hub})
     with (
         served(tmp_path / "space") as address,
         watched_page(address, allowed=(hub,), expected_error=FAILED_REQUEST) as page,

@@ -44,7 +44,7 @@ export function statusOf(run, summary, now) {
   const place = `Epoch ${asCount(newest.epoch)}${goal}`;
   if (run.numEpochs && newest.epoch >= run.numEpochs) return { state: "done", text: `${place}: the run is complete.` };
   const patience = Math.max(QUIET_SECONDS, 5 * (newest.epoch_seconds ?? 0));
-  if (now - newest.time > patience) return { state: "quiet", text: `${place}. No news since ${asAgo(newest.time, now)}.` };
+  if (now - newest.time > patience) return { state: "quiet", text: `${place}. The last news came ${asAgo(newest.time, now)}.` };
   return { state: "training", text: `${place} · ${asPeers(newest.num_peers)} training · ${asAgo(newest.time, now)}` };
 }
 

@@ -46,10 +46,9 @@ async function follow(settings) {
 }
 
 async function showRun({ hub, run }) {
-  const [trainingRun, summary, reel] = await Promise.all([
+  const [trainingRun, summary] = await Promise.all([
     attempt(fetchJson(hub, run, "training_run.json"), readTrainingRun),
     attempt(fetchJson(hub, run, "metrics/summary.json"), readSummary),
-    attempt(fetchJson(hub, run, "progress_reel/index.json"), readReel),
   ]);
   if (!trainingRun.value) {
     const isNoRun = trainingRun.problem.kind === "missing";
@@ -57,12 +56,22 @@ async function showRun({ hub, run }) {
     return;
   }
   showSettingsOfRun(trainingRun.value, summary.value?.newest);
-  if (reel.value) showReel(hub, run, reel.value);
   if (summary.value) showMetrics(hub, trainingRun.value, summary.value);
   else if (summary.problem.kind === "missing") showMetrics(hub, trainingRun.value, readSummary({}));
   else showStatus("problem", summary.problem.message);
-  const card = isRepository(trainingRun.value.dataset) && (await attempt(readCard(hub, trainingRun.value), readDatasetCard));
-  showData(trainingRun.value, (card && card.value) || null, summary.value?.newest);
+  await Promise.all([showReelOf(hub, run, trainingRun.value), showDataOf(hub, trainingRun.value, summary.value?.newest)]);
+}
+
+async function showReelOf(hub, run, trainingRun) {
+  const reel = trainingRun.hasReel && (await attempt(fetchJson(hub, run, "progress_reel/index.json"), readReel));
+  if (reel && reel.value) showReel(hub, run, reel.value);
+}
+
+async function showDataOf(hub, trainingRun, newest) {
+  const { dataset, datasetRevision } = trainingRun;
+  const request = () => fetchText(hub, `datasets/${dataset}`, "README.md", datasetRevision || "main");
+  const card = isRepository(dataset) && (await attempt(request(), readDatasetCard));
+  showData(trainingRun, (card && card.value) || null, newest);
 }
 
 async function attempt(request, read) {
@@ -71,10 +80,6 @@ async function attempt(request, read) {
   } catch (problem) {
     return { problem };
   }
-}
-
-function readCard(hub, { dataset, datasetRevision }) {
-  return fetchText(hub, `datasets/${dataset}`, "README.md", datasetRevision || "main");
 }
 
 function showMetrics(hub, run, summary) {

@@ -40,6 +40,7 @@ export function readTrainingRun(values) {
     numClippingIterations: wholeWithin(of.num_clipping_iterations, 1, 1e4),
     optimizerBits: of.optimizer_bits === 8 ? 8 : 32,
     checkpointIntervalEpochs: wholeWithin(of.checkpoint_interval_epochs, 1, 1e12),
+    hasReel: Array.isArray(of.reel_prompts) && of.reel_prompts.length > 0,
     isOpen: !of.authorization_service,
   };
 }
