@@ -20,7 +20,7 @@ export function prepareCommunication() {
     draw();
   };
   updates = [
-    bindSlider("budget-batch", (power) => `${asCount(samplesOf(power))} samples`, choose("power")),
+    bindSlider("budget-batch", (power) => asCount(samplesOf(power)), choose("power")),
     bindSlider("budget-link", (exponent) => `${asFigure(linkOf(exponent))} Mbit/s`, (exponent) => choose("megabits")(linkOf(exponent))),
     bindSlider("budget-speed", (exponent) => `${asFigure(speedOf(exponent))} samples/s`, (exponent) => choose("speed")(speedOf(exponent))),
   ];

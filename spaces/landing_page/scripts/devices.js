@@ -10,7 +10,7 @@ let batch = 0;
 /** Connect the sliders of the four devices. */
 export function prepareDevices() {
   NAMES.forEach((_, index) => {
-    bindSlider(`device-${index}`, (exponent) => `${asFigure(speedOf(exponent))} samples/s`, (exponent) => {
+    bindSlider(`device-${index}`, (exponent) => `${asFigure(speedOf(exponent))}/s`, (exponent) => {
       speeds[index] = speedOf(exponent);
       draw();
     });

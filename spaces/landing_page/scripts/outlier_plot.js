@@ -6,8 +6,8 @@ import { aggregate, distance, mean } from "./robust_aggregation.js";
 
 const NUM_HONEST = 12;
 const TRUE_GRADIENT = [3, 1.4]; // in units of an honest peer's noise
-const VIEW = { width: 560, height: 404, unit: 22, origin: [196, 232] };
-const FARTHEST = 9;
+const VIEW = { width: 560, height: 404, unit: 26, origin: [202, 238] };
+const FARTHEST = 7.5;
 const PAPERS_RULE = { tauRatio: 2, maxNormRatio: 4, numClippingIterations: 100 };
 
 const hostile = { number: 3, strength: 7, degrees: 140 };
@@ -20,7 +20,7 @@ export function prepareOutlierPlot() {
     draw();
   };
   bindSlider("hostile-number", (value) => `${value} of ${NUM_HONEST + value}`, choose("number"));
-  const strength = bindSlider("hostile-strength", (value) => `${asFigure(value)}× the usual noise`, choose("strength"));
+  const strength = bindSlider("hostile-strength", (value) => `${asFigure(value)}× the noise of one peer`, choose("strength"));
   const direction = bindSlider("hostile-direction", (value) => `${value}°`, choose("degrees"));
   const picture = byId("outlier-plot");
   picture.setAttribute("viewBox", `0 0 ${VIEW.width} ${VIEW.height}`);
