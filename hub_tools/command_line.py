@@ -26,6 +26,10 @@ app.add_typer(bundle_app, name="bundle")
 Root = Annotated[Path, typer.Option(help="Folder that holds everything the Hub keeps.")]
 Private = Annotated[bool, typer.Option("--private", help="Let members alone see a new repository.")]
 Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub; made if missing.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="One setting of a static Space, such as run=my-org/birds."),
+]
 
 
 @app.command()
@@ -214,16 +218,19 @@ def publish_space(
     name: Annotated[str, typer.Argument(help="Which Space of this project.")],
     repository: Repository,
     private: Private = False,
+    set_: Settings = None,
 ) -> None:
     """Publish one of this project's Spaces, bundled with the modules that it imports.
 
     \b
     Examples:
       hub-tools publish space training_dashboard my-org/dashboard
+      hub-tools publish space landing_page my-org/together --set run=my-org/birds
     """
-    from . import space_bundling
+    from . import page_settings, space_bundling
 
-    published = space_bundling.publish_space(name, repository, private=private)
+    settings = page_settings.parse_settings(set_ or [])
+    published = space_bundling.publish_space(name, repository, private=private, settings=settings)
     _say_published(published.url, changed=published.changed)
 
 
@@ -231,6 +238,7 @@ def publish_space(
 def bundle_space(
     name: Annotated[str, typer.Argument(help="Which Space of this project.")],
     output: Annotated[Path, typer.Option(help="Folder to write; an earlier bundle is replaced.")],
+    set_: Settings = None,
 ) -> None:
     """Write one of this project's Spaces, with the modules that it imports, into a folder.
 
@@ -238,10 +246,12 @@ def bundle_space(
     Examples:
       hub-tools bundle space text_to_image_demo --output bundle
       cd bundle && python app.py
+      hub-tools bundle space landing_page --output page --set run=my-org/birds
+      python -m http.server --directory page
     """
-    from . import space_bundling
+    from . import page_settings, space_bundling
 
-    files = space_bundling.bundle_space(name, output)
+    files = space_bundling.bundle_space(name, output, page_settings.parse_settings(set_ or []))
     typer.echo(f"{len(files)} files in {output}")
 
 

@@ -3,10 +3,11 @@
 import ast
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .folder_publishing import Published, publish_folder
+from .page_settings import SETTINGS_FILE, write_page_settings
 
 PACKAGES = ("modeling_dalle_collab", "pipelines", "hub_tools")
 SOURCE_ROOT = Path(__file__).resolve().parents[1]
@@ -30,15 +31,16 @@ def find_space(name: str) -> Path:
     return folders[name]
 
 
-def bundle_space(name: str, output: Path | str) -> list[Path]:
+def bundle_space(name: str, output: Path | str, settings: Mapping[str, str] | None = None) -> list[Path]:
     """Write the Space `name` with all modules it imports into `output`, and return the files' relative paths.
 
-    The folder is replaced as a whole if it is an earlier bundle or empty. Raises ValueError for any other folder.
+    The folder is replaced as a whole if it is an earlier bundle or empty. Raises ValueError for any other folder, and
+    for settings that the Space does not have.
     """
-    return bundle_folder(find_space(name), Path(output))
+    return bundle_folder(find_space(name), Path(output), settings)
 
 
-def bundle_folder(space: Path, output: Path) -> list[Path]:
+def bundle_folder(space: Path, output: Path, settings: Mapping[str, str] | None = None) -> list[Path]:
     """Do what `bundle_space` does for the Space in any folder."""
     _check_output(output)
     if (space / "spaces").exists():
@@ -46,7 +48,7 @@ def bundle_folder(space: Path, output: Path) -> list[Path]:
         raise ValueError(f"{space}/spaces would hide the package that Gradio imports as spaces. Rename it")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".bundle-") as temporary:
-        whole = Path(temporary) / "bundle"
+        whole = Path(temporary) / space.name
         shutil.copytree(space, whole, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         modules = imported_modules(sorted(whole.rglob("*.py")))
         for module in modules:
@@ -57,17 +59,21 @@ def bundle_folder(space: Path, output: Path) -> list[Path]:
                 )
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(SOURCE_ROOT / module, target)
+        if settings or (whole / SETTINGS_FILE).is_file():
+            write_page_settings(whole, settings or {})
         if output.exists():
             shutil.rmtree(output)
         whole.rename(output)
     return sorted(path.relative_to(output) for path in output.rglob("*") if path.is_file())
 
 
-def publish_space(name: str, repo_id: str, *, private: bool = False) -> Published:
+def publish_space(
+    name: str, repo_id: str, *, private: bool = False, settings: Mapping[str, str] | None = None
+) -> Published:
     """Bundle the Space `name` and publish the bundle as the Space repository `repo_id`, in one commit."""
     with tempfile.TemporaryDirectory() as temporary:
         bundle = Path(temporary) / name
-        bundle_space(name, bundle)
+        bundle_space(name, bundle, settings)
         return publish_folder(
             bundle, repo_id, repo_type="space", private=private, message=f"Publish the Space {name}", replace=True
         )

@@ -1,6 +1,7 @@
 """The README's commands exist with their options and arguments, its Python parses, and its sizes are the real ones."""
 
 import ast
+import html
 import re
 import shlex
 import subprocess
@@ -99,6 +100,13 @@ def test_every_command_in_a_document_is_understood(document):
     objections = {line: objection(line) for line in block_commands(text)}
     objections |= {line: objection(line, is_whole=False) for line in prose_commands(text)}
     assert {line: found for line, found in objections.items() if found} == {}
+
+
+def test_every_command_on_the_landing_page_is_understood():
+    page = (ROOT / "spaces" / "landing_page" / "index.html").read_text(encoding="utf-8")
+    commands = [html.unescape(re.sub(r"<[^>]+>", "", code)) for code in re.findall(r"<code>(.*?)</code>", page)]
+    assert len(commands) >= 8
+    assert {line: found for line in commands if (found := objection(line))} == {}
 
 
 @pytest.mark.parametrize(

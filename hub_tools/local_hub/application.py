@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from . import (
@@ -27,6 +28,7 @@ from .request_parts import HubSettings
 from .storage import HubStorage
 
 logger = logging.getLogger(__name__)
+HEADERS_FOR_PAGES = ("X-Repo-Commit", "X-Error-Code", "X-Error-Message", "ETag")
 Message = MutableMapping[str, Any]
 
 
@@ -56,10 +58,16 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
 
 
 class EncodedPaths:
-    """Routes on the path as it was sent: a decoded '%2F' could no longer be told from a separator."""
+    """Routes on the path as it was sent: a decoded '%2F' could no longer be told from a separator.
+
+    Pages of other origins may read files, as on huggingface.co, and nothing else of this Hub.
+    """
 
     def __init__(self, application: FastAPI) -> None:
         self.application = application
+        self.files = CORSMiddleware(
+            application, allow_origins=["*"], allow_methods=["GET", "HEAD"], expose_headers=HEADERS_FOR_PAGES
+        )
 
     async def __call__(
         self,
@@ -69,7 +77,8 @@ class EncodedPaths:
     ) -> None:
         if scope["type"] == "http":
             scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
-        await self.application(scope, receive, send)
+        is_file = "/resolve/" in scope.get("path", "")
+        await (self.files if is_file else self.application)(scope, receive, send)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:

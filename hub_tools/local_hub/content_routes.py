@@ -153,7 +153,7 @@ def _send(address: RepositoryAddress, revision: str, path: str, caller: Caller, 
         entry = find_entry(connection, commit, path)
         if entry is not None and is_deleted(connection, commit["repository"], entry["sha256"]):
             entry = None
-    headers = {"X-Repo-Commit": commit["oid"], "Access-Control-Expose-Headers": "X-Repo-Commit,ETag"}
+    headers = {"X-Repo-Commit": commit["oid"]}
     if entry is None:
         refusal = entry_not_found(path)
         return JSONResponse(refusal.body(), status_code=refusal.status, headers={**refusal.headers(), **headers})

@@ -138,3 +138,15 @@ def test_pages_of_datasets_and_spaces_have_their_prefix(hub, api, repo_id):
         assert f'href="/{prefix}/{repo_id}"' in index
         assert httpx.get(f"{hub.endpoint}/{prefix}/{repo_id}").status_code == 200
     assert httpx.get(f"{hub.endpoint}/{repo_id}").status_code == 401
+
+
+def test_a_page_of_another_origin_may_read_files_and_why_it_cannot_but_nothing_else(hub, large):
+    origin = {"Origin": "https://my-org-page.static.hf.space"}
+    found, missing = fetch(hub, large, "hello.txt", **origin), fetch(hub, large, "nothing.txt", **origin)
+    unknown = fetch(hub, "org/nobody", "hello.txt", **origin)
+    assert (found.status_code, missing.status_code, unknown.status_code) == (200, 404, 401)
+    for answer in (found, missing, unknown):
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "X-Error-Code" in answer.headers["access-control-expose-headers"]
+    listing = httpx.get(f"{hub.endpoint}/api/models/{large}", headers=origin)
+    assert listing.status_code == 200 and "access-control-allow-origin" not in listing.headers

@@ -1,0 +1,146 @@
+/** The page: reads its settings, then the run's public files, and shows each part as far as there is something to show. */
+
+import { prepareCommunication, showCommunication } from "./communication.js";
+import { prepareDevices, showDevices } from "./devices.js";
+import { byId, outwardLink } from "./elements.js";
+import { drawHeroPicture } from "./hero_picture.js";
+import { fetchJson, fetchText } from "./hub_files.js";
+import { prepareLeaderboard, showLeaderboard } from "./leaderboard.js";
+import { prepareLiveSection, showLiveSection, statusOf } from "./live_section.js";
+import { prepareMemoryAndData, showData, showMemory } from "./memory_and_data.js";
+import { asCount, asFigure } from "./numbers.js";
+import { prepareOutlierPlot, showOutlierPlot } from "./outlier_plot.js";
+import { isRepository, readSettings } from "./page_settings.js";
+import { prepareReel, showReel } from "./progress_reel.js";
+import { readDatasetCard, readReel, readSummary, readTrainingRun } from "./run_files.js";
+
+const REFRESH_MILLISECONDS = 60000;
+const SPACE_LINKS = {
+  training_dashboard: "Open the dashboard",
+  text_to_image_demo: "Draw with the newest checkpoint",
+  memory_calculator: "Open the memory calculator",
+  join_training: "Open the join Space and its notebook",
+};
+
+async function start() {
+  drawHeroPicture(byId("hero-picture"));
+  for (const prepare of [prepareLiveSection, prepareLeaderboard, prepareReel, prepareOutlierPlot]) prepare();
+  for (const prepare of [prepareCommunication, prepareDevices, prepareMemoryAndData]) prepare();
+  document.addEventListener("click", copyCommand);
+  const settings = await readSettings(location.search);
+  showSettings(settings);
+  if (settings.problem) {
+    showStatus("problem", settings.problem);
+    return;
+  }
+  await follow(settings);
+}
+
+/** Read and show the run now, and again every minute while somebody looks at the page. */
+async function follow(settings) {
+  await showRun(settings);
+  setTimeout(async function again() {
+    if (!document.hidden) await showRun(settings);
+    setTimeout(again, REFRESH_MILLISECONDS);
+  }, REFRESH_MILLISECONDS);
+}
+
+async function showRun({ hub, run }) {
+  const [trainingRun, summary] = await Promise.all([
+    attempt(fetchJson(hub, run, "training_run.json"), readTrainingRun),
+    attempt(fetchJson(hub, run, "metrics/summary.json"), readSummary),
+  ]);
+  if (!trainingRun.value) {
+    const isNoRun = trainingRun.problem.kind === "missing";
+    showStatus("problem", trainingRun.problem.message + (isNoRun ? " It is no training run." : ""));
+    return;
+  }
+  showSettingsOfRun(trainingRun.value, summary.value?.newest);
+  if (summary.value) showMetrics(hub, trainingRun.value, summary.value);
+  else if (summary.problem.kind === "missing") showMetrics(hub, trainingRun.value, readSummary({}));
+  else showStatus("problem", summary.problem.message);
+  await Promise.all([showReelOf(hub, run, trainingRun.value), showDataOf(hub, trainingRun.value, summary.value?.newest)]);
+}
+
+async function showReelOf(hub, run, trainingRun) {
+  const reel = trainingRun.hasReel && (await attempt(fetchJson(hub, run, "progress_reel/index.json"), readReel));
+  if (reel && reel.value) showReel(hub, run, reel.value);
+}
+
+async function showDataOf(hub, trainingRun, newest) {
+  const { dataset, datasetRevision } = trainingRun;
+  const request = () => fetchText(hub, `datasets/${dataset}`, "README.md", datasetRevision || "main");
+  const card = isRepository(dataset) && (await attempt(request(), readDatasetCard));
+  showData(trainingRun, (card && card.value) || null, newest);
+}
+
+async function attempt(request, read) {
+  try {
+    return { value: read(await request) };
+  } catch (problem) {
+    return { problem };
+  }
+}
+
+function showMetrics(hub, run, summary) {
+  const { state, text } = statusOf(run, summary, Date.now() / 1000);
+  showStatus(state, text);
+  showLiveSection(run, summary);
+  showLeaderboard(hub, summary.leaderboard);
+  const last = summary.evaluations.at(-1);
+  byId("result-evaluation").textContent = last
+    ? `On records that nobody trains on, the loss was ${asFigure(last.loss)} at epoch ${asCount(last.epoch)}.`
+    : "";
+}
+
+function showSettingsOfRun(run, newest) {
+  showCommunication(run, newest);
+  showDevices(run);
+  showMemory(run);
+  showOutlierPlot(run);
+  byId("door").textContent = run.isOpen
+    ? "This run is open: everybody may join, with or without an account."
+    : "This run admits whom its organisation lets in: sign in to the Hub with an account that is a member.";
+  byId("batch-in-words").textContent = run.samplesPerEpoch ? `${asCount(run.samplesPerEpoch)} samples` : "enough samples";
+}
+
+function showStatus(state, text) {
+  byId("status").dataset.state = state;
+  byId("status-text").textContent = text;
+  // Read out by screen readers, so not said again every minute.
+  const spoken = ["waiting", "problem"].includes(state) ? text : "";
+  if (byId("live-waiting").textContent !== spoken) byId("live-waiting").textContent = spoken;
+}
+
+function showSettings({ hub, run, spaces, sourceCode }) {
+  if (run) {
+    document.title = `${run} – training together`;
+    for (const place of document.querySelectorAll("[data-run]")) place.textContent = run;
+    for (const place of document.querySelectorAll("[data-run-link]")) place.replaceChildren(outwardLink(`${hub}/${run}`, run));
+    const organisation = run.split("/")[0];
+    byId("organisation").replaceChildren(outwardLink(`${hub}/${organisation}`, organisation));
+    byId("sign-up").replaceChildren(outwardLink(`${hub}/join`, "account on the Hub"));
+  }
+  for (const place of document.querySelectorAll("[data-space]")) {
+    const space = spaces[place.dataset.space];
+    if (space) place.replaceChildren(outwardLink(`${hub}/spaces/${space}`, SPACE_LINKS[place.dataset.space]));
+    else (place.closest("[data-needs-space]") ?? place).hidden = true;
+  }
+  byId("source-code").hidden = !sourceCode;
+  if (sourceCode) byId("source-code").replaceChildren(outwardLink(sourceCode, "Source code"));
+}
+
+async function copyCommand({ target }) {
+  if (!target.matches("button.copy")) return;
+  const command = target.previousElementSibling;
+  try {
+    await navigator.clipboard.writeText(command.textContent.trim());
+    target.textContent = "Copied";
+  } catch {
+    // A page inside another one may not write to the clipboard: the text is selected, Ctrl-C does the rest.
+    getSelection().selectAllChildren(command);
+    target.textContent = "Selected";
+  }
+}
+
+start();
