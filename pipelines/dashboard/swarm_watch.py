@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipelines.training.peer_metrics import ProgressReport, SwarmRecords
 
-SECONDS_BETWEEN_LOOKS = 1.0
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
+PAUSE_FACTOR = 2.0
+"""The pause after a look, in times of what it took: every signature of a large swarm is checked in every look."""
+
 LONELY_SECONDS = 60.0
 """Without any record for so long the node may have lost the swarm: it is joined anew."""
 
@@ -42,7 +45,8 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
             if look["peers"] or look["num_auxiliaries"]:
                 last_seen = started
             print(json.dumps(look), flush=True)
-            time.sleep(max(0.0, started + SECONDS_BETWEEN_LOOKS - time.monotonic()))
+            pause = PAUSE_FACTOR * (time.monotonic() - started)
+            time.sleep(min(LONGEST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, pause)))
 
 
 def look_once(records: "SwarmRecords") -> dict[str, Any]:
