@@ -10,6 +10,7 @@ import numpy as np
 from pipelines.dashboard.history_columns import HistoryColumns
 from pipelines.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
 from pipelines.dashboard.swarm_snapshot import StateVerdict
+from pipelines.dashboard.text import counted
 from pipelines.training.training_run import TrainingRun
 
 NUM_BEFORE = 50
@@ -92,7 +93,7 @@ def stalled_epoch(history: HistoryColumns, epoch: int, num_alive: int, now: floa
     waited = now - history.columns["time"][-1]
     if waited <= max(STALL_FACTOR * usual, SHORTEST_STALL_SECONDS):
         return None
-    who = f"{num_alive} peers train" if num_alive else "nobody trains"
+    who = f"{counted(num_alive, 'peer')} in training" if num_alive else "nobody trains"
     return Alert(
         kind="stalled epoch",
         text=f"No epoch has ended for {duration(waited)}, usually one takes {duration(usual)}; {who}.",
@@ -106,7 +107,9 @@ def shrinking_swarm(num_peers: Sequence[float] | np.ndarray, num_alive: int) -> 
     usual = statistics.median(num_peers[-NUM_BEFORE:])
     if usual < FEWEST_TO_SHRINK or num_alive > SHRUNK_TO * usual:
         return None
-    return Alert(kind="shrinking swarm", text=f"{num_alive} peers train; lately there were {usual:.0f}.")
+    return Alert(
+        kind="shrinking swarm", text=f"{counted(num_alive, 'peer')} in training; lately there were {usual:.0f}."
+    )
 
 
 def poor_averaging(shares: Sequence[float] | np.ndarray, smallest: float) -> Alert | None:
@@ -126,9 +129,10 @@ def impossible_figures(num_points: int, peers: Mapping[str, TrackedPeer]) -> Ale
     liars = [one for one in peers.values() if one.peer.num_impossible]
     if not liars and not num_points:
         return None
-    parts = [f"{len(liars)} peers report figures that cannot be true ({_named(liars)})"] if liars else []
-    parts += [f"{num_points} points of the history cannot be true"] if num_points else []
-    return Alert(kind="impossible figures", text=f"{' and '.join(parts)}; they are left out.", is_serious=False)
+    parts = [f"{counted(len(liars), 'peer')} ({_named(liars)})"] if liars else []
+    parts += [f"{counted(num_points, 'point')} of the history"] if num_points else []
+    text = f"Figures that cannot be true are left out, of {' and of '.join(parts)}."
+    return Alert(kind="impossible figures", text=text, is_serious=False)
 
 
 def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -> Alert | None:
@@ -138,8 +142,8 @@ def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -
     named = ", ".join(names.get(peer_id) or f"…{peer_id[-8:]}" for peer_id in verdict.outvoted[:MOST_NAMED])
     return Alert(
         kind="disagreeing peers",
-        text=f"{len(verdict.outvoted)} peers hold another state of epoch {verdict.epoch:,} than the "
-        f"{verdict.num_votes} of {verdict.num_voters} that agree: {named}.",
+        text=f"Another state of epoch {verdict.epoch:,} than the {verdict.num_votes} of {verdict.num_voters} that agree "
+        f"is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
     )
 
 

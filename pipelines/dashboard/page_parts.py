@@ -10,7 +10,7 @@ from pipelines.dashboard.alerts import Alert, duration
 from pipelines.dashboard.hub_reading import HubView
 from pipelines.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.dashboard.settings import DashboardSettings
-from pipelines.dashboard.text import escaped, short_number
+from pipelines.dashboard.text import counted, escaped, short_number
 from pipelines.training.epoch_tags import epoch_tag
 
 MAX_CHECKPOINTS = 50
@@ -122,7 +122,7 @@ def board_html(rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_o
         for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
     ]
     more = f", the first {len(shown)} are shown" if len(rows) > len(shown) else ""
-    caption = f"{len(rows):,} users, {total:,} samples ({span}){more}"
+    caption = f"{counted(len(rows), 'user')}, {counted(total, 'sample')} ({span}){more}"
     note = f'<p class="note">{OPEN_RUN}</p>' if is_open else ""
     return f'<div class="board">{_table(("#", "user", "samples", "hours"), shown, caption=caption)}{note}</div>'
 

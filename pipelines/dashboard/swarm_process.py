@@ -79,8 +79,13 @@ class SwarmReader:
                 self._say(WAITING if run is None else f"{NO_ADDRESS} {self._repository}")
                 self._stop.wait(0.5)
                 continue
-            if self._watch(run):
-                pause = FIRST_PAUSE_SECONDS
+            try:
+                if self._watch(run):
+                    pause = FIRST_PAUSE_SECONDS
+            except Exception:
+                # Whatever comes from the swarm, the page goes on with what it has.
+                logger.exception("The swarm cannot be read.")
+                self._say("What the swarm says cannot be understood; trying again.")
             self._stop.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
@@ -92,8 +97,7 @@ class SwarmReader:
             while not self._stop.is_set():
                 line = lines.get(timeout=limit)
                 if line is None:
-                    if not self._view.problem:
-                        self._say("The swarm is being joined anew: the node that looked at it has ended.")
+                    self._say("The node that looks at the swarm has ended; it is started again.")
                     return has_seen
                 values = json.loads(line)
                 if "error" in values:
@@ -108,9 +112,6 @@ class SwarmReader:
                     return has_seen
         except queue.Empty:
             self._say(f"The swarm has not answered for {limit:.0f} s; trying again.")
-        except (KeyError, TypeError, ValueError) as error:
-            logger.warning("What the swarm's reader says cannot be understood: %r", error)
-            self._say("The swarm's answers cannot be understood; trying again.")
         finally:
             self._end()
         return has_seen

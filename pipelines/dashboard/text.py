@@ -28,6 +28,11 @@ def short_number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 peer`, `1,200 peers`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def date(seconds: float) -> str:
     """Return a moment as people write it, in UTC; `–` for one that is none."""
     if not 0 < seconds < 1e11:

@@ -78,7 +78,7 @@ def test_rounds_that_average_too_little_are_an_alert():
 def test_impossible_figures_are_named_with_those_who_report_them():
     liar = peer_values("liar", epoch=100, metrics=metrics("liar", loss=1e300))
     (alert,) = all_alerts(history(), swarm(8, liar))
-    assert alert.kind == "impossible figures" and "1 peers" in alert.text and "liar" in alert.text
+    assert alert.kind == "impossible figures" and "of 1 peer (liar)" in alert.text
     points = [dict.fromkeys(history().columns, value) for value in (1.0, -1.0, float("nan"), 1e300)]
     assert HistoryColumns.from_points(points, NOW).num_impossible == 3
 
@@ -86,7 +86,7 @@ def test_impossible_figures_are_named_with_those_who_report_them():
 def test_peers_with_another_state_and_peers_left_behind_are_named():
     verdict = StateVerdict(epoch=100, num_votes=7, num_voters=8, outvoted=("Qmp3",))
     (alert,) = all_alerts(history(), swarm(8), verdict)
-    assert alert.kind == "disagreeing peers" and alert.text.endswith("7 of 8 that agree: p3.")
+    assert alert.kind == "disagreeing peers" and alert.text.endswith("7 of 8 that agree is held by 1 peer: p3.")
     behind = [peer_values(f"late-{number}", epoch=90) for number in range(4)]
     assert kinds(all_alerts(history(), swarm(8, *behind))) == ["peers left behind"]
 
