@@ -142,8 +142,8 @@ def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -
     named = ", ".join(names.get(peer_id) or f"…{peer_id[-8:]}" for peer_id in verdict.outvoted[:MOST_NAMED])
     return Alert(
         kind="disagreeing peers",
-        text=f"Another state of epoch {verdict.epoch:,} than the {verdict.num_votes} of {verdict.num_voters} that agree "
-        f"is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
+        text=f"Another state of epoch {verdict.epoch:,} than the {verdict.num_votes} of {verdict.num_voters} that "
+        f"agree is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
     )
 
 
