@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.one_line_errors import explain_error
 from pipelines.dashboard.history_columns import HistoryColumns
@@ -66,6 +67,7 @@ class HubReader:
         self._thread = threading.Thread(target=self._keep, daemon=True, name="hub reader")
 
     def __enter__(self) -> "HubReader":
+        disable_progress_bars()
         self._thread.start()
         return self
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 EPOCH = 1200
@@ -85,14 +86,13 @@ def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
     from pipelines.training.swarm import open_dht, visible_addresses
 
     guard_process_group()
-    members = [_Member(index) for index in range(num_peers)]
     ended = threading.Event()
     with open_dht("a/crowd", (), PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))) as dht:
         address = visible_addresses(dht)[0]
         threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
         while True:
             now = get_dht_time()
-            dht.run_coroutine(_Storing(swarm_id, members, now, now + lifetime_seconds))
+            dht.run_coroutine(partial(_store_records, swarm_id, num_peers, now, now + lifetime_seconds))
             if address:
                 print(json.dumps(address), flush=True)
                 address = ""
@@ -100,24 +100,25 @@ def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
                 return
 
 
-class _Storing:
-    """Puts signed records into a node's own storage, past its signer, which knows one key."""
+@cache
+def _members(num_peers: int) -> list[_Member]:
+    """Make the members in the process of the node: its pipe carries no messages as large as all their keys."""
+    return [_Member(index) for index in range(num_peers)]
 
-    def __init__(self, swarm_id: str, members: list[_Member], now: float, expires: float) -> None:
-        self._swarm_id, self._members, self._now, self._expires = swarm_id, members, now, expires
 
-    async def __call__(self, dht, node) -> None:
-        from hivemind.dht.routing import DHTID
-        from hivemind.dht.validation import DHTRecord
+async def _store_records(swarm_id: str, num_peers: int, now: float, expires: float, dht, node) -> None:
+    """Put signed records into a node's own storage, past its signer, which knows one key."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.validation import DHTRecord
 
-        serializer = node.protocol.serializer
-        for member in self._members:
-            owner = member.signature.local_public_key
-            for name, values in member.records.items():
-                values = dict(values, time=self._now) if name == "progress" else values
-                key = DHTID.generate(source=f"{self._swarm_id}_{name}")
-                record = DHTRecord(key.to_bytes(), serializer.dumps(owner), serializer.dumps(values), self._expires)
-                node.protocol.storage.store(key, member.signature.sign_value(record), self._expires, subkey=owner)
+    serializer = node.protocol.serializer
+    for member in _members(num_peers):
+        owner = member.signature.local_public_key
+        for name, values in member.records.items():
+            values = dict(values, time=now) if name == "progress" else values
+            key = DHTID.generate(source=f"{swarm_id}_{name}")
+            record = DHTRecord(key.to_bytes(), serializer.dumps(owner), serializer.dumps(values), expires)
+            node.protocol.storage.store(key, member.signature.sign_value(record), expires, subkey=owner)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
+from huggingface_hub.utils import disable_progress_bars
 from PIL import Image, ImageDraw
 
 from pipelines.training.contribution_files import write_contributions
@@ -68,6 +69,9 @@ def publish_recorded_run(
     checkpoints: Sequence[int] = (),
 ) -> None:
     """Publish the run with all that a dashboard reads, in one commit; `end` is the time of its last epoch."""
+    # The embedded Hub has no Xet, and the client never falls back.
+    constants.HF_HUB_DISABLE_XET = True
+    disable_progress_bars()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "training_run.json").write_text(run.to_json(), encoding="utf-8")

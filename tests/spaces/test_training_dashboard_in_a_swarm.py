@@ -49,7 +49,9 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
     def states():
         return {peer["username"]: peer["state"] for peer in ask("peers")}
 
-    assert "names no entry address yet" in ask("run")["problems"].get("Swarm", "names no entry address yet")
+    wait_until(
+        lambda: "names no entry address" in ask("run")["problems"].get("Swarm", ""), 60, "waiting for an address"
+    )
     folder = tmp_path / "swarm"
     folder.mkdir()
     helper = assistant(training_material.hub, RUN, tmp_path, "helper", "--metrics-seconds", "1")
