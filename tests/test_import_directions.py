@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "pipelines.image_codes": (),
     **dict.fromkeys(STAGES, STAGE_NEEDS),
     "pipelines.conversion": ("pipelines.image_codes", "modeling_dalle_collab"),
+    "pipelines.dashboard": ("pipelines.training", *LIBRARIES),
     "pipelines.demo": (*STAGES, *STAGE_NEEDS),
     "pipelines.chaos": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
     "pipelines.command_line": ("pipelines.demo", "pipelines.chaos", "pipelines.conversion", *STAGES, *STAGE_NEEDS),
@@ -63,6 +64,7 @@ PRICED = {
     "hivemind": (
         *(f"pipelines/training/{name}.py" for name in SWARM_FILES),
         *("pipelines/chaos/fork_server.py", "pipelines/chaos/hostile_peers.py"),
+        "pipelines/dashboard/swarm_watch.py",
     ),
     "gradio": ("spaces/",),
 }

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pipelines.training.checkpoints import OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
+from pipelines.training.checkpoint_files import OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.publisher_keys import PublisherKey, is_signed_by
 
 MANIFEST_FILE = "checkpoint_manifest.json"

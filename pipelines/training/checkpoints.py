@@ -11,11 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from pipelines.training.checkpoint_files import OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.optimizers import weight_decay_groups
-
-OPTIMIZER_FILE = "optimizer_state.safetensors"
-RUN_STATE_FILE = "run_state.json"
-WEIGHTS_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)

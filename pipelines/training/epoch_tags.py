@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from huggingface_hub import HfApi
 
+from pipelines.training.checkpoint_files import OPTIMIZER_FILE
 from pipelines.training.checkpoint_manifest import FileDigest
-from pipelines.training.checkpoints import OPTIMIZER_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,20 @@ def tag_epoch(api: HfApi, repository: str, epoch: int, commit: str, *, only_if_m
 
 def find_epoch(api: HfApi, repository: str, epoch: int) -> tuple[str | None, list[int]]:
     """Return the commit of an epoch's checkpoint, None if there is none, and the epochs that have tags, in order."""
-    tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(repository).tags}
-    epochs = [int(name[6:]) for name in tags if name.startswith("epoch-") and name[6:].isdecimal()]
-    commit = tags.get(epoch_tag(epoch))
+    tags = tagged_epochs(api, repository)
+    commit = tags.get(epoch)
     if commit is None:
         titles = (c for c in api.list_repo_commits(repository) if c.title == f"Checkpoint of epoch {epoch}")
         commit = next((found.commit_id for found in titles), None)
-    return commit, sorted(epochs)
+    return commit, list(tags)
+
+
+def tagged_epochs(api: HfApi, repository: str) -> dict[int, str]:
+    """Return the commits of the epochs that have tags, in the order of the epochs."""
+    tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(repository).tags}
+    prefix = epoch_tag(0).removesuffix("0")
+    names = {name.removeprefix(prefix): commit for name, commit in tags.items() if name.startswith(prefix)}
+    return {int(name): names[name] for name in sorted(filter(str.isdecimal, names), key=int)}
 
 
 def drop_old_optimizer_states(api: HfApi, repository: str, head: Mapping[str, FileDigest], num_kept: int) -> int:

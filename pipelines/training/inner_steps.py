@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pipelines.training.optimizers import linear_factor, weight_decay_groups
+from pipelines.training.optimizers import weight_decay_groups
+from pipelines.training.schedule import learning_rate
 from pipelines.training.swarm_settings import lamb_factory
 from pipelines.training.training_run import TrainingRun
 
@@ -36,7 +37,7 @@ class InnerSteps:
         if self._run.inner_optimizer == "adamw":  # LAMB clips by itself
             torch.nn.utils.clip_grad_norm_(self._parameters, self._run.max_gradient_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = inner_learning_rate(self._run, epoch) * share
+            group["lr"] = learning_rate(self._run, epoch) * share
         self.optimizer.step()
 
     @torch.no_grad()
@@ -69,9 +70,3 @@ def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Opt
     if run.inner_optimizer == "lamb":
         return lamb_factory(run)(groups)
     return torch.optim.AdamW(groups, lr=run.peak_learning_rate, betas=run.betas, eps=run.epsilon)
-
-
-def inner_learning_rate(run: TrainingRun, epoch: int) -> float:
-    """Return the inner learning rate between two synchronisations: linear warm-up and fall over the run's epochs."""
-    factor = linear_factor(epoch, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
-    return run.peak_learning_rate * factor

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from bitsandbytes import functional as quantization
 
+from pipelines.training.schedule import linear_factor
+
 BLOCK_SIZE = 256
 MIN_8BIT_ELEMENTS = 4096
 """Statistics of smaller tensors stay in float32: they cost nothing and are the most sensitive."""
@@ -132,13 +134,6 @@ class Nesterov(torch.optim.Optimizer):
                     momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(parameter.grad)
                     direction = parameter.grad.add(momentum, alpha=group["momentum"])
                     parameter.add_(direction, alpha=-group["lr"])
-
-
-def linear_factor(epoch: int, *, num_warmup: int, num_total: int) -> float:
-    """Return the share of the peak learning rate in an epoch, in [0, 1]; see `linear_schedule`."""
-    if epoch < num_warmup:
-        return (epoch + 1) / (num_warmup + 1)
-    return max(0.0, (num_total - epoch) / max(1, num_total - num_warmup))
 
 
 def linear_schedule(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import hivemind
@@ -16,6 +17,9 @@ from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
 from pipelines.training.admission_records import AdmissionRecords
 from pipelines.training.authorization_tokens import MAX_TOKEN_CHARACTERS
 from pipelines.training.suspects import Suspect
+
+INTRODUCTION_SECONDS = 3600.0
+"""Lifetime of an introduction: it is renewed with the figures of every epoch, and epochs may be long."""
 
 MAX_SUSPECTS = 8
 """Suspects in one peer's figures: the most frequent ones."""
@@ -49,6 +53,26 @@ class PeerMetrics(BaseModel):
     suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
 
 
+class PeerIntroduction(BaseModel):
+    """Who a training peer is; known before its first epoch ends, and while epochs last longer than figures."""
+
+    username: constr(max_length=96)
+    device: constr(max_length=64)
+    """What it computes on, in a person's words."""
+
+    client_mode: StrictBool
+    package_version: constr(max_length=32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressReport:
+    """A training peer's record of its progress, and until when it is valid."""
+
+    progress: LocalTrainingProgress
+    valid_until: float
+    """DHT time. A peer renews its record before half of its lifetime is over: one that does not has gone."""
+
+
 class StateAveragingCall(BaseModel):
     """A peer's wish that all average their parameters at the beginning of an epoch, after an incomplete round."""
 
@@ -79,6 +103,7 @@ class StateRecord(BaseModel):
 
 class _SwarmRecords(BaseModel):
     metrics: dict[BytesWithPublicKey, PeerMetrics]
+    introductions: dict[BytesWithPublicKey, PeerIntroduction]
     auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
     states: dict[BytesWithPublicKey, StateRecord]
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
@@ -114,6 +139,10 @@ class SwarmRecords:
         """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""
         self._publish("metrics", metrics, lifetime_seconds)
 
+    def introduce(self, introduction: PeerIntroduction) -> None:
+        """Sign and store who this peer is; does not wait for the network."""
+        self._publish("introductions", introduction, INTRODUCTION_SECONDS)
+
     def publish_auxiliary(self, status: AuxiliaryStatus, lifetime_seconds: float) -> None:
         """Sign and store what this auxiliary peer holds for `lifetime_seconds`."""
         self._publish("auxiliary", status, lifetime_seconds)
@@ -145,6 +174,10 @@ class SwarmRecords:
         records = self._read("metrics", PeerMetrics)
         return {key: record for key, record in records.items() if math.isfinite(record.loss)}
 
+    def introductions(self) -> dict[bytes, PeerIntroduction]:
+        """Return who the training peers of the last hour are, by public key."""
+        return self._read("introductions", PeerIntroduction)
+
     def usernames(self, keys: Collection[bytes]) -> dict[bytes, str]:
         """Return, by public key, the users whom the run's authority has admitted; empty in an open run.
 
@@ -163,6 +196,15 @@ class SwarmRecords:
     def trainers(self) -> set[bytes]:
         """Return the public keys of the training peers that are alive."""
         return set(self._read("progress", LocalTrainingProgress))
+
+    def progress_reports(self) -> dict[bytes, ProgressReport]:
+        """Return the progress records of the training peers that are alive, with their expiration, by public key."""
+        found = self._dht.get(f"{self._run_id}_progress", latest=True)
+        counted = self._admissions.counted(_parse(found, LocalTrainingProgress))
+        return {
+            key: ProgressReport(progress=progress, valid_until=found.value[key].expiration_time)
+            for key, progress in counted.items()
+        }
 
     def progress(self) -> list[LocalTrainingProgress]:
         """Return the progress records of the training peers that are alive."""

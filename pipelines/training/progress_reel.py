@@ -4,18 +4,20 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
 
 from pipelines.training.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    import torch
 
 REEL_FOLDER = "progress_reel"
 INDEX_FILE = "index.json"
 REEL_SEED = 0
 
-DrawPictures = Callable[[torch.nn.Module, Sequence[str]], Image.Image]
+DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image]
 """Draws the captions with the model, always with the same seed, as one picture. Made by the command line."""
 
 
@@ -26,7 +28,7 @@ class ProgressReel:
         self._run, self._folder, self._draw = run, folder, draw
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, epoch: int, model: torch.nn.Module, now: float) -> Path:
+    def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path:
         """Draw the run's prompts with the model of an epoch; return the picture's file."""
         picture = self._draw(model, self._run.reel_prompts)
         path = self._folder / f"epoch-{epoch:08d}.webp"
@@ -48,6 +50,14 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pictures = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["pictures"]
         return [picture for picture in pictures if isinstance(picture["epoch"], int) and picture["file"]]
+    return []
+
+
+def read_prompts(folder: Path) -> list[str]:
+    """Return the captions that an index names, from top to bottom; none if there is no index or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        prompts = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["prompts"]
+        return [prompt for prompt in prompts if isinstance(prompt, str)]
     return []
 
 

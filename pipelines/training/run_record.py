@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 
-from pipelines.training.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
+from pipelines.training.checkpoint_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from pipelines.training.contribution_files import read_contributions
 from pipelines.training.contributions import leaderboard
 from pipelines.training.metrics_history import METRICS_FOLDER, read_evaluations

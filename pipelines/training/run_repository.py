@@ -3,26 +3,29 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from hub_tools.endpoint import current_endpoint
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
+from pipelines.training.checkpoint_files import RUN_STATE_FILE
 from pipelines.training.checkpoint_manifest import CheckpointRefusedError, verify_checkpoint
-from pipelines.training.checkpoints import RUN_STATE_FILE
 from pipelines.training.metrics_history import METRICS_FOLDER, OLD_METRICS_FILE, read_history_files
 from pipelines.training.progress_reel import REEL_FOLDER
 from pipelines.training.run_head import read_publisher_keys
 from pipelines.training.training_run import TRAINING_RUN_FILE, TrainingRun
+
+if TYPE_CHECKING:
+    # Who only reads what a run has published needs no model, which takes seconds and half a gigabyte to import.
+    from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 
 logger = logging.getLogger(__name__)
 
 NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png")
 
 
-def create_run_repository(repository: str, run: TrainingRun, processor: DalleCollabProcessor, folder: Path) -> str:
+def create_run_repository(repository: str, run: TrainingRun, processor: "DalleCollabProcessor", folder: Path) -> str:
     """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
 
     `folder` is an empty folder for the files. Raises ValueError if the repository already holds a run.
@@ -66,8 +69,10 @@ def read_run(repository: str) -> TrainingRun:
     return TrainingRun.from_file(path)
 
 
-def read_processor(repository: str) -> DalleCollabProcessor:
+def read_processor(repository: str) -> "DalleCollabProcessor":
     """Download the run's tokenizer and processor."""
+    from modeling_dalle_collab import DalleCollabProcessor
+
     return DalleCollabProcessor.from_pretrained(repository)
 
 
@@ -137,8 +142,10 @@ def _change_run(repository: str, message: str, **changes: Any) -> bool:
     return True
 
 
-def model_configuration(run: TrainingRun) -> DalleCollabConfig:
+def model_configuration(run: TrainingRun) -> "DalleCollabConfig":
     """Return the model's sizes; raises ValueError if they cannot work."""
+    from modeling_dalle_collab import DalleCollabConfig
+
     return DalleCollabConfig(**run.model_config)
 
 

@@ -18,8 +18,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
+from pipelines.training.checkpoint_files import OPTIMIZER_FILE
 from pipelines.training.checkpoint_manifest import CheckpointManifest, CheckpointRefusedError, verify_checkpoint
-from pipelines.training.checkpoints import OPTIMIZER_FILE
 from pipelines.training.contribution_files import COUNTERS_FILE
 from pipelines.training.epoch_tags import epoch_tag, find_epoch
 from pipelines.training.metrics_history import METRICS_FOLDER

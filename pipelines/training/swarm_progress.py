@@ -93,7 +93,7 @@ def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) 
     if epoch is None:
         return None
     alive = [peer for peer in alive if peer.epoch <= epoch]
-    speeds = _bounded([peer.samples_per_second for peer in alive])
+    speeds = bounded_speeds([peer.samples_per_second for peer in alive])
     losses = [peer.loss for peer in alive if peer.epoch == epoch]
     weights = [max(speed, 1e-9) for speed, peer in zip(speeds, alive, strict=True) if peer.epoch == epoch]
     accused = Counter(name for peer in alive for name in {suspect.peer_id for suspect in peer.suspects})
@@ -112,8 +112,9 @@ def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) 
     )
 
 
-def _bounded(speeds: Sequence[float]) -> list[float]:
-    limit = LARGEST_SPEED_RATIO * statistics.median_low(speeds)
+def bounded_speeds(speeds: Sequence[float]) -> list[float]:
+    """Return speeds of which none counts for more than `LARGEST_SPEED_RATIO` usual ones."""
+    limit = LARGEST_SPEED_RATIO * statistics.median_low(speeds) if speeds else 0.0
     return [min(speed, limit) if limit > 0 else speed for speed in speeds]
 
 

@@ -14,6 +14,7 @@ import torch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.training.checkpoints import RunState, load_training_state
+from pipelines.training.device_name import describe_device
 from pipelines.training.gradient_computation import (
     GradientComputation,
     UsableGradients,
@@ -24,7 +25,13 @@ from pipelines.training.image_code_stream import Batch
 from pipelines.training.local_steps import make_optimizer
 from pipelines.training.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.pausing import PauseSwitch
-from pipelines.training.peer_metrics import MAX_SUSPECTS, PeerMetrics, SwarmRecords, suspect_record
+from pipelines.training.peer_metrics import (
+    MAX_SUSPECTS,
+    PeerIntroduction,
+    PeerMetrics,
+    SwarmRecords,
+    suspect_record,
+)
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.run_repository import model_configuration
 from pipelines.training.state_hand_off import ShowProgress
@@ -111,6 +118,7 @@ class TrainingPeer:
         # hivemind has forked by now, and may no more once the devices are joined.
         backward = self._join_devices() if (self.options.num_devices or 1) > 1 else self._computation.backward
         self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
+        self._introduce()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -238,6 +246,15 @@ class TrainingPeer:
             bytes_per_sample=self.optimizer.bytes_sent / max(1, self.num_samples),
         )
 
+    def _introduce(self) -> None:
+        introduction = PeerIntroduction(
+            username=self._username,
+            device=describe_device(self.options.device, self.options.num_devices or 1),
+            client_mode=bool(self.options.client_mode),
+            package_version=self._package_version,
+        )
+        self.records.introduce(introduction)
+
     def _report_epoch(self) -> None:
         if not self._epoch_losses:
             return
@@ -260,6 +277,7 @@ class TrainingPeer:
             suspects=[suspect_record(suspect) for suspect in averaging.suspects[:MAX_SUSPECTS]],
         )
         self._epoch_losses.clear()
+        self._introduce()
         self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
 
     def _hand_over(self, stop: threading.Event) -> None:

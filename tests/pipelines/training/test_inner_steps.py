@@ -4,8 +4,9 @@ import pytest
 import torch
 from swarm_of_processes import tiny_run
 
-from pipelines.training.inner_steps import InnerSteps, inner_learning_rate
+from pipelines.training.inner_steps import InnerSteps
 from pipelines.training.optimizers import Lamb, Nesterov
+from pipelines.training.schedule import learning_rate
 from pipelines.training.swarm_settings import optimizer_parts
 
 
@@ -85,7 +86,7 @@ def test_an_inner_step_is_the_optimizers_own_with_clipped_gradient_and_the_rate_
     parameters, steps = steps_of(run, model)
     gradients = [torch.randn_like(parameter) for parameter in parameters]
     groups = optimizer_parts(run.replace(local_steps=1), expected)["params"]
-    options = dict(lr=0.5 * inner_learning_rate(run, 1), betas=run.betas, eps=run.epsilon)
+    options = dict(lr=0.5 * learning_rate(run, 1), betas=run.betas, eps=run.epsilon)
     reference = Lamb(groups, bits=32, **options) if kind == "lamb" else torch.optim.AdamW(groups, **options)
     others = [p for group in groups for p in group["params"]]
     for parameter, gradient in zip(others, gradients, strict=True):

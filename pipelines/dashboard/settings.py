@@ -1,0 +1,56 @@
+"""What the owner of a dashboard chooses, from the environment."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+from hub_tools.endpoint import current_endpoint
+
+REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DashboardSettings:
+    """The run that is shown, and where else a visitor may want to go."""
+
+    run: str
+    """Repository `ORG/RUN`."""
+
+    demo_space: str = ""
+    """Address of the Space that draws pictures; empty: no link."""
+
+    join_space: str = ""
+    """Address of the Space through which people join."""
+
+    calculator_space: str = ""
+    """Address of the Space that says what fits into whose memory."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read the settings.
+
+        Raises:
+            ValueError: the run is not named, or something is no name of a repository and no address.
+        """
+        run = environment.get("RUN", "").strip()
+        if not run:
+            raise ValueError("RUN is not set. Name the run that is to be shown: RUN=ORG/RUN")
+        if not REPOSITORY.fullmatch(run):
+            raise ValueError(f"RUN is {run[:80]!r}; expected the name of a repository: RUN=ORG/RUN")
+        spaces = ("DEMO_SPACE", "JOIN_SPACE", "CALCULATOR_SPACE")
+        return cls(run=run, **{name.lower(): space_address(name, environment.get(name, "")) for name in spaces})
+
+
+def space_address(name: str, value: str) -> str:
+    """Return the address of a Space that is given as one or as `ORG/SPACE`; raises ValueError for anything else."""
+    value = value.strip()
+    if not value:
+        return ""
+    if REPOSITORY.fullmatch(value):
+        return f"{current_endpoint()}/spaces/{value}"
+    parts = urlsplit(value)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return value
+    raise ValueError(f"{name} is {value[:80]!r}; expected a Space, ORG/SPACE, or an address with https://")

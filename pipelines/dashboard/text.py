@@ -1,0 +1,40 @@
+"""Text and numbers as they stand on the page. User names, devices and versions come from strangers."""
+
+import datetime
+import html
+import math
+
+BEYOND_HTML = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$`\\"})
+"""Gradio fills HTML in through templates, in which these signs have a meaning."""
+
+
+def escaped(text: object) -> str:
+    """Return any text so that it is shown as it is, inside an element or an attribute."""
+    return html.escape(str(text), quote=True).translate(BEYOND_HTML)
+
+
+def short_number(value: float | None) -> str:
+    """Return a number in few characters: `0`, `0.0021`, `3.14`, `12,300`, `4.6M`; `–` for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 999_950:
+        power = min(4, int(math.log(size * 1.00005, 1000)))
+        return f"{value / 1000**power:.3g}{' kMGT'[power]}" if size < 1e15 else f"{value:.1e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size and size < 1e-3:
+        return f"{value:.2g}"
+    return f"{value:.4g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 peer`, `1,200 peers`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def date(seconds: float) -> str:
+    """Return a moment as people write it, in UTC; `–` for one that is none."""
+    if not 0 < seconds < 1e11:
+        return "–"
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

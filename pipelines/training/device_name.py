@@ -1,0 +1,14 @@
+"""What a peer computes on, in a person's words."""
+
+import torch
+
+MAX_CHARACTERS = 64
+
+
+def describe_device(device: str, num_devices: int = 1) -> str:
+    """Return the name of a torch device: `2 x NVIDIA T4`, or `CPU, 4 threads`."""
+    kind = torch.device(device)
+    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else kind.type.upper()
+    if kind.type == "cpu":
+        name += f", {torch.get_num_threads()} threads"
+    return (f"{num_devices} x {name}" if num_devices > 1 else name)[:MAX_CHARACTERS]

@@ -1,0 +1,126 @@
+"""A Space that shows a collaborative training run as it goes: curves, peers, contributions, checkpoints, pictures."""
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+from fastapi import HTTPException
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
+
+from hub_tools.endpoint import prepare_hub_client
+from pipelines.dashboard.dashboard import Dashboard
+from pipelines.dashboard.page_look import STYLE
+from pipelines.dashboard.programs import SPANS
+from pipelines.dashboard.settings import DashboardSettings
+from pipelines.page_style import PAGE_STYLE
+
+SECONDS_BETWEEN_LOOKS = 2.0
+SECONDS_BETWEEN_DRAWINGS = 15.0
+PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SWARM_TAB, BOARD_TAB, CHECKPOINT_TAB, REEL_TAB = "Peers", "Leaderboard", "Checkpoints", "Progress reel"
+
+
+def build_interface(dashboard: Dashboard) -> gr.Blocks:
+    """Return the page; it asks the dashboard again every few seconds."""
+    quiet = dict(show_progress="hidden", concurrency_limit=16, api_visibility="private")
+    with gr.Blocks(title=f"{dashboard.settings.run}: training dashboard") as interface:
+        headline, notices = gr.HTML(), gr.HTML()
+        with gr.Tab("Course"):
+            with gr.Row():
+                axis = gr.Radio([("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Along")
+                first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)")
+                last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)")
+            charts = gr.HTML()
+        with gr.Tab(SWARM_TAB) as swarm_tab:
+            with gr.Row():
+                search = gr.Textbox(label="Search", placeholder="user, device, version, state", max_lines=1, scale=3)
+                page = gr.Number(1, precision=0, minimum=1, label="Page", scale=1, min_width=100)
+            peers = gr.HTML()
+        with gr.Tab(BOARD_TAB) as board_tab:
+            span = gr.Radio(SPANS, value="all", label="Contributed (UTC)")
+            board = gr.HTML()
+        with gr.Tab(CHECKPOINT_TAB) as checkpoint_tab:
+            checkpoints = gr.HTML()
+        with gr.Tab(REEL_TAB) as reel_tab:
+            reel = gr.HTML()
+
+        def look() -> tuple[str, str]:
+            return dashboard.headline(), dashboard.notices()
+
+        window = [axis, first, last]
+        often, seldom = gr.Timer(SECONDS_BETWEEN_LOOKS), gr.Timer(SECONDS_BETWEEN_DRAWINGS)
+        gr.on([interface.load, often.tick], look, None, [headline, notices], **quiet)
+        redraw = [interface.load, seldom.tick, *(control.change for control in window)]
+        gr.on(redraw, dashboard.charts, window, charts, trigger_mode="always_last", **quiet)
+        gr.on([swarm_tab.select, often.tick, search.change, page.change], dashboard.peers, [search, page], peers,
+              trigger_mode="always_last", **quiet)  # fmt: skip
+        gr.on([board_tab.select, span.change], dashboard.board, span, board, trigger_mode="always_last", **quiet)
+        gr.on([checkpoint_tab.select], dashboard.checkpoints, None, checkpoints, **quiet)
+        gr.on([reel_tab.select], dashboard.reel, None, reel, **quiet)
+        for name, answer in answers(dashboard).items():
+            gr.api(answer, api_name=name, concurrency_limit=16)
+    return interface
+
+
+def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
+    """Return what programs may ask, by name."""
+    return dict(
+        run=dashboard.run_values,
+        peers=dashboard.peer_values,
+        leaderboard=dashboard.leaderboard_values,
+        history=dashboard.history_values,
+        alerts=dashboard.alert_values,
+        checkpoints=dashboard.checkpoint_values,
+    )
+
+
+def routes(dashboard: Dashboard) -> list[APIRoute]:
+    """Return what is served beside the page: the same answers over plain HTTP, figures for Prometheus, pictures."""
+
+    def metrics() -> PlainTextResponse:
+        return PlainTextResponse(dashboard.metrics_text(), media_type=PROMETHEUS_TYPE)
+
+    def picture(name: str) -> FileResponse:
+        try:
+            return FileResponse(dashboard.picture(name), media_type="image/webp")
+        except OSError as error:
+            raise HTTPException(404, str(error)) from error
+
+    return [
+        APIRoute("/metrics", metrics),
+        APIRoute("/reel/{name}", picture),
+        *(APIRoute(f"/api/{name}", _answering(answer)) for name, answer in answers(dashboard).items()),
+    ]
+
+
+def _answering(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function, its mistakes of the caller answered as such."""
+
+    def respond(**values: Any) -> JSONResponse:
+        try:
+            return JSONResponse(answer(**values))
+        except ValueError as error:
+            return JSONResponse(dict(error=str(error)), status_code=422)
+
+    # FastAPI reads the parameters from the signature.
+    respond.__signature__ = inspect.signature(answer).replace(return_annotation=inspect.Signature.empty)
+    return respond
+
+
+def main() -> None:
+    """Start the Space with the settings of the environment."""
+    prepare_hub_client()
+    try:
+        settings = DashboardSettings.from_environment(os.environ)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    with Dashboard(settings) as dashboard:
+        interface = build_interface(dashboard).queue(max_size=512)
+        interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=dict(routes=routes(dashboard)))
+
+
+if __name__ == "__main__":
+    main()

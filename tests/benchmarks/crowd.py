@@ -1,0 +1,125 @@
+"""Many peers of a swarm as their signed records alone, in a real DHT node: a dashboard cannot tell them from trainers.
+
+Usage: python crowd.py SWARM_ID NUM_PEERS LIFETIME_SECONDS. Prints the node's address as one line of JSON, renews the
+records in time, and ends when its standard input is closed. The first peers are rogues: markup in their names, figures
+that cannot be true.
+"""
+
+import contextlib
+import json
+import math
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+
+EPOCH = 1200
+ROGUES = (
+    dict(username='<img src=x onerror="document.title=1">', samples_per_second=3.0),
+    dict(username="{{constructor}} ${alert(1)} **bold**", package_version="[a](javascript:alert(1))"),
+    dict(username="absurd", loss=1e300),
+    dict(username="infinite", samples_per_second=math.inf),
+)
+
+
+@contextlib.contextmanager
+def crowd(swarm_id: str, num_peers: int, lifetime_seconds: float, log: Path) -> Iterator[str]:
+    """Start a crowd for the length of the block; yield the address through which its swarm is found."""
+    command = [sys.executable, __file__, swarm_id, str(num_peers), str(lifetime_seconds)]
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+    try:
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield json.loads(line)
+    finally:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
+
+
+class _Member:
+    """One peer of the crowd: a key, and figures that stay the same."""
+
+    def __init__(self, index: int) -> None:
+        from cryptography.hazmat.primitives.asymmetric import rsa
+        from hivemind.dht.crypto import RSASignatureValidator
+        from hivemind.utils.crypto import RSAPrivateKey
+
+        private_key = RSAPrivateKey.__new__(RSAPrivateKey)
+        # Half the usual size: hundreds of them are made.
+        private_key._private_key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+        self.signature = RSASignatureValidator(private_key)
+        chance, own = random.Random(index), ROGUES[index] if index < len(ROGUES) else {}
+        speed = own.get("samples_per_second", chance.uniform(2.0, 40.0))
+        who = dict(
+            username=own.get("username", f"volunteer-{index:03d}"),
+            client_mode=index % 3 == 0,
+            package_version=own.get("package_version", "0.1.0"),
+        )
+        self.records = dict(
+            progress=dict(
+                peer_id=chance.randbytes(34), epoch=EPOCH, samples_accumulated=chance.randrange(100),
+                samples_per_second=speed, client_mode=who["client_mode"],
+            ),
+            introductions=dict(who, device=chance.choice(("NVIDIA T4", "NVIDIA RTX 4090", "CPU, 8 threads"))),
+            metrics=dict(
+                who, epoch=EPOCH, loss=own.get("loss", chance.uniform(2.2, 2.4)), num_samples=10_000 + index,
+                samples_per_second=speed, share_averaged=1.0, bytes_sent=10**9, num_rounds=EPOCH,
+                round_seconds=chance.uniform(2.0, 5.0), num_refused_gradients=0, num_incomplete_rounds=0,
+                num_withheld=0, suspects=[],
+            ),
+        )  # fmt: skip
+
+
+def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
+    """Keep the crowd's records alive until standard input ends."""
+    from hivemind.utils import get_dht_time
+
+    from pipelines.training.peer_options import PeerOptions
+    from pipelines.training.process_group import guard_process_group
+    from pipelines.training.swarm import open_dht, visible_addresses
+
+    guard_process_group()
+    ended = threading.Event()
+    with open_dht("a/crowd", (), PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))) as dht:
+        address = visible_addresses(dht)[0]
+        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        while True:
+            now = get_dht_time()
+            dht.run_coroutine(partial(_store_records, swarm_id, num_peers, now, now + lifetime_seconds))
+            if address:
+                print(json.dumps(address), flush=True)
+                address = ""
+            if ended.wait(lifetime_seconds / 4):
+                return
+
+
+@cache
+def _members(num_peers: int) -> list[_Member]:
+    """Make the members in the process of the node: its pipe carries no messages as large as all their keys."""
+    return [_Member(index) for index in range(num_peers)]
+
+
+async def _store_records(swarm_id: str, num_peers: int, now: float, expires: float, dht, node) -> None:
+    """Put signed records into a node's own storage, past its signer, which knows one key."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.validation import DHTRecord
+
+    serializer = node.protocol.serializer
+    for member in _members(num_peers):
+        owner = member.signature.local_public_key
+        for name, values in member.records.items():
+            values = dict(values, time=now) if name == "progress" else values
+            key = DHTID.generate(source=f"{swarm_id}_{name}")
+            record = DHTRecord(key.to_bytes(), serializer.dumps(owner), serializer.dumps(values), expires)
+            node.protocol.storage.store(key, member.signature.sign_value(record), expires, subkey=owner)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,87 @@
+"""The dashboard beside a real run: peers that come, one that is killed, and who is credited with which samples."""
+
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from assistants import assistant
+from swarm_of_processes import Swarm
+
+SPACE = Path(__file__).parents[2] / "spaces" / "training_dashboard"
+RUN = "org/watched-run"
+SECONDS_TO_APPEAR, SECONDS_TO_VANISH = 10, 30
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture(scope="module")
+def environment(hub, training_material):
+    # The default of runs; a shorter one would notice the dead sooner.
+    training_material.create_run(RUN, run_id="watched", optimizer_bits=8, progress_expiration_seconds=30.0)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, **hub.environment(), "RUN": RUN, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def ask(address):
+    def ask(name):
+        with urllib.request.urlopen(f"{address.rstrip('/')}/api/{name}", timeout=30) as answer:
+            return json.load(answer)
+
+    return ask
+
+
+def wait_until(is_so, seconds, what):
+    """Wait until something is so; return when."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if is_so():
+            return time.time()
+        time.sleep(0.1)
+    raise AssertionError(f"not {what} within {seconds} s")
+
+
+@pytest.mark.timeout(400)
+def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(training_material, ask, tmp_path):
+    def states():
+        return {peer["username"]: peer["state"] for peer in ask("peers")}
+
+    wait_until(
+        lambda: "names no entry address" in ask("run")["problems"].get("Swarm", ""), 60, "waiting for an address"
+    )
+    folder = tmp_path / "swarm"
+    folder.mkdir()
+    helper = assistant(training_material.hub, RUN, tmp_path, "helper", "--metrics-seconds", "1")
+    with helper as auxiliary:
+        auxiliary.wait_until(lambda look: True, "up")
+        run = training_material.settings(RUN)
+        with Swarm(folder, run, num_peers=2, entry_addresses=list(run.entry_addresses)) as swarm:
+            wait_until(lambda: not ask("run")["problems"], 120, "watching the swarm before anybody trains")
+            one, two = (swarm.start(name, seconds_per_batch=0.2) for name in ("one", "two"))
+            begun = max(peer.wait_for("ready")["time"] for peer in (one, two))
+            shown = wait_until(lambda: states() == {"one": "training", "two": "training"}, 60, "shown")
+            assert shown - begun < SECONDS_TO_APPEAR
+            for peer in (one, two):
+                peer.wait_for("step", ended_epoch=True)
+            wait_until(lambda: all(peer["num_samples"] for peer in ask("peers")), 30, "reporting figures")
+
+            killed = time.time()
+            one.kill()
+            gone = wait_until(lambda: states() == {"one": "gone", "two": "training"}, 60, "noticed")
+            assert gone - killed < SECONDS_TO_VANISH
+            print(f"shown after {shown - begun:.1f} s, noticed after {gone - killed:.1f} s")
+            two.wait_for("step", ended_epoch=True, after=gone)
+            two.terminate()
+            two.wait_for("finished")
+
+        def signed():
+            return sum(peer["num_samples"] for peer in ask("peers"))
+
+        def credited():
+            return {row["username"]: row["samples"] for row in ask("leaderboard")}
+
+        wait_until(lambda: sum(credited().values()) == signed(), 60, "credited with what was signed")
+        assert set(credited()) == {"one", "two"} and signed() > 64
