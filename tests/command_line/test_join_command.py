@@ -166,14 +166,18 @@ def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publ
     ) as auxiliary:
         wait_for_line(events / "assist", auxiliary, log / "assist")
         with started_command(training_material.hub, log / "join", *join, "--events", str(events / "join")) as trainer:
-            steps = wait_for_line(events / "join", trainer, log / "join")
-            assert steps[0]["ended_epoch"] and steps[0]["was_used"]
+            first = wait_for_line(events / "join", trainer, log / "join")[0]
+            assert first["event"] == "entered"
             while wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"] < 1:
                 time.sleep(0.1)
             family = family_of(trainer.pid)
             assert any(process.name() == "p2pd" for process in family)
             assert interrupt(trainer) in (0, 130), (log / "join").read_text()
             assert still_alive(family) == []
+            _, joined, *steps, left = wait_for_line(events / "join", trainer, log / "join")
+            assert (joined["username"], joined["num_epochs"]) == ("alice", 10_000)
+            assert steps and all(step["event"] == "step" and step["ended_epoch"] for step in steps)
+            assert steps[0]["was_used"] and left["num_samples"] >= steps[-1]["num_samples"] > 0
             printed = (log / "join").read_text()
             assert re.search(r"First gradient counted \d+ s after the start", printed)
             assert "contributed" in printed
