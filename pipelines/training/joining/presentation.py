@@ -29,7 +29,7 @@ WIDTH, HEIGHT = 300, 56
 STYLE = """
 .join { --good: #1f6f33; --warn: #8a5200; --bad: #b42318; --calm: #57606a; --line: rgba(128,128,128,0.28);
   --panel: rgba(128,128,128,0.07); color: var(--body-text-color); font-variant-numeric: tabular-nums; }
-.dark .join, .dark.join { --good: #69db7c; --warn: #ffc34d; --bad: #ff9d94; --calm: #b6bec9; }
+.dark .join, .dark.join, html[theme=dark] .join { --good: #69db7c; --warn: #ffc34d; --bad: #ff9d94; --calm: #b6bec9; }
 .join p, .join h2, .join dl, .join dd, .join ul { margin: 0; padding: 0; }
 .join .state { display: flex; gap: 1rem; align-items: center; padding: 1.1rem 1.2rem; border-radius: 14px;
   border: 1px solid var(--line); border-left: 6px solid var(--tone); background: var(--panel); }
