@@ -5,10 +5,12 @@ import re
 import signal
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 from assistants import assistant
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from notebooks import executed, outputs_of
 from published_runs import LOOPBACK, command_environment, started_command
 from space_process import started_space
 
@@ -162,27 +164,36 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
 
 @needs_browser
 def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):
-    with (
-        started_space(bundle, environment) as (space, address),
-        watched_page(address, "phone") as page,
-    ):
-        wait_for_state(page, "idle")
-        press(page, "Start")
-        page.get_by_text("No run is named. Write its name on the Hub: ORG/RUN.").wait_for(timeout=PATIENCE)
-        page.get_by_label("Run", exact=True).fill("<b>birds</b>")
-        press(page, "Start")
-        page.get_by_text("'<b>birds</b>' is no name of a run.").wait_for(timeout=PATIENCE)
-        page.get_by_label("Run", exact=True).fill("org/no-such-run")
-        press(page, "Start")
-        wait_for_state(page, "failed")
-        page.get_by_text("There is no model repository org/no-such-run on this Hub").first.wait_for(timeout=PATIENCE)
-        take_picture(page, "join_failed", tmp_path)
-        assert serious_findings(page) == []
-        page.get_by_label("Run", exact=True).fill(RUN)
-        press(page, "Start")
-        wait_for_state(page, "entering")
+    with started_space(bundle, environment) as (space, address):
+        with watched_page(address, "phone") as page:
+            wait_for_state(page, "idle")
+            press(page, "Start")
+            page.get_by_text("No run is named. Write its name on the Hub: ORG/RUN.").wait_for(timeout=PATIENCE)
+            page.get_by_label("Run", exact=True).fill("<b>birds</b>")
+            press(page, "Start")
+            page.get_by_text("'<b>birds</b>' is no name of a run.").wait_for(timeout=PATIENCE)
+            page.get_by_label("Run", exact=True).fill("org/no-such-run")
+            press(page, "Start")
+            wait_for_state(page, "failed")
+            page.get_by_text("There is no model repository org/no-such-run").first.wait_for(timeout=PATIENCE)
+            take_picture(page, "join_failed", tmp_path)
+            assert serious_findings(page) == []
+            page.get_by_label("Run", exact=True).fill(RUN)
+            press(page, "Start")
+            page.locator(".join .state:is(.entering, .joined, .training)").wait_for(timeout=PATIENCE)
         family = psutil.Process(space.pid).children(recursive=True)
         assert any(process.name() == "p2pd" for process in family)
         os.kill(space.pid, signal.SIGTERM)
         assert psutil.wait_procs(family, timeout=20)[1] == []
         assert space.wait(20) == 0
+
+
+def test_the_notebook_checks_joins_and_leaves(environment, live_run, token_of_alice, tmp_path):
+    limits = dict(RUN=RUN, MICRO_BATCH="4", MAX_EPOCHS="2", DEVICE="cpu")
+    notebook = executed(SPACE / "join_training.ipynb", {**environment, **limits}, tmp_path)
+    checks, joined, log, left = outputs_of(notebook)[-4:]
+    assert "Nothing stands in the way" in checks and "checks warn" not in checks
+    assert "Finished" in joined and "Contributed" in joined
+    assert f"Left {RUN}: contributed" in log
+    assert re.search(r"Contributed [\d,]+ samples. Thank you.", left) and "Contributed 0 samples" not in left
+    assert token_of_alice not in nbformat.writes(notebook)
