@@ -22,7 +22,8 @@ INTRODUCTION = """# Give this machine to a training run
 Many machines train one model together. This one computes gradients for as long as you like; the others
 do not wait for it, and it may leave at any time."""
 LAYOUT = """
-#controls button { min-height: 2.9rem; }
+.gradio-container { --button-cancel-background-fill: #b42318; --button-cancel-background-fill-hover: #8f1b12;
+  --button-cancel-border-color: #b42318; --button-cancel-text-color: #ffffff; }
 #log textarea { font-family: ui-monospace, monospace; font-size: 0.8rem; line-height: 1.45; }
 """
 DEVICES = ["auto", "cpu", "cuda"]
@@ -32,36 +33,35 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
     """Return the page; the session outlives all visits to it."""
     on_hub, hosts = is_on_hub(environment), hosts_from(environment)
 
-    def show(seen: str, profile: gr.OAuthProfile | None) -> tuple[object, ...]:
+    def show(seen: list[object], profile: gr.OAuthProfile | None) -> list[object]:
         view, control = session.view(), control_of(environment, profile and profile.username)
-        html = state_html(view, time.time()), contribution_html(view), checks_html(view), notice_html(control.reason)
-        page = repr((html, view.lines, view.phase, view.is_checking))
-        if page == seen:
-            return (gr.skip(),) * 10
         may, rests = control.is_granted, view.phase in join_view.RESTING
-        pause = "Go on" if rests else "Pause"
-        return (
-            page,
-            *html,
-            "\n".join(view.lines),
-            gr.update(interactive=may and not view.is_alive and not view.is_checking),
-            gr.update(interactive=may and not view.is_alive),
-            gr.update(value=pause, interactive=may and (rests or view.phase in join_view.WORKING)),
-            gr.update(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
-        )
+        parts = state_html(view, time.time()), contribution_html(view), checks_html(view), notice_html(control.reason)
+        shown = [
+            *(dict(value=html, visible=bool(html)) for html in parts),
+            dict(value="\n".join(view.lines)),
+            dict(interactive=may and not view.is_alive and not view.is_checking),
+            dict(interactive=may and not view.is_alive),
+            dict(value="Go on" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
+            dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
+        ]
+        # What a visitor has opened or marked in a part stays as it is until the part changes.
+        known = seen or [None] * len(shown)
+        news = [gr.skip() if new == old else gr.update(**new) for new, old in zip(shown, known, strict=True)]
+        return [gr.skip() if shown == seen else shown, *news]
 
-    def press(act: Callable[[], None], profile: gr.OAuthProfile | None) -> str:
+    def press(act: Callable[[], None], profile: gr.OAuthProfile | None) -> object:
         """Do what a button says if the visitor may; return what there is to say about it."""
         control = control_of(environment, profile and profile.username)
-        if not control.is_granted:
-            return notice_html(control.reason)
+        said = control.reason
         try:
-            act()
+            if control.is_granted:
+                act()
         except ValueError as error:
-            return notice_html(str(error))
-        return ""
+            said = str(error)
+        return gr.update(value=notice_html(said), visible=bool(said))
 
-    def with_settings(act: Callable[[JoinSettings, str | None], None]) -> Callable[..., str]:
+    def with_settings(act: Callable[[JoinSettings, str | None], None]) -> Callable[..., object]:
         def pressed(
             run: str,
             micro_batch: str,
@@ -71,40 +71,39 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             client_mode: bool,
             profile: gr.OAuthProfile | None,
             token: gr.OAuthToken | None,
-        ) -> str:
+        ) -> object:
             fields = run, micro_batch, device, hours, upload, client_mode
             own_token = get_token() or (token.token if token is not None and on_hub else None)
             return press(lambda: act(JoinSettings.from_fields(*fields, host_addresses=hosts), own_token), profile)
 
         return pressed
 
-    def on_pause(profile: gr.OAuthProfile | None) -> str:
+    def on_pause(profile: gr.OAuthProfile | None) -> object:
         return press(session.resume if session.view().phase in join_view.RESTING else session.pause, profile)
 
-    def on_stop(profile: gr.OAuthProfile | None) -> str:
+    def on_stop(profile: gr.OAuthProfile | None) -> object:
         return press(session.stop, profile)
 
     with gr.Blocks(title="Join the training") as interface:
         gr.Markdown(INTRODUCTION)
-        seen = gr.State("")
+        seen = gr.State([])
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 if on_hub:
                     gr.LoginButton()
-                visitor = gr.HTML()
+                visitor = gr.HTML(visible=False)
                 fields = _fields(environment.get("RUN", ""), on_hub)
-                with gr.Group(elem_id="controls"):
-                    with gr.Row():
-                        check_button = gr.Button("Check this machine", interactive=False, min_width=120)
-                        start_button = gr.Button("Start", variant="primary", interactive=False, min_width=120)
-                    with gr.Row():
-                        pause_button = gr.Button("Pause", interactive=False, min_width=120)
-                        stop_button = gr.Button("Stop", variant="stop", interactive=False, min_width=120)
-                notice = gr.HTML()
+                with gr.Row():
+                    check_button = gr.Button("Check this machine", interactive=False, min_width=120)
+                    start_button = gr.Button("Start", variant="primary", interactive=False, min_width=120)
+                with gr.Row():
+                    pause_button = gr.Button("Pause", interactive=False, min_width=120)
+                    stop_button = gr.Button("Stop", variant="stop", interactive=False, min_width=120)
+                notice = gr.HTML(visible=False)
             with gr.Column(scale=3, min_width=300):
                 state = gr.HTML()
-                contribution = gr.HTML()
-                checks = gr.HTML()
+                contribution = gr.HTML(visible=False)
+                checks = gr.HTML(visible=False)
                 with gr.Accordion("What the trainer says", open=False):
                     log = gr.Textbox(
                         label="Log", lines=8, max_lines=14, interactive=False, autoscroll=True, elem_id="log"

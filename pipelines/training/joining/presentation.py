@@ -45,7 +45,7 @@ STYLE = """
 .join .busy .light { animation: join-pulse 1.4s ease-in-out infinite; }
 @keyframes join-pulse { 50% { opacity: 0.25; } }
 @media (prefers-reduced-motion: reduce) { .join .busy .light { animation: none; } }
-.join .tiles { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 0.6rem; margin-top: 0.9rem; }
+.join .tiles { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); gap: 0.6rem; }
 .join .tiles > div { padding: 0.7rem 0.8rem; border-radius: 12px; border: 1px solid var(--line);
   background: var(--panel); min-width: 0; }
 .join .tiles dt { font-size: 0.82rem; color: var(--body-text-color-subdued, #57606a); }
@@ -58,7 +58,8 @@ STYLE = """
 .join .speed polyline { fill: none; stroke: var(--accent, #4338ca); stroke-width: 2;
   vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 .join .speed polygon { fill: var(--accent, #4338ca); opacity: 0.13; }
-.join .summary { font-weight: 600; padding: 0.2rem 0 0.5rem !important; }
+.join summary { font-weight: 600; padding: 0.2rem 0 0.6rem; cursor: pointer; overflow-wrap: anywhere; }
+.join .checks:empty { display: none; }
 .join .checks { list-style: none; border: 1px solid var(--line); border-radius: 12px; overflow: hidden; }
 .join .checks li { display: grid; grid-template-columns: 1.7rem minmax(0, 1fr); gap: 0.2rem 0.5rem; margin: 0;
   padding: 0.5rem 0.8rem; border-bottom: 1px solid var(--line); list-style: none; }
@@ -145,8 +146,10 @@ def checks_html(view: JoinView) -> str:
     if not view.is_checking:
         shown = tuple(sorted(shown, key=lambda result: -STATUSES.index(result.status)))
     rows = "".join(map(_check_row, shown))
-    listed = f'<ul class="checks">{rows}</ul>' if rows else ""
-    return f'<div class="join"><p class="summary">{escape(checks_summary(view))}</p>{listed}</div>'
+    # Whoever trains has seen them; they are one click away.
+    is_open = "" if view.is_alive else " open"
+    summary = f"<summary>{escape(checks_summary(view))}</summary>"
+    return f'<div class="join"><details{is_open}>{summary}<ul class="checks">{rows}</ul></details></div>'
 
 
 def checks_summary(view: JoinView) -> str:

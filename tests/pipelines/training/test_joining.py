@@ -134,6 +134,13 @@ def test_steps_are_what_is_shown_of_the_contribution():
     assert view_after(dict(event="left", num_samples=200), earlier_samples=50).all_samples == 250
 
 
+def test_a_share_is_shown_from_the_first_round_on():
+    before = dict(STEP, share_averaged=0.0, ended_epoch=False)
+    assert view_after(before).share_averaged is None
+    assert view_after(before, STEP, dict(before, share_averaged=0.98)).share_averaged == 0.98
+    assert view_after(STEP, dict(STEP, share_averaged=0.0)).share_averaged == 0.0
+
+
 def test_findings_are_collected_as_the_doctor_tells_them():
     result = warn("disk", "little", "much", "buy one")
     event = dict(result.as_mapping(), event="finding", time=1.0)
@@ -206,6 +213,8 @@ def test_failures_come_first_once_all_checks_are_known():
     assert running.index("Hub") < running.index("clock") and "3 checks so far" in running
     assert done.index("clock") < done.index("disk") < done.index("Hub")
     assert "1 of 3 checks fails." in done and "<b>What to do:</b> set it" in done
+    assert done.startswith('<div class="join"><details open>')
+    assert "<details open>" not in checks_html(JoinView(checks=results, phase="training"))
     assert "Nothing stands in the way (1 checks)" in checks_html(JoinView(checks=results[:1]))
 
 
