@@ -11,6 +11,7 @@ from huggingface_hub import get_token
 
 import pipelines.command_line.main  # noqa: F401 - the trainer that is started is this program, so it has to be bundled
 from hub_tools.endpoint import prepare_hub_client
+from hub_tools.one_line_errors import explain_error
 from pipelines.page_style import PAGE_STYLE
 from pipelines.training.joining import join_view
 from pipelines.training.joining.control import control_of, is_on_hub
@@ -57,8 +58,8 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
         try:
             if control.is_granted:
                 act()
-        except ValueError as error:
-            said = str(error)
+        except (ValueError, OSError) as error:
+            said = explain_error(error)
         return gr.update(value=notice_html(said), visible=bool(said))
 
     def with_settings(act: Callable[[JoinSettings, str | None], None]) -> Callable[..., object]:

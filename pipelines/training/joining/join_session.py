@@ -71,6 +71,7 @@ class JoinSession:
 
         Raises:
             ValueError: there is a trainer, whose own needs would be taken for the machine's.
+            OSError: the system starts no process.
         """
         with self._changed:
             if self._view.is_alive:
@@ -83,7 +84,10 @@ class JoinSession:
             )
 
     def start(self, settings: JoinSettings, token: str | None) -> None:
-        """Start the trainer; does nothing while there is one. An examination that goes on is given up."""
+        """Start the trainer; does nothing while there is one. An examination that goes on is given up.
+
+        Raises OSError where the system starts no process.
+        """
         with self._changed:
             if self._view.is_alive:
                 return
@@ -174,17 +178,22 @@ class JoinSession:
             self._set(self._view.with_line(text))
 
     def _examination_ended(self, code: int) -> None:
+        self._child = None
         problem = "" if code in CHECKS_DONE else cause_of_end(code, self._view.lines)
         self._change(is_checking=False, looking_at="", check_problem=problem)
 
     def _trainer_ended(self, settings: JoinSettings, token: str | None, code: int) -> None:
+        self._child = None
         was_stopped = self._view.phase == join_view.STOPPING
         self._change(samples_per_second=None, num_peers=None)
         if was_stopped:
             self._change(phase=join_view.STOPPED)
         elif code == START_AGAIN_EXIT_CODE:
             self._change(earlier_samples=self._view.all_samples, num_samples=0)
-            self._start_trainer(settings, token)
+            try:
+                self._start_trainer(settings, token)
+            except OSError as error:
+                self._change(phase=join_view.FAILED, message=explain_error(error))
         elif code == 0:
             self._change(phase=join_view.FINISHED)
         else:
