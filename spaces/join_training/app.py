@@ -25,6 +25,7 @@ do not wait for it, and it may leave at any time."""
 LAYOUT = """
 .gradio-container { --button-cancel-background-fill: #b42318; --button-cancel-background-fill-hover: #8f1b12;
   --button-cancel-border-color: #b42318; --button-cancel-text-color: #ffffff; }
+.part, .part > *, .part .html-container { padding: 0 !important; }
 #log textarea { font-family: ui-monospace, monospace; font-size: 0.8rem; line-height: 1.45; }
 """
 DEVICES = ["auto", "cpu", "cuda"]
@@ -92,19 +93,19 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             with gr.Column(scale=2, min_width=300):
                 if on_hub:
                     gr.LoginButton()
-                visitor = gr.HTML(visible=False)
+                visitor = gr.HTML(visible=False, elem_classes="part")
                 fields = _fields(environment.get("RUN", ""), on_hub)
                 with gr.Row():
-                    check_button = gr.Button("Check this machine", interactive=False, min_width=120)
+                    check_button = gr.Button("Check machine", interactive=False, min_width=120)
                     start_button = gr.Button("Start", variant="primary", interactive=False, min_width=120)
                 with gr.Row():
                     pause_button = gr.Button("Pause", interactive=False, min_width=120)
                     stop_button = gr.Button("Stop", variant="stop", interactive=False, min_width=120)
-                notice = gr.HTML(visible=False)
+                notice = gr.HTML(visible=False, elem_classes="part")
             with gr.Column(scale=3, min_width=300):
-                state = gr.HTML()
-                contribution = gr.HTML(visible=False)
-                checks = gr.HTML(visible=False)
+                state = gr.HTML(elem_classes="part")
+                contribution = gr.HTML(visible=False, elem_classes="part")
+                checks = gr.HTML(visible=False, elem_classes="part")
                 with gr.Accordion("What the trainer says", open=False):
                     log = gr.Textbox(
                         label="Log", lines=8, max_lines=14, interactive=False, autoscroll=True, elem_id="log"

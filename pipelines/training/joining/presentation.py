@@ -101,8 +101,8 @@ def state_html(view: JoinView, now: float) -> str:
 
 
 def contribution_html(view: JoinView) -> str:
-    """Return the machine's own figures, and its speed as a small curve; nothing before it has been started."""
-    if view.started is None:
+    """Return the machine's own figures, and its speed as a small curve; nothing before it has joined."""
+    if view.epoch is None:
         return ""
     place = view.standing and f"{view.standing.place} <small>of {view.standing.num_contributors:,}</small>"
     tiles = {

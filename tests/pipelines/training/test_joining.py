@@ -20,7 +20,8 @@ from pipelines.training.joining.presentation import (
 from pipelines.training.joining.standing import Standing, standing_in
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
-STEP = dict(event="step", epoch=3, loss=2.5, share_averaged=0.98, num_peers=4, num_samples=96, samples_per_second=12.0)
+FIGURES = dict(epoch=3, loss=2.5, share_averaged=0.98, num_peers=4, num_samples=96, samples_per_second=12.0)
+STEP = dict(event="step", ended_epoch=True, **FIGURES)
 
 
 def view_after(*events, **values):
@@ -189,6 +190,7 @@ def test_every_phase_has_words_and_texts_of_strangers_are_never_markup():
             looking_at=EVIL,
             started=0.0,
             check_problem=EVIL,
+            epoch=1,
             checks=(fail(EVIL, EVIL, EVIL, EVIL), ok(EVIL, EVIL)),
             standing=Standing(place=1, num_contributors=2, samples=3),
         )
@@ -203,7 +205,7 @@ def test_the_page_says_how_long_and_how_much():
     assert "Started 59 min ago" in state_html(view, 3599.0) and "2 h 05 min" in state_html(view, 7500.0)
     tiles = contribution_html(view)
     assert "<dd>12.0</dd>" in tiles and "<dd>98%</dd>" in tiles and "3 <small>of 10</small>" in tiles
-    assert contribution_html(JoinView()) == "" == checks_html(JoinView()) == notice_html("")
+    assert contribution_html(JoinView(started=0.0)) == "" == checks_html(JoinView()) == notice_html("")
 
 
 def test_failures_come_first_once_all_checks_are_known():
