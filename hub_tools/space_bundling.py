@@ -1,6 +1,7 @@
 """Making a Space self-contained: its own files, and the modules of this project that they import."""
 
 import ast
+import importlib.metadata
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from .folder_publishing import Published, publish_folder
 from .page_settings import SETTINGS_FILE, write_page_settings
 
+DISTRIBUTION = "dalle-collab"
 PACKAGES = ("modeling_dalle_collab", "pipelines", "hub_tools")
 SOURCE_ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,6 +63,8 @@ def bundle_folder(space: Path, output: Path, settings: Mapping[str, str] | None 
             shutil.copyfile(SOURCE_ROOT / module, target)
         if settings or (whole / SETTINGS_FILE).is_file():
             write_page_settings(whole, settings or {})
+        if modules:
+            _write_metadata(whole)
         if output.exists():
             shutil.rmtree(output)
         whole.rename(output)
@@ -90,6 +94,17 @@ def imported_modules(files: list[Path]) -> list[Path]:
             package = ".".join(path.parent.parts)
             waiting += _imports_of(SOURCE_ROOT / path, package)
     return sorted(found)
+
+
+def _write_metadata(bundle: Path) -> None:
+    """Say in the bundle which version of the project it holds, where `importlib.metadata` finds it.
+
+    A trainer compares its version with the run's, also where the project is not installed.
+    """
+    version = importlib.metadata.version(DISTRIBUTION)
+    folder = bundle / f"{DISTRIBUTION.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {version}\n", "utf-8")
 
 
 def _imports_of(file: Path, package: str) -> list[Path]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from pipelines.command_line.peer_events import EventFile
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,10 +27,11 @@ def show_checks(
     *,
     as_json: bool,
     strict: bool,
+    events: EventFile,
 ) -> None:
     """Make the checks, print what they find and leave with the exit code that the findings deserve.
 
-    `make_checks` gets a function that is to be told what is looked at next.
+    `make_checks` gets a function that is to be told what is looked at next; `events` hear that, and each finding.
     """
     from rich.console import Console
 
@@ -37,8 +40,14 @@ def show_checks(
     console = Console(stderr=as_json)
     results = []
     with console.status(title) as status:
-        for result in make_checks(lambda name: status.update(f"looking at {name}")):
+
+        def announce(name: str) -> None:
+            status.update(f"looking at {name}")
+            events.happened("looking", at=name)
+
+        for result in make_checks(announce):
             results.append(result)
+            events.happened("finding", **result.as_mapping())
             if not as_json:
                 _print_result(console, result)
     code = exit_code(results, strict=strict)

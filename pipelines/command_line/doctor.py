@@ -16,6 +16,7 @@ def doctor(
     identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Leave with 4 if there are warnings.")] = False,
+    events: Annotated[Path | None, typer.Option(help="Append one JSON line per finding to this file.")] = None,
 ) -> None:
     """Find out whether this machine can take part in a run: each finding names cause and cure.
 
@@ -34,6 +35,7 @@ def doctor(
       dalle-collab doctor my-org/birds --json --strict
     """
     from pipelines.command_line import peers
+    from pipelines.command_line.peer_events import EventFile
     from pipelines.training.peer_options import PeerOptions
 
     options = PeerOptions(
@@ -44,4 +46,4 @@ def doctor(
         client_mode=client_mode,
         identity_file=identity_file,
     )
-    peers.examine_machine(repository, options, as_json=as_json, strict=strict)
+    peers.examine_machine(repository, options, as_json=as_json, strict=strict, events=EventFile(events))

@@ -1,5 +1,6 @@
 """`dalle-collab join`: give GPU time to a training run."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,12 @@ def join(
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
-    events: Annotated[Path | None, typer.Option(help="Append one JSON line per epoch to this file.")] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Append a JSON line for each epoch and each event, as joining, to this file.")
+    ] = None,
+    event_seconds: Annotated[
+        float | None, typer.Option(help="Write a line within an epoch too, at most every so many seconds.")
+    ] = None,
 ) -> None:
     """Join a training run with nothing but its name.
 
@@ -44,6 +50,7 @@ def join(
       dalle-collab join my-org/birds --num-devices 4 --precision bf16 --bandwidth-limit 50 --max-hours 8
     """
     from pipelines.command_line import peers
+    from pipelines.command_line.peer_events import EventFile
     from pipelines.training.peer_options import PeerOptions
 
     options = PeerOptions(
@@ -64,7 +71,8 @@ def join(
         shuffle_buffer_size=shuffle_buffer,
         max_epochs=max_epochs,
     )
-    peers.run_training_peer(repository, options, events=events)
+    step_seconds = math.inf if event_seconds is None else event_seconds
+    peers.run_training_peer(repository, options, events=EventFile(events, step_seconds=step_seconds))
 
 
 def _number_or_auto(option: str, text: str) -> int | None:

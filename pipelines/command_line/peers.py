@@ -1,7 +1,6 @@
 """Running a peer in its own process group: set-up, signals, progress on the terminal, events for programs."""
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -10,13 +9,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from pipelines.command_line.peer_events import EventFile
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.process_group import (
     START_AGAIN_EXIT_CODE,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 5.0
 
 
-def run_training_peer(repository: str, options: PeerOptions, *, events: Path | None) -> None:
+def run_training_peer(repository: str, options: PeerOptions, *, events: EventFile) -> None:
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
     _become_worker()
     import dataclasses
@@ -80,12 +79,17 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
         watching_generation(repository, run, stop) as watch,
     ):
         stop_when_refused(admission, stop)
+        peer.pause_switch.on_rest = lambda rests: events.happened("paused" if rests else "resumed")
+        events.happened("entered")
         with console.status("Looking for the newest training state") as status:
             source = peer.synchronise(
                 lambda: download_checkpoint(repository) if run_state else None,
                 (lambda progress: status.update(str(progress))) if console.is_terminal else None,
             )
         console.print(f"Joined {repository} as {username} at epoch {peer.optimizer.local_epoch} (state: {source}).")
+        events.happened(
+            "joined", username=username, epoch=peer.optimizer.local_epoch, num_epochs=run.num_epochs, state=source
+        )
         console.print(who_may_join(run, repository))
         console.print(f"To pause it: kill -USR1 {os.getpid()}; to go on: kill -USR2 {os.getpid()}", highlight=False)
         batch_size = peer.choose_micro_batch() * options.num_devices
@@ -104,6 +108,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
             batch_size,
         ) as batches:
             _show_training(console, peer.train(batches, stop), run.num_epochs, events)
+    events.happened("left", num_samples=peer.num_samples)
     console.print(f"Left {repository}: contributed {peer.num_samples} samples.")
     if watch.found_new_generation:
         console.print(f"{repository} was rolled back: joining its new generation.")
@@ -111,7 +116,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: Path | N
 
 
 def run_auxiliary_peer(
-    repository: str, options: PeerOptions, assistance: "AuxiliaryOptions", *, events: Path | None
+    repository: str, options: PeerOptions, assistance: "AuxiliaryOptions", *, events: EventFile
 ) -> None:
     """Assist a run until it is finished and published, or a signal asks to stop; publish what is held at the end."""
     from pipelines.training.trackers import check_trackers
@@ -158,7 +163,7 @@ def run_auxiliary_peer(
             console.print(f"Published epoch {peer.publisher.published_epoch} as commit {commit[:12]} before leaving.")
 
 
-def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, strict: bool) -> None:
+def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, strict: bool, events: EventFile) -> None:
     """Print whether a peer with these options can join the run from this machine, and leave with an exit code."""
     _become_worker()
     import dataclasses
@@ -173,6 +178,7 @@ def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, str
         lambda announce: run_checks(repository, options, announce=announce),
         as_json=as_json,
         strict=strict,
+        events=events,
     )
 
 
@@ -188,6 +194,7 @@ def examine_run(repository: str, options: PeerOptions, *, as_json: bool, strict:
         lambda announce: run_checklist(repository, options, announce=announce),
         as_json=as_json,
         strict=strict,
+        events=EventFile(None),
     )
 
 
@@ -214,7 +221,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, events: Path | None) -> None:
+def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, events: EventFile) -> None:
     last_line, is_counted = 0.0, False
     with console.status("training") as status:
         for report in reports:
@@ -229,14 +236,13 @@ def _show_training(console: Console, reports: Iterator[Any], num_epochs: int, ev
                 f"yours {report.num_samples} samples, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
             )
             status.update(text)
-            if report.ended_epoch:
-                _append_event(events, report)
-                if not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                    console.print(text)
-                    last_line = time.monotonic()
+            events.step(report)
+            if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                console.print(text)
+                last_line = time.monotonic()
 
 
-def _show_assistance(console: Console, reports: Iterator[Any], trackers: Any, events: Path | None) -> None:
+def _show_assistance(console: Console, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:
     import dataclasses
 
     with console.status("waiting for trainers") as status:
@@ -248,20 +254,11 @@ def _show_assistance(console: Console, reports: Iterator[Any], trackers: Any, ev
                 + (f"  {report.num_waiting} checkpoints wait for the Hub" if report.num_waiting else "")
                 + ("" if report.is_publisher else "  (another auxiliary peer publishes)")
             )
-            _append_event(events, report)
+            events.write_report(report)
             if report.summary is not None:
                 trackers.log_epoch(dataclasses.asdict(report.summary))
             if report.published is not None:
                 console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
-
-
-def _append_event(path: Path | None, report: Any) -> None:
-    if path is None:
-        return
-    import dataclasses
-
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(dict(dataclasses.asdict(report), time=time.time())) + "\n")
 
 
 def _resolve_device(name: str) -> str:

@@ -43,6 +43,7 @@ def assist(
     """
     from pipelines.command_line import peers
     from pipelines.command_line.assisting import default_folder
+    from pipelines.command_line.peer_events import EventFile
     from pipelines.training.auxiliary_options import AuxiliaryOptions
     from pipelines.training.peer_options import PeerOptions
 
@@ -61,4 +62,4 @@ def assist(
         max_spool_gigabytes=spool_gigabytes,
         trackers=tuple(tracker or ()),
     )
-    peers.run_auxiliary_peer(repository, options, assistance, events=events)
+    peers.run_auxiliary_peer(repository, options, assistance, events=EventFile(events))

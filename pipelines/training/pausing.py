@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -14,6 +14,8 @@ class PauseSwitch:
     def __init__(self) -> None:
         self._going_on = threading.Event()
         self._going_on.set()
+        self.on_rest: Callable[[bool], None] = lambda rests: None
+        """Hears when the rest has begun (True) and when it is over (False)."""
 
     @property
     def is_on(self) -> bool:
@@ -30,8 +32,10 @@ class PauseSwitch:
 
     def wait_until_off(self, stop: threading.Event) -> None:
         """Return when the pause is over, or when `stop` is set."""
+        self.on_rest(True)
         while not stop.is_set() and not self._going_on.wait(SECONDS_BETWEEN_LOOKS):
             pass
+        self.on_rest(False)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
+STARTED_VARIABLE = "DALLE_COLLAB_STARTED"
 START_AGAIN_EXIT_CODE = 86
 """A worker that ends with this is started again with the same arguments: its run has begun a new generation."""
 
@@ -24,26 +26,46 @@ def is_worker() -> bool:
     return os.environ.get(WORKER_VARIABLE) == "1"
 
 
+def start_worker(
+    arguments: Sequence[str], environment: Mapping[str, str], *, started: float | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `dalle-collab` with these arguments as a worker, the leader of a new process group; `options` are Popen's.
+
+    The whole group ends when the caller's process does. `started` is when a person wanted it, in seconds of the boot
+    clock; now unless it is given. Whoever stops the worker sees to it that its group is gone: `end_group`.
+    """
+    seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if started is None else started
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipelines.command_line.main", *arguments],
+        start_new_session=True,
+        env={**environment, WORKER_VARIABLE: "1", STARTED_VARIABLE: str(seconds)},
+        **options,
+    )
+
+
+def end_group(leader: int) -> None:
+    """Kill what is left of the process group that this process leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
 def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run the same program again as the leader of a process group; return its exit code when all of it is gone.
 
     The first Ctrl-C or SIGTERM asks the worker to stop, the second one kills the group. SIGUSR1 and SIGUSR2
     are passed on.
     """
-    command = [sys.executable, "-m", "pipelines.command_line.main", *arguments]
-    worker = subprocess.Popen(
-        command, start_new_session=True, env={**os.environ, **(environment or {}), WORKER_VARIABLE: "1"}
-    )
+    worker = start_worker(arguments, {**os.environ, **(environment or {})}, started=_start_of(os.getpid()))
     requests = 0
 
     def pass_on(number: int, _frame: object) -> None:
         nonlocal requests
         requests += 1
+        if requests > 1:
+            end_group(worker.pid)
+            return
         with contextlib.suppress(ProcessLookupError):
-            if requests == 1:
-                os.kill(worker.pid, signal.SIGTERM)
-            else:
-                os.killpg(worker.pid, signal.SIGKILL)
+            os.kill(worker.pid, signal.SIGTERM)
 
     def pass_to_worker(number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -56,19 +78,23 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
     try:
         code = worker.wait()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
+        end_group(worker.pid)
     if requests and code < 0:
         return 130
     return code if code >= 0 else 128 - code
 
 
 def seconds_since_start() -> float:
-    """Return how long ago the command that a person typed was started, the start of its worker included."""
-    command = os.getppid() if is_worker() else os.getpid()
+    """Return how long ago this worker was wanted: when the command that a person typed, or a button, was started."""
+    started = os.environ.get(STARTED_VARIABLE)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (float(started) if started else _start_of(os.getpid()))
+
+
+def _start_of(process: int) -> float:
+    """Return when a process was started, in seconds of the boot clock."""
     # The fields follow the name, which stands in parentheses and may hold anything; the 20th of them is the start.
-    fields = Path(f"/proc/{command}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def guard_process_group() -> int:

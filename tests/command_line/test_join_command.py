@@ -166,20 +166,21 @@ def interrupted(training_material, tmp_path_factory):
     ) as auxiliary:
         wait_for_line(events / "assist", auxiliary, log / "assist")
         with started_command(training_material.hub, log / "join", *join, "--events", str(events / "join")) as trainer:
-            steps = wait_for_line(events / "join", trainer, log / "join")
+            wait_for_line(events / "join", trainer, log / "join")
             while wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"] < 1:
                 time.sleep(0.1)
             family = family_of(trainer.pid)
             names = [process.name() for process in family]
             codes["join"] = interrupt(trainer)
             left += still_alive(family)
+            lines = wait_for_line(events / "join", trainer, log / "join")
         family = family_of(auxiliary.pid)
         codes["assist"] = interrupt(auxiliary)
         left += still_alive(family)
     looks = wait_for_line(events / "assist", auxiliary, log / "assist")
     printed = {name: (log / name).read_text() for name in codes}
     return SimpleNamespace(
-        repository=repository, codes=codes, left=left, names=names, steps=steps, looks=looks, printed=printed
+        repository=repository, codes=codes, left=left, names=names, lines=lines, looks=looks, printed=printed
     )
 
 
@@ -187,7 +188,10 @@ def interrupted(training_material, tmp_path_factory):
 def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publishes_what_it_holds(
     training_material, interrupted
 ):
-    assert interrupted.steps[0]["ended_epoch"] and interrupted.steps[0]["was_used"]
+    entered, joined, *steps, left = interrupted.lines
+    assert entered["event"] == "entered" and (joined["username"], joined["num_epochs"]) == ("alice", 10_000)
+    assert steps and all(step["event"] == "step" and step["ended_epoch"] for step in steps)
+    assert steps[0]["was_used"] and left["num_samples"] >= steps[-1]["num_samples"] > 0
     assert "p2pd" in interrupted.names and interrupted.left == []
     assert set(interrupted.codes.values()) <= {0, 130}, interrupted.printed
     assert re.search(r"First gradient counted \d+ s after the start", interrupted.printed["join"])

@@ -1,5 +1,6 @@
 """Bundles of Spaces are self-contained: they run where the project is not installed."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,15 @@ def test_a_bundle_runs_in_a_fresh_interpreter_without_the_project(space, tmp_pat
         [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path / "bundle", capture_output=True, text=True, timeout=60
     )
     assert done.stdout == '[true, "fine"]\n', done.stderr
+
+
+def test_a_bundle_knows_the_version_of_the_project_that_it_holds(space, tmp_path):
+    bundle_folder(space, tmp_path / "bundle")
+    code = "import sys, importlib.metadata; sys.path.insert(0, '.'); print(importlib.metadata.version('dalle-collab'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path / "bundle", capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == importlib.metadata.version("dalle-collab"), done.stderr
 
 
 def test_bundling_again_replaces_the_bundle_as_a_whole(space, tmp_path):

@@ -1,17 +1,10 @@
 """A Space started from its bundle. A test file names its folder in `SPACE` and has a fixture `environment`."""
 
-import os
-import re
-import signal
-import subprocess
-import sys
-
 import gradio_client
 import pytest
+from space_process import started_space
 
 from hub_tools.space_bundling import bundle_folder
-
-ADDRESS = re.compile(r"Running on local URL:\s+(http://\S+)")
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +16,8 @@ def bundle(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(bundle, environment):
-    environment = {**environment, "GRADIO_ANALYTICS_ENABLED": "False", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "app.py"]
-    with subprocess.Popen(
-        command, cwd=bundle, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            found = next(filter(None, map(ADDRESS.search, iter(process.stdout.readline, ""))), None)
-            assert found is not None, f"the Space ended with exit code {process.wait()}"
-            yield found[1]
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
+    with started_space(bundle, environment) as (_, address):
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,40 @@
+"""Lines of JSON in which a command tells programs, the pages that start it among them, what it does."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class EventFile:
+    """Appends one JSON object per line to a file, which may be a pipe; without a path it does nothing."""
+
+    def __init__(
+        self, path: Path | None, *, step_seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._step_seconds, self._clock = path, step_seconds, clock
+        self._last_step = -math.inf
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append the values with the present time."""
+        if self._path is None:
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(values, time=time.time())) + "\n")
+
+    def write_report(self, report: Any) -> None:
+        """Append the fields of a dataclass."""
+        self.write(dataclasses.asdict(report))
+
+    def happened(self, event: str, /, **values: Any) -> None:
+        """Append what has happened, under the key `event`."""
+        self.write(dict(event=event, **values))
+
+    def step(self, report: Any) -> None:
+        """Append a trainer's report if it ends an epoch, or if the last line is `step_seconds` old."""
+        if report.ended_epoch or self._clock() - self._last_step >= self._step_seconds:
+            self._last_step = self._clock()
+            self.happened("step", **dataclasses.asdict(report))

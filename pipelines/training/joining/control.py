@@ -1,0 +1,42 @@
+"""Who may use a machine from a page: on the Hub only the owner of the Space, at home whoever sees the page. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """Whether a visitor may start and stop the trainer, and what to say if not."""
+
+    is_granted: bool
+    reason: str = ""
+    """Empty if it is granted."""
+
+
+def is_on_hub(environment: Mapping[str, str]) -> bool:
+    """Tell whether the program runs as a Space on the Hub."""
+    return bool(environment.get("SPACE_ID"))
+
+
+def owners_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the users to whom the Space belongs: those in OWNER, separated by commas, or its author."""
+    author = environment.get("SPACE_AUTHOR_NAME") or environment.get("SPACE_ID", "").partition("/")[0]
+    names = (environment.get("OWNER") or author).split(",")
+    return tuple(filter(None, (name.strip() for name in names)))
+
+
+def control_of(environment: Mapping[str, str], username: str | None) -> Control:
+    """Decide by the settings of the Space and the user that the Hub has signed in, None for nobody."""
+    if not is_on_hub(environment):
+        return Control(is_granted=True)
+    owners = owners_of(environment)
+    if username and username in owners:
+        return Control(is_granted=True)
+    # A Space of an organisation names in OWNER who may use its machine.
+    who = " or ".join(owners) or "the users named in the variable OWNER"
+    if not username:
+        return Control(is_granted=False, reason=f"Only {who} may use this machine. Sign in if that is you.")
+    return Control(
+        is_granted=False,
+        reason=f"You are {username}; only {who} may use this machine. Duplicate this Space to give one of your own.",
+    )

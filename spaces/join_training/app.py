@@ -1,0 +1,152 @@
+"""A Space that gives the machine on which it runs to a collaborative training run."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import gradio as gr
+from huggingface_hub import get_token
+
+import pipelines.command_line.main  # noqa: F401 - the trainer that is started is this program, so it has to be bundled
+from hub_tools.endpoint import prepare_hub_client
+from hub_tools.one_line_errors import explain_error
+from pipelines.page_style import PAGE_STYLE
+from pipelines.training.joining import join_view
+from pipelines.training.joining.control import control_of, is_on_hub
+from pipelines.training.joining.join_session import JoinSession
+from pipelines.training.joining.join_settings import JoinSettings, hosts_from
+from pipelines.training.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
+
+INTRODUCTION = """# Give this machine to a training run
+Many machines train one model together. This one computes gradients for as long as you like; the others
+do not wait for it, and it may leave at any time."""
+LAYOUT = """
+.gradio-container { --button-cancel-background-fill: #b42318; --button-cancel-background-fill-hover: #8f1b12;
+  --button-cancel-border-color: #b42318; --button-cancel-text-color: #ffffff; }
+.part, .part > *, .part .html-container { padding: 0 !important; }
+#log textarea { font-family: ui-monospace, monospace; font-size: 0.8rem; line-height: 1.45; }
+"""
+DEVICES = ["auto", "cpu", "cuda"]
+
+
+def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.Blocks:
+    """Return the page; the session outlives all visits to it."""
+    on_hub, hosts = is_on_hub(environment), hosts_from(environment)
+
+    def show(seen: list[object], profile: gr.OAuthProfile | None) -> list[object]:
+        view, control = session.view(), control_of(environment, profile and profile.username)
+        may, rests = control.is_granted, view.phase in join_view.RESTING
+        parts = state_html(view, time.time()), contribution_html(view), checks_html(view), notice_html(control.reason)
+        shown = [
+            *(dict(value=html, visible=bool(html)) for html in parts),
+            dict(value="\n".join(view.lines)),
+            dict(interactive=may and not view.is_alive and not view.is_checking),
+            dict(interactive=may and not view.is_alive),
+            dict(value="Go on" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
+            dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
+        ]
+        # What a visitor has opened or marked in a part stays as it is until the part changes.
+        known = seen or [None] * len(shown)
+        news = [gr.skip() if new == old else gr.update(**new) for new, old in zip(shown, known, strict=True)]
+        return [gr.skip() if shown == seen else shown, *news]
+
+    def press(act: Callable[[], None], profile: gr.OAuthProfile | None) -> object:
+        """Do what a button says if the visitor may; return what there is to say about it."""
+        control = control_of(environment, profile and profile.username)
+        said = control.reason
+        try:
+            if control.is_granted:
+                act()
+        except (ValueError, OSError) as error:
+            said = explain_error(error)
+        return gr.update(value=notice_html(said), visible=bool(said))
+
+    def with_settings(act: Callable[[JoinSettings, str | None], None]) -> Callable[..., object]:
+        def pressed(
+            run: str,
+            micro_batch: str,
+            device: str,
+            hours: float,
+            upload: float,
+            client_mode: bool,
+            profile: gr.OAuthProfile | None,
+            token: gr.OAuthToken | None,
+        ) -> object:
+            fields = run, micro_batch, device, hours, upload, client_mode
+            own_token = get_token() or (token.token if token is not None and on_hub else None)
+            return press(lambda: act(JoinSettings.from_fields(*fields, host_addresses=hosts), own_token), profile)
+
+        return pressed
+
+    def on_pause(profile: gr.OAuthProfile | None) -> object:
+        return press(session.resume if session.view().phase in join_view.RESTING else session.pause, profile)
+
+    def on_stop(profile: gr.OAuthProfile | None) -> object:
+        return press(session.stop, profile)
+
+    with gr.Blocks(title="Join the training") as interface:
+        gr.Markdown(INTRODUCTION)
+        seen = gr.State([])
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                if on_hub:
+                    gr.LoginButton()
+                visitor = gr.HTML(visible=False, elem_classes="part")
+                fields = _fields(environment.get("RUN", ""), on_hub)
+                with gr.Row():
+                    check_button = gr.Button("Check machine", interactive=False, min_width=120)
+                    start_button = gr.Button("Start", variant="primary", interactive=False, min_width=120)
+                with gr.Row():
+                    pause_button = gr.Button("Pause", interactive=False, min_width=120)
+                    stop_button = gr.Button("Stop", variant="stop", interactive=False, min_width=120)
+                notice = gr.HTML(visible=False, elem_classes="part")
+            with gr.Column(scale=3, min_width=300):
+                state = gr.HTML(elem_classes="part")
+                contribution = gr.HTML(visible=False, elem_classes="part")
+                checks = gr.HTML(visible=False, elem_classes="part")
+                with gr.Accordion("What the trainer says", open=False):
+                    log = gr.Textbox(
+                        label="Log", lines=8, max_lines=14, interactive=False, autoscroll=True, elem_id="log"
+                    )
+        quiet = dict(show_progress="hidden", concurrency_limit=16, api_name=False)
+        buttons = [check_button, start_button, pause_button, stop_button]
+        gr.on(
+            [interface.load, gr.Timer(1.0).tick],
+            show,
+            [seen],
+            [seen, state, contribution, checks, visitor, log, *buttons],
+            **quiet,
+        )
+        check_button.click(with_settings(session.check), fields, [notice], **quiet)
+        start_button.click(with_settings(session.start), fields, [notice], **quiet)
+        pause_button.click(on_pause, None, [notice], **quiet)
+        stop_button.click(on_stop, None, [notice], **quiet)
+    return interface
+
+
+def _fields(run: str, on_hub: bool) -> list[gr.components.Component]:
+    """Return the settings in the order of `JoinSettings.from_fields`."""
+    repository = gr.Textbox(run, label="Run", placeholder="ORG/RUN", max_lines=1, interactive=not run)
+    with gr.Accordion("Limits", open=False):
+        return [
+            repository,
+            gr.Textbox("auto", label="Micro-batch (samples; auto: found by trying)", max_lines=1),
+            gr.Dropdown(DEVICES, value="auto", label="Device", allow_custom_value=True),
+            gr.Number(0, label="Leave after (hours; 0: stay)", minimum=0),
+            gr.Number(0, label="Upload at most (Mbit/s; 0: no limit)", minimum=0),
+            gr.Checkbox(on_hub, label="Others cannot call this machine (firewall, Space)"),
+        ]
+
+
+def main() -> None:
+    """Start the Space with the settings of the environment; the trainer ends with it."""
+    prepare_hub_client()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with JoinSession() as session:
+        build_interface(session, os.environ).queue(max_size=64).launch(css=PAGE_STYLE + STYLE + LAYOUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The joining Space starts from its bundle and gives this machine to a run that is alive on the embedded Hub."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from assistants import Assistant, assistant
+from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from notebooks import executed, outputs_of
+from published_runs import LOOPBACK, command_environment, started_command
+from space_process import started_space
+
+SPACE = Path(__file__).parents[2] / "spaces" / "join_training"
+RUN = "org/joined-from-a-page"
+PATIENCE = 120_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A run with its auxiliary peer, and one peer that rests until it is called back."""
+
+    auxiliary: Assistant
+    peer: subprocess.Popen
+
+    @contextlib.contextmanager
+    def peer_at_work(self):
+        self.peer.send_signal(signal.SIGUSR2)
+        try:
+            yield
+        finally:
+            self.peer.send_signal(signal.SIGUSR1)
+
+
+@pytest.fixture(scope="module")
+def live_run(training_material, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("live")
+    training_material.create_run(RUN)
+    hub = training_material.hub
+    join = ("join", RUN, "--host", LOOPBACK, "--micro-batch-size", "4", "--shuffle-buffer", "64", "--cpu-threads", "1")
+    with assistant(hub, RUN, folder, "aux") as auxiliary:
+        auxiliary.wait_until(lambda look: True, "ready")
+        with started_command(hub, folder / "peer.log", *join) as peer:
+            auxiliary.wait_until(lambda look: look["num_trainers"] == 1, "hearing of the peer")
+            peer.send_signal(signal.SIGUSR1)
+            yield LiveRun(auxiliary, peer)
+
+
+@pytest.fixture(scope="module")
+def token_of_alice(hub):
+    return hub.alice_token
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Return the folder for all that the Space writes outside its own."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def environment(hub, home):
+    """At home, without a run's name."""
+    inherited = {name: value for name, value in command_environment(hub, hub.alice_token).items() if name != "RUN"}
+    return {**inherited, "HOST": LOOPBACK, "TMPDIR": str(home), "HF_HOME": str(home / "hub")}
+
+
+@pytest.fixture(scope="module")
+def environment_on_the_hub(environment):
+    return {**environment, "SPACE_ID": "alice/join", "SPACE_AUTHOR_NAME": "alice", "RUN": RUN}
+
+
+def press(page, name):
+    button = page.get_by_role("button", name=name, exact=True)
+    button.click()
+
+
+def wait_for_state(page, phase):
+    page.locator(f".join .state.{phase}").wait_for(timeout=PATIENCE)
+
+
+def samples_on(page):
+    return int(page.locator(".join .tiles dd").first.inner_text().replace(",", ""))
+
+
+def trainers_of(space):
+    return [child for child in psutil.Process(space.pid).children() if "join" in child.cmdline()]
+
+
+def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
+    files = {str(path.relative_to(bundle)) for path in bundle.rglob("*")}
+    assert {"app.py", "pipelines/command_line/main.py", "pipelines/training/training_peer.py"} <= files
+    assert [name for name in files if re.fullmatch(r"dalle_collab-[\d.]+\.dist-info/METADATA", name)]
+    assert not [name for name in files if name.startswith(("tests", "spaces"))]
+
+
+@needs_browser
+def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
+    bundle, environment_on_the_hub, live_run, token_of_alice, home, tmp_path
+):
+    with (
+        started_space(bundle, environment_on_the_hub) as (space, address),
+        watched_page(address) as page,
+    ):
+        seen_urls = []
+        page.on("request", lambda request: seen_urls.append(request.url))
+        page.get_by_text("Only alice may use this machine.").wait_for(timeout=PATIENCE)
+        assert page.get_by_role("button", name="Start", exact=True).is_disabled()
+        take_picture(page, "join_visitor", tmp_path)
+        page.get_by_role("button", name="Sign in with Hugging Face").click()
+        page.get_by_role("button", name="Logout (alice)").wait_for(timeout=PATIENCE)
+        page.get_by_role("button", name="Limits").click()
+        page.get_by_label("Micro-batch").fill("4")
+        take_picture(page, "join_ready", tmp_path)
+        assert serious_findings(page) == []
+
+        press(page, "Check machine")
+        wait_for_state(page, "checking")
+        page.locator(".join .checks li").first.wait_for(timeout=PATIENCE)
+        take_picture(page, "join_checking", tmp_path)
+        page.get_by_text(re.compile("Nothing stands in the way|checks? fail")).wait_for(timeout=PATIENCE)
+        assert page.locator(".join .checks li.fail").count() == 0, page.locator(".join .checks").inner_text()
+        assert page.locator(".join .checks li").count() > 8
+        take_picture(page, "join_checked", tmp_path)
+
+        page.get_by_role("button", name="Start", exact=True).dblclick()
+        wait_for_state(page, "training")
+        assert len(trainers_of(space)) == 1
+        arguments = [word for child in psutil.Process(space.pid).children(recursive=True) for word in child.cmdline()]
+        with live_run.peer_at_work():
+            live_run.auxiliary.wait_until(
+                lambda look: look["num_trainers"] == 2 and look["summary"] and look["summary"]["num_peers"] == 2,
+                "hearing of the page's samples", after=len(live_run.auxiliary.looks()),
+            )  # fmt: skip
+        page.wait_for_function("document.querySelector('.join .speed polyline') !== null", timeout=PATIENCE)
+        take_picture(page, "join_training", tmp_path)
+        assert serious_findings(page) == []
+
+        page.emulate_media(color_scheme="dark")
+        page.goto(f"{address}?__theme=dark")
+        width, height = SIZES["phone"]
+        page.set_viewport_size(dict(width=width, height=height))
+        wait_for_state(page, "training")
+        take_picture(page, "join_training_dark", tmp_path)
+        assert serious_findings(page) == []
+        press(page, "Pause")
+        wait_for_state(page, "paused")
+        rested = samples_on(page)
+        take_picture(page, "join_paused_dark", tmp_path)
+        page.emulate_media(color_scheme="light")
+        page.goto(address)
+        wait_for_state(page, "paused")
+        other = page.context.browser.new_page()
+        other.goto(address)
+        other.locator(".join .state.paused").wait_for(timeout=PATIENCE)
+        assert other.get_by_role("button", name="Stop", exact=True).is_disabled()
+        other.close()
+        press(page, "Go on")
+        wait_for_state(page, "training")
+        page.wait_for_function(
+            "least => +document.querySelector('.join .tiles dd').innerText.replace(',', '') > least",
+            arg=rested, timeout=PATIENCE,
+        )  # fmt: skip
+        take_picture(page, "join_training", tmp_path)
+        press(page, "Stop")
+        wait_for_state(page, "stopped")
+        page.get_by_role("button", name="What the trainer says").click()
+        page.get_by_label("Log").wait_for()
+        said = page.get_by_label("Log").input_value()
+        assert "Left org/joined-from-a-page: contributed" in said
+        take_picture(page, "join_stopped", tmp_path)
+        assert psutil.Process(space.pid).children(recursive=True) == []
+
+        shown = page.content() + said + "\n".join(seen_urls) + "\n".join(arguments)
+        assert token_of_alice not in shown
+    written = [path for folder in (home, bundle) for path in folder.rglob("*") if path.is_file()]
+    assert written and [path for path in written if token_of_alice.encode() in path.read_bytes()] == []
+
+
+@needs_browser
+def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):
+    with started_space(bundle, environment) as (space, address):
+        with watched_page(address, "phone") as page:
+            wait_for_state(page, "idle")
+            press(page, "Start")
+            page.get_by_text("No run is named. Write its name on the Hub: ORG/RUN.").wait_for(timeout=PATIENCE)
+            page.get_by_label("Run", exact=True).fill("<b>birds</b>")
+            press(page, "Start")
+            page.get_by_text("'<b>birds</b>' is no name of a run.").wait_for(timeout=PATIENCE)
+            page.get_by_label("Run", exact=True).fill("org/no-such-run")
+            press(page, "Start")
+            wait_for_state(page, "failed")
+            page.get_by_text("There is no model repository org/no-such-run").first.wait_for(timeout=PATIENCE)
+            take_picture(page, "join_failed", tmp_path)
+            assert serious_findings(page) == []
+            page.get_by_label("Run", exact=True).fill(RUN)
+            press(page, "Start")
+            wait_for_state(page, "starting")
+        family = psutil.Process(space.pid).children(recursive=True)
+        assert len(family) >= 2  # the trainer and the guard of its group
+        os.kill(space.pid, signal.SIGTERM)
+        assert psutil.wait_procs(family, timeout=20)[1] == []
+        assert space.wait(20) == 0
+
+
+def test_the_notebook_checks_joins_and_leaves(environment, live_run, token_of_alice, tmp_path):
+    limits = dict(RUN=RUN, MICRO_BATCH="4", MAX_EPOCHS="2", DEVICE="cpu")
+    notebook = executed(SPACE / "join_training.ipynb", {**environment, **limits}, tmp_path)
+    checks, joined, log, left = outputs_of(notebook)[-4:]
+    assert "Nothing stands in the way" in checks
+    assert "Finished</h2>" in joined, log
+    assert "Contributed" in joined
+    assert f"Left {RUN}: contributed" in log
+    assert re.search(r"Contributed [\d,]+ samples. Thank you.", left) and "Contributed 0 samples" not in left
+    assert token_of_alice not in nbformat.writes(notebook)
