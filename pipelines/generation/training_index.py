@@ -163,13 +163,19 @@ def nearest_records(
     """
     best: list[list[tuple[float, tuple[int, int]]]] = [[] for _ in queries]
     for part, start, embeddings in chunks:
-        similarities = queries.astype(np.float32) @ embeddings.astype(np.float32).T  # (query, record)
+        similarities = (_unit(queries) @ _unit(embeddings).T).clip(-1, 1)  # (query, record)
         number = min(num_neighbours, similarities.shape[1])
         columns = np.argpartition(-similarities, number - 1, axis=1)[:, :number]
         for query, row in enumerate(columns):
             found = [(float(similarities[query, column]), (part, start + int(column))) for column in row]
             best[query] = heapq.nsmallest(num_neighbours, best[query] + found, key=lambda hit: (-hit[0], hit[1]))
     return best
+
+
+def _unit(embeddings: np.ndarray) -> np.ndarray:
+    """Return embeddings in float32 at length 1, which float16 numbers miss by a little."""
+    embeddings = embeddings.astype(np.float32)
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
 
 def part_chunks(folder: Path, part: IndexPart, name: str, number: int) -> Iterator[tuple[int, int, np.ndarray]]:

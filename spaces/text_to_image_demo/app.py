@@ -241,13 +241,8 @@ def _wire_opening(
     interface.load(open_link, None, [*inputs, message], **quiet).then(
         list_checkpoints, [message], [checkpoint, message], **quiet
     )
-    gr.on(
-        [interface.load, candidates.change, guidance.change, drawing.success],
-        tell_speed,
-        [candidates, guidance],
-        [speed],
-        **quiet,
-    )
+    for listen in (interface.load, candidates.change, guidance.change, drawing.success):
+        listen(tell_speed, [candidates, guidance], [speed], **quiet)
 
 
 def _show_details(shown: Shown | None, request: gr.Request) -> list[Any]:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
@@ -13,7 +14,7 @@ from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.progressive_drawing import Drawing, draw_progressively
-from pipelines.generation.seen_in_training import OpenedIndex, look_up
+from pipelines.generation.seen_in_training import OpenedIndex, SeenInTraining, TrainingPicture, look_up
 from pipelines.generation.training_index import (
     INDEX_FILE,
     PROBE_CAPTION,
@@ -101,14 +102,31 @@ def test_the_nearest_are_those_that_comparing_with_all_records_finds(built, reco
                 assert neighbour.similarity == pytest.approx(row[number], abs=1e-5)
 
 
-def test_a_record_is_its_own_nearest_and_says_how_near_others_are(built, records, codec, reranker):
-    index = TrainingIndex.load(built[0])
-    pictures = reranker.image_embeddings(codec.decode(torch.from_numpy(records[1]).long())).half().float().numpy()
-    similarities = pictures @ pictures.T
-    second = np.sort(similarities, axis=1)[:, -2]
-    assert index.typical_similarity == pytest.approx(float(np.median(second)), abs=1e-4)
-    (found,) = index.nearest_pictures(pictures[40:41], 1)
-    assert np.array_equal(found[0].image_codes, records[1][40]) and found[0].similarity == pytest.approx(1, abs=2e-3)
+def test_the_nearest_of_many_chunks_are_exact_and_the_earlier_of_equal_ones_comes_first():
+    random = np.random.default_rng(1)
+    embeddings = random.normal(size=(500, 8))
+    embeddings[300] = embeddings[20]
+    embeddings = (embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)).astype(np.float16)
+    queries = np.concatenate([embeddings[20:21], random.normal(size=(6, 8))])
+    chunks = [
+        (0, 0, embeddings[:7]),
+        (0, 7, embeddings[7:150]),
+        (1, 0, embeddings[150:299]),
+        (1, 149, embeddings[299:]),
+    ]
+    units = embeddings.astype(np.float64) / np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
+    similarities = queries / np.linalg.norm(queries, axis=1, keepdims=True) @ units.T
+    for found, row in zip(nearest_records(iter(chunks), queries, 9), similarities, strict=True):
+        expected = np.argsort(-row, kind="stable")[:9]
+        assert [part * 150 + place for _, (part, place) in found] == expected.tolist()
+        np.testing.assert_allclose([similarity for similarity, _ in found], row[expected], atol=1e-6)
+
+
+def test_the_index_knows_how_near_training_pictures_are_to_each_other(built, records, codec, reranker):
+    pictures = reranker.image_embeddings(codec.decode(torch.from_numpy(records[1]).long())).half().double().numpy()
+    pictures /= np.linalg.norm(pictures, axis=1, keepdims=True)
+    second = np.sort(pictures @ pictures.T, axis=1)[:, -2]
+    assert TrainingIndex.load(built[0]).typical_similarity == pytest.approx(float(np.median(second)), abs=1e-6)
 
 
 def test_more_neighbours_than_records_are_all_records(built, reranker):
@@ -237,7 +255,7 @@ def test_a_damaged_missing_or_foreign_index_is_refused(copied, tmp_path):
         TrainingIndex.load("nowhere")
 
 
-def test_training_pictures_lie_beside_a_drawing_and_a_copy_is_named(built, tiny_run, records):
+def test_training_pictures_lie_beside_a_drawing(built, tiny_run):
     bundle = load_text_to_image(tiny_run)
     drawing = list(draw_progressively(bundle, "a red star", GenerationOptions(num_candidates=3, keep=2)))[-1]
     assert isinstance(drawing, Drawing)
@@ -246,9 +264,21 @@ def test_training_pictures_lie_beside_a_drawing_and_a_copy_is_named(built, tiny_
     assert opened.get() is opened.get()
     assert [len(row) for row in seen.beside] == [3, 3] and len(seen.by_caption) == len(seen.by_picture) == 4
     assert all(picture.image.size == (16, 16) for picture in seen.by_picture)
-    copy = bundle.codec.decode(torch.from_numpy(records[1][:1]).long())
-    embeddings = np.stack([bundle.reranker.image_embeddings(copy)[0].numpy(), -drawing.picture_embeddings[0]])
-    object.__setattr__(drawing, "picture_embeddings", embeddings)
-    seen = look_up(opened.get(), bundle, drawing)
-    assert seen.beside[0][0].caption == records[0][0]
-    assert seen.sentence().endswith("Result 1 is nearer to a training picture than that: it may be from memory.")
+
+
+@pytest.mark.parametrize(
+    ("nearest", "words"),
+    [
+        ((0.7, 0.8), "No result is nearer to the training data than that: none looks copied."),
+        ((0.7, 0.95), "Result 2 is nearer to a training picture than that: it may be from memory."),
+        ((0.99, 0.95), "Results 1 and 2 are nearer to training pictures than that: they may be from memory."),
+    ],
+)
+def test_a_result_that_is_nearer_than_training_pictures_are_to_each_other_is_named(nearest, words):
+    picture = Image.new("RGB", (1, 1))
+    beside = [[TrainingPicture(image=picture, similarity=value, caption="a")] for value in nearest]
+    seen = SeenInTraining(
+        by_caption=[], by_picture=[], beside=beside, typical_similarity=0.9, num_records=1200, every=10
+    )
+    assert seen.sentence().startswith("Looked at 1,200 training records (one in 10 of the dataset).")
+    assert seen.sentence().endswith(words)
