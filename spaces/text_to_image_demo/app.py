@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import gradio as gr
-from PIL import Image
+from PIL import ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.generation.drawing_desk import DrawingDesk, Shown, beside_results, with_words
@@ -24,9 +24,13 @@ from pipelines.page_style import PAGE_STYLE
 
 GPU_SECONDS = 120
 LARGEST_UPLOAD = "20mb"
+PREVIEW_SIDE = 256
 EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
 STYLE = """
 #drawn .caption-label, #seen .caption-label { white-space: normal; overflow-wrap: anywhere; text-overflow: clip; }
+@media (max-width: 640px) {
+  #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
+}
 """
 NAMES = ("prompt", "candidates", "keep", "top_k", "top_p", "temperature", "seed", "guidance", "checkpoint")
 """Fields of `DrawingRequest` in the order of the page's inputs, which is the order of the program's too."""
@@ -184,11 +188,11 @@ def _wire_drawing(
         temperature: float,
         seed: float,
         guidance: float = 1.0,
-        checkpoint: str = NEWEST,
+        checkpoint: str | None = NEWEST,
         picture: str | None = None,
         rows: float = 0,
     ) -> Iterator[tuple[Any, str, Shown]]:
-        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint)
+        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint or NEWEST)
         for shown in desk.draw(dict(zip(NAMES, values, strict=True)), picture, rows):
             yield gr.skip() if shown.pictures is None else shown.pictures, shown.message, shown
 
@@ -266,10 +270,10 @@ def _show_upload(path: str | None) -> tuple[Any, Any]:
     if path is None:
         return gr.update(value=None, visible=False), gr.update(visible=False)
     try:
-        picture: Image.Image = read_picture(path)
+        square = ImageOps.fit(read_picture(path), (PREVIEW_SIDE, PREVIEW_SIDE))
     except (ValueError, OSError) as error:
         return gr.update(value=None, visible=False), gr.update(value=str(error), visible=True)
-    return gr.update(value=picture, visible=True), gr.update(visible=False)
+    return gr.update(value=square, visible=True), gr.update(visible=False)
 
 
 def _default_candidates(settings: SpaceSettings) -> int:

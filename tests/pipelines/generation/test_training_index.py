@@ -21,6 +21,7 @@ from pipelines.generation.training_index import (
     TrainingIndex,
     TrainingIndexError,
     file_digest,
+    nearest_records,
 )
 from pipelines.generation.training_index_building import build_training_index
 from pipelines.image_codes.dataset_shards import find_dataset
