@@ -59,7 +59,7 @@ def find_dataset(folder_or_repository: str, revision: str | None = None) -> Shar
             )
         shards = [DatasetShard(name=str(path.relative_to(folder)), num_bytes=path.stat().st_size) for path in paths]
         return ShardedDataset(name=str(folder), revision=None, shards=tuple(shards))
-    if folder_or_repository.count("/") != 1 or folder.is_absolute():
+    if folder_or_repository.count("/") != 1 or folder_or_repository.startswith((".", "/", "~")):
         raise ValueError(
             f"There is no folder {folder_or_repository}. Expected a folder of shards or a dataset ORG/NAME."
         )

@@ -27,6 +27,8 @@ LARGEST_UPLOAD = "20mb"
 PREVIEW_SIDE = 256
 EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
 STYLE = """
+#drawn .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
+#drawn .grid-container, #seen .grid-container { padding-top: var(--size-6); }
 #drawn .caption-label, #seen .caption-label { white-space: normal; overflow-wrap: anywhere; text-overflow: clip; }
 @media (max-width: 640px) {
   #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
@@ -101,7 +103,12 @@ def build_interface(settings: SpaceSettings) -> gr.Blocks:
                     buttons=["download", "fullscreen"],
                 )  # fmt: skip
                 link = gr.Textbox(
-                    label="Link to these pictures", interactive=False, buttons=["copy"], visible=False, max_lines=3
+                    label="Link to these pictures",
+                    interactive=False,
+                    buttons=["copy"],
+                    visible=False,
+                    max_lines=3,
+                    elem_id="link",
                 )
         seen = _build_seen(settings)
         last = gr.State(None)
@@ -122,8 +129,8 @@ def _build_inputs(settings: SpaceSettings) -> tuple[list[gr.components.Component
     most = settings.max_candidates
     prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", lines=1, max_lines=4)
     with gr.Row():
-        draw_button = gr.Button("Draw", variant="primary")
-        stop_button = gr.Button("Stop")
+        draw_button = gr.Button("Draw", variant="primary", min_width=120)
+        stop_button = gr.Button("Stop", min_width=120)
     if settings.examples:
         gr.Examples([[example] for example in settings.examples], [prompt], label="Prompts to try")
     candidates = gr.Slider(1, most, value=_default_candidates(settings), step=1, label="Candidates")

@@ -218,9 +218,9 @@ def test_long_prompts_in_any_script_are_drawn(client):
 
 
 def test_impatient_visitors_are_told_that_the_queue_is_full_and_the_space_goes_on(client):
-    jobs = [client.submit("a red star", 8, 2, 8, 1.0, 1.0, seed, api_name="/draw") for seed in range(200)]
+    jobs = [client.submit("a red star", 8, 2, 8, 1.0, 1.0, seed, api_name="/draw") for seed in range(60)]
     errors = [error for job in jobs if (error := job.exception(timeout=120)) is not None]
-    assert 0 < len(errors) < 200
+    assert 0 < len(errors) < 60
     assert {type(error).__name__ for error in errors} == {"QueueError"}
     assert len(draw(client)[0]) == 2
 
@@ -275,7 +275,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         page.get_by_text(re.compile(r"8 candidates will take about \d+ s here \(cpu\)")).wait_for()
         take_picture(page, "text_to_image_demo", tmp_path)
         assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []  # of Gradio's gallery
-        first, link = drawn_files(page), page.get_by_label("Link to these pictures").input_value()
+        first, link = drawn_files(page), page.locator("#link textarea").input_value()
         page.goto(f"{link}&__theme=dark")
         wait_for_status(page, r"^The link's prompt and settings are filled in: press Draw.")
         assert page.get_by_label("Prompt", exact=True).input_value() == "a red star <b>bold</b>"
