@@ -62,7 +62,7 @@ class SeenInTraining:
             f"at {self.typical_similarity:.2f} (median; 1.00 is the same)."
         )
         if not close:
-            return f"{measure} No result is nearer to the training data than that: none looks copied."
+            return f"{measure} No result is nearer to the training data than that: nothing here points to a copy."
         if len(close) == 1:
             return f"{measure} Result {close[0]} is nearer to a training picture than that: it may be from memory."
         named = f"{', '.join(close[:-1])} and {close[-1]}"

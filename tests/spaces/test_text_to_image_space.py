@@ -285,8 +285,14 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         take_picture(page, "text_to_image_dark", tmp_path)
         assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []
         complete_a_picture(page, tmp_path)
+        page.get_by_label("Checkpoint").click()
+        page.get_by_role("option", name="epoch 7").click()
+        press_draw(page)
+        wait_for_status(page, r"Drawn by epoch 7 \(commit")
         press_draw(page, "  ")
         wait_for_status(page, r"is empty: say what the pictures should show")
+        page.get_by_role("button", name="Stop", exact=True).click()
+        wait_for_status(page, r"^Stopped.$")
         page.goto(f"{address}?prompt=a&candidates=many")
         wait_for_status(page, r"^The link cannot be used. candidates is 'many', expected a whole number.")
 
@@ -298,7 +304,7 @@ def complete_a_picture(page, tmp_path):
     page.locator("input[type=file]").set_input_files(tmp_path / "notes.png")
     page.get_by_label("What is wrong with it").wait_for()
     assert "notes.png is not a picture" in page.get_by_label("What is wrong with it").input_value()
-    page.get_by_label("Remove this file").click()
+    page.get_by_label("Clear", exact=True).click()
     page.locator("input[type=file]").set_input_files(tmp_path / "fractal.png")
     page.get_by_alt_text("The picture that is to be completed").wait_for()
     page.get_by_label("Rows of codes to keep (0: half)").fill("3")
