@@ -29,7 +29,9 @@ EXAMPLES = "a large red circle on a white background|aerial view of the beach du
 STYLE = """
 #drawn .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
 #drawn .grid-container, #seen .grid-container { padding-top: var(--size-6); }
-#drawn .caption-label, #seen .caption-label { white-space: normal; overflow-wrap: anywhere; text-overflow: clip; }
+#drawn .caption-label, #seen .caption-label {
+  white-space: normal; overflow-wrap: anywhere; display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
+}
 @media (max-width: 640px) {
   #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
 }
@@ -134,12 +136,12 @@ def _build_inputs(settings: SpaceSettings) -> tuple[list[gr.components.Component
     if settings.examples:
         gr.Examples([[example] for example in settings.examples], [prompt], label="Prompts to try")
     candidates = gr.Slider(1, most, value=_default_candidates(settings), step=1, label="Candidates")
-    keep = gr.Slider(1, min(16, most), value=min(4, most), step=1, label="Keep")
-    checkpoint = gr.Dropdown(
-        [(NEWEST, NEWEST)], value=NEWEST, label="Checkpoint", allow_custom_value=True,
-        info="newest, an epoch, or the 40 digits of a commit",
-    )  # fmt: skip
-    with gr.Accordion("More settings", open=False):
+    with gr.Accordion("Checkpoint and settings", open=False):
+        checkpoint = gr.Dropdown(
+            [(NEWEST, NEWEST)], value=NEWEST, label="Checkpoint", allow_custom_value=True,
+            info="newest, an epoch, or the 40 digits of a commit",
+        )  # fmt: skip
+        keep = gr.Slider(1, min(16, most), value=min(4, most), step=1, label="Keep")
         top_k = gr.Number(256, label="Top-k (0: all codes)", precision=0)
         top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top-p")
         temperature = gr.Slider(0.0, 2.0, value=1.0, step=0.05, label="Temperature")

@@ -285,7 +285,8 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         take_picture(page, "text_to_image_dark", tmp_path)
         assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []
         complete_a_picture(page, tmp_path)
-        page.get_by_label("Checkpoint").click()
+        page.get_by_role("button", name="Checkpoint and settings").click()
+        page.get_by_label("Checkpoint", exact=True).click()
         page.get_by_role("option", name="epoch 7").click()
         press_draw(page)
         wait_for_status(page, r"Drawn by epoch 7 \(commit")
