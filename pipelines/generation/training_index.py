@@ -42,7 +42,7 @@ class IndexSettings:
     """What an index was made from."""
 
     dataset: str
-    """Folder or repository of image codes."""
+    """Repository of image codes, or a folder's name without its path."""
     dataset_revision: str | None
     """Its commit; None for a folder."""
     every: int

@@ -3,7 +3,7 @@
 Shard by shard, so that a stopped build goes on where it was and ends with the same files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def build_training_index(
     *,
     every: int = 1,
     batch_size: int = 64,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda stage, done, total, detail: None,
 ) -> IndexReport:
     """Write the index of a dataset into `output`; one that was stopped goes on, and ends the same to the byte.
 
@@ -92,6 +92,14 @@ def build_training_index(
     if every < 1 or batch_size < 1:
         raise ValueError(f"every is {every} and batch_size {batch_size}, expected at least 1.")
     settings = _settings(dataset, codec, reranker, every)
+    writer = _PartWriter(
+        codec=codec,
+        reranker=reranker,
+        settings=settings,
+        output=output,
+        batch_size=batch_size,
+        on_progress=on_progress,
+    )
     known = {part.shard: part for part in _earlier_parts(output, settings)}
     output.mkdir(parents=True, exist_ok=True)
     num_kept, num_records = 0, 0
@@ -100,12 +108,12 @@ def build_training_index(
         if part is not None and _is_of(part, name, shard) and _is_whole(output, part, settings):
             num_kept += 1
         else:
-            part = _build_part(dataset, shard, name, codec, reranker, output, settings, batch_size)
-            known[shard.name] = part
+            with dataset.local_copy(shard) as path:
+                part = known[shard.name] = writer.write(name, shard, path)
+            check_part(output, part, settings)  # a CLIP with damaged weights is found here, not on the page
             _write_text(output / INDEX_FILE, index_text(settings, _in_order(known, dataset), None))
         num_records += part.num_records
-        if on_progress is not None:
-            on_progress("indexing", number + 1, len(dataset.shards), f"shards, {num_records:,} records")
+        on_progress("indexing", number + 1, len(dataset.shards), f"shards, {num_records:,} records")
     parts = _in_order(known, dataset)
     if num_records == 0:
         raise ValueError(f"Dataset {dataset.name} has no records. Check it: dalle-collab data verify FOLDER")
@@ -132,14 +140,18 @@ def _is_of(part: IndexPart, name: str, shard: DatasetShard) -> bool:
 
 def _card(dataset: ShardedDataset, num_records: int) -> str:
     revision = f" at `{dataset.revision[:12]}`" if dataset.revision else ""
-    name = dataset.name if dataset.revision else Path(dataset.name).name
-    return CARD.format(dataset=name, num_records=num_records, revision=revision)
+    return CARD.format(dataset=_name_of(dataset), num_records=num_records, revision=revision)
+
+
+def _name_of(dataset: ShardedDataset) -> str:
+    # Where a folder lies on somebody's disk is nobody's business once the index is published.
+    return dataset.name if dataset.revision else Path(dataset.name).resolve().name
 
 
 def _settings(dataset: ShardedDataset, codec: VQGANCodec, reranker: ClipReranker, every: int) -> IndexSettings:
     probe = reranker.text_embeddings([PROBE_CAPTION])[0].float().cpu().numpy()
     return IndexSettings(
-        dataset=dataset.name,
+        dataset=_name_of(dataset),
         dataset_revision=dataset.revision,
         every=every,
         codec_fingerprint=codec.fingerprint,
@@ -178,40 +190,47 @@ def _is_whole(output: Path, part: IndexPart, settings: IndexSettings) -> bool:
     return True
 
 
-def _build_part(
-    dataset: ShardedDataset,
-    shard: DatasetShard,
-    name: str,
-    codec: VQGANCodec,
-    reranker: ClipReranker,
-    output: Path,
-    settings: IndexSettings,
-    batch_size: int,
-) -> IndexPart:
-    with dataset.local_copy(shard) as path:
-        captions, image_codes = _read_shard(path, settings)
-    embeddings = [
-        _embed(captions[start : start + batch_size], image_codes[start : start + batch_size], codec, reranker)
-        for start in range(0, len(captions), batch_size)
-    ]
-    empty = np.empty((0, len(settings.clip_probe)), np.float16)
-    tensors = {
-        CAPTION_EMBEDDINGS: np.concatenate([empty, *(caption for caption, _ in embeddings)]),
-        PICTURE_EMBEDDINGS: np.concatenate([empty, *(picture for _, picture in embeddings)]),
-        IMAGE_CODES: image_codes,
-    }
-    digests = {}
-    for ending, write in (
-        (".safetensors", lambda target: save_file(tensors, target)),
-        (".parquet", lambda target: pq.write_table(pa.table({"caption": pa.array(captions, pa.string())}), target)),
-    ):
-        temporary = output / f".{name}{ending}.partial"
+@dataclass(frozen=True, kw_only=True)
+class _PartWriter:
+    """Writes the two files of a part; what all parts share."""
+
+    codec: VQGANCodec
+    reranker: ClipReranker
+    settings: IndexSettings
+    output: Path
+    batch_size: int
+    on_progress: OnProgress
+
+    def write(self, name: str, shard: DatasetShard, path: Path) -> IndexPart:
+        """Embed the records of the shard in `path` and return the part."""
+        captions, image_codes = _read_shard(path, self.settings)
+        tensors = {**self._embeddings(captions, image_codes, shard.name), IMAGE_CODES: image_codes}
+        table = pa.table({"caption": pa.array(captions, pa.string())})
+        digests = {
+            ".safetensors": self._write_file(f"{name}.safetensors", lambda target: save_file(tensors, target)),
+            ".parquet": self._write_file(f"{name}.parquet", lambda target: pq.write_table(table, target)),
+        }
+        return IndexPart(
+            name=name, shard=shard.name, shard_bytes=shard.num_bytes, num_records=len(captions), sha256=digests
+        )
+
+    def _embeddings(self, captions: list[str], image_codes: np.ndarray, shard_name: str) -> dict[str, np.ndarray]:
+        shape = (len(captions), len(self.settings.clip_probe))
+        embeddings = {name: np.empty(shape, np.float16) for name in (CAPTION_EMBEDDINGS, PICTURE_EMBEDDINGS)}
+        for start in range(0, len(captions), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            codes = torch.from_numpy(image_codes[rows]).long().to(self.reranker.device)
+            pictures = self.reranker.image_embeddings(self.codec.decode(codes))
+            embeddings[CAPTION_EMBEDDINGS][rows] = self.reranker.text_embeddings(captions[rows]).half().cpu().numpy()
+            embeddings[PICTURE_EMBEDDINGS][rows] = pictures.half().cpu().numpy()
+            self.on_progress("embedding", min(rows.stop, len(captions)), len(captions), f"records of {shard_name}")
+        return embeddings
+
+    def _write_file(self, name: str, write: Callable[[Path], object]) -> str:
+        temporary = self.output / f".{name}.partial"
         write(temporary)
-        temporary.replace(output / f"{name}{ending}")
-        digests[ending] = file_digest(output / f"{name}{ending}")
-    return IndexPart(
-        name=name, shard=shard.name, shard_bytes=shard.num_bytes, num_records=len(captions), sha256=digests
-    )
+        temporary.replace(self.output / name)
+        return file_digest(self.output / name)
 
 
 def _read_shard(path: Path, settings: IndexSettings) -> tuple[list[str], np.ndarray]:
@@ -236,16 +255,6 @@ def _read_shard(path: Path, settings: IndexSettings) -> tuple[list[str], np.ndar
     codes = np.concatenate(image_codes)[:: settings.every]
     check_code_range(codes, layout.codebook_size, f"shard {path.name}")
     return captions[:: settings.every], np.ascontiguousarray(codes)
-
-
-def _embed(
-    captions: Sequence[str], image_codes: np.ndarray, codec: VQGANCodec, reranker: ClipReranker
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the embeddings of captions and pictures, twice `(record, embedding)` float16 of length 1."""
-    pictures = codec.decode(torch.from_numpy(image_codes).long().to(reranker.device))
-    both = (reranker.text_embeddings(captions), reranker.image_embeddings(pictures))
-    caption_embeddings, picture_embeddings = (each.half().cpu().numpy() for each in both)
-    return caption_embeddings, picture_embeddings
 
 
 def _typical_similarity(output: Path, parts: Sequence[IndexPart]) -> float:

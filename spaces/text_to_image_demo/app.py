@@ -30,7 +30,8 @@ STYLE = """
 #drawn .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
 #drawn .grid-container, #seen .grid-container { padding-top: var(--size-6); }
 #drawn .caption-label, #seen .caption-label {
-  white-space: normal; overflow-wrap: anywhere; display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
+  white-space: normal; overflow-wrap: anywhere;
+  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
 }
 @media (max-width: 640px) {
   #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }

@@ -139,7 +139,7 @@ def test_more_neighbours_than_records_are_all_records(built, reranker):
 
 def test_a_stopped_build_goes_on_and_ends_with_the_same_files(built, dataset, codec, reranker, tmp_path):
     def stop(stage, done, total, detail):
-        if done == 2:
+        if (stage, done) == ("indexing", 2):
             raise KeyboardInterrupt
 
     output = tmp_path / "index"
