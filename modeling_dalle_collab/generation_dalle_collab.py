@@ -78,6 +78,7 @@ class ImageCodeGeneration:
         *,
         every: int = 32,
         num_candidates: int = 1,
+        first_candidate: int = 0,
         seed: int = 0,
         image_prompt: Tensor | None = None,
         null_input_ids: Tensor | None = None,
@@ -85,13 +86,15 @@ class ImageCodeGeneration:
     ) -> Iterator[Tensor]:
         """Yield the codes so far, (batch, num_candidates, number) int64, after `every` codes and at the end.
 
-        The last ones equal those of `generate_image_codes` with the same arguments; all candidates are one batch.
+        The last ones equal those of `generate_image_codes` with the same arguments; all candidates are one batch. To
+        draw many in smaller batches, let each begin with `first_candidate` where the one before has ended.
         Stop when you have seen enough: what is not asked for is not computed.
         """
         options = SamplingOptions(**sampling)
         _check_counts(num_candidates, every, names=("num_candidates", "every"))
         self._check_prompts(input_ids, image_prompt, null_input_ids)
-        numbers = candidate_numbers(seed, range(len(input_ids)), range(num_candidates), self.config.num_image_codes)
+        candidates = range(first_candidate, first_candidate + num_candidates)
+        numbers = candidate_numbers(seed, range(len(input_ids)), candidates, self.config.num_image_codes)
         with self._in_evaluation_mode():
             prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]

@@ -17,7 +17,7 @@ PAGE_STYLE = """
 .dark .gradio-container, .dark.gradio-container, .gradio-container.dark {
   --accent: #818cf8; --accent-soft: #1e1b4b;
   --body-text-color-subdued: #b6bec9; --block-label-text-color: #b6bec9; --block-info-text-color: #b6bec9;
-  --button-primary-background-fill: #4f46e5; --button-primary-background-fill-hover: #6366f1;
+  --button-primary-background-fill: #4f46e5; --button-primary-background-fill-hover: #4338ca;
   --button-primary-border-color: #4f46e5; --input-placeholder-color: #9aa4b2;
 }
 .gradio-container footer, .gradio-container footer * { color: var(--body-text-color-subdued) !important; }

@@ -42,6 +42,7 @@ MUST_MENTION = [
     *("dalle-collab clip train", "hub-tools publish dataset", "hub-tools publish space", "hub-tools serve --root"),
     *("dalle-collab model convert", "--conv-window"),
     *("dalle-collab doctor", "dalle-collab run check", "dalle-collab run report"),
+    *("dalle-collab run index", "--publish"),
     *("dalle-collab chaos", "--faults", "--dry-run", "--script"),
 ]
 

@@ -92,16 +92,11 @@ def generate(
 
 
 def _read_picture(path: Path | None, rows: int | None) -> "Image | None":
-    from PIL import Image, UnidentifiedImageError
+    from pipelines.generation.uploaded_picture import read_picture
 
-    if path is None:
-        if rows is not None:
-            raise ValueError("--rows says how much of a picture is kept, and there is none. Name it: --complete FILE")
-        return None
-    try:
-        return Image.open(path).convert("RGB")
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is not a picture that can be read. Expected JPEG, PNG or WebP.") from error
+    if path is None and rows is not None:
+        raise ValueError("--rows says how much of a picture is kept, and there is none. Name it: --complete FILE")
+    return None if path is None else read_picture(path)
 
 
 def _draw(
@@ -117,8 +112,9 @@ def _draw(
     from pipelines.generation.image_generation import load_text_to_image
     from pipelines.generation.stage_progress import stage_progress
     from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
+    from pipelines.generation.torch_devices import torch_device
 
-    bundle = load_text_to_image(repository, device=_device(device), **parts)
+    bundle = load_text_to_image(repository, device=torch_device(device), **parts)
     given = None
     if picture is not None:
         given = encode_upper_part(bundle, picture, bundle.codec.config.grid_size // 2 if rows is None else rows)
@@ -171,17 +167,3 @@ def _read_prompts(file: Path | None) -> list[str]:
     if not prompts:
         raise ValueError(f"{file} holds no prompt. Expected one prompt per line.")
     return prompts
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise ValueError(f"There is no device {name!r}. Expected auto, cpu, cuda or cuda:N.") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"Device {name} was asked for, but torch sees no CUDA device. Use --device cpu.")
-    return name

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.command_line import run_assist, run_authorize, run_check, run_report, run_rollback
+from pipelines.command_line import run_assist, run_authorize, run_check, run_index, run_report, run_rollback
 
 app = typer.Typer(no_args_is_help=True)
 app.command("assist")(run_assist.assist)
 app.command("authorize")(run_authorize.authorize)
 app.command("check")(run_check.check)
+app.command("index")(run_index.index)
 app.command("report")(run_report.report)
 app.command("rollback")(run_rollback.rollback)
 

@@ -1,5 +1,6 @@
 """Load everything that turns a prompt into pictures: the model, its processor, the codec and the CLIP of a run."""
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 logger = logging.getLogger(__name__)
 
 # The state of the optimizer is twice as large as the model and no use for drawing.
-MODEL_FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
+PROCESSOR_FILES = ("*.json", "*.txt", "*.model")
+MODEL_FILES = (*PROCESSOR_FILES, "model*.safetensors")
 TRAINING_RUN_FILE = "training_run.json"
+RUN_STATE_FILE = "run_state.json"
 
 
 class NoCheckpointError(ValueError):
@@ -37,6 +40,8 @@ class TextToImage:
     """Turns image codes into pictures."""
     reranker: ClipReranker
     """Says which pictures fit the prompt."""
+    epoch: int | None = None
+    """Epoch of the run that published it; None where it does not say."""
 
     def __post_init__(self) -> None:
         sizes, codec_sizes = self.model.config, self.codec.config
@@ -68,7 +73,7 @@ def load_text_to_image(
         OSError: a file or the Hub cannot be read.
     """
     name = str(repository_or_folder)
-    folder = _model_folder(name, revision)
+    folder = _model_folder(name, revision, MODEL_FILES)
     _require_checkpoint(folder, name)
     processor = DalleCollabProcessor.from_pretrained(folder)
     return TextToImage(
@@ -76,11 +81,26 @@ def load_text_to_image(
         processor=processor,
         model=_load_model(folder, name).to(device).eval(),
         codec=_load_codec(processor, name, codec, device),
-        reranker=ClipReranker.from_pretrained(clip or processor.clip_repository or DEFAULT_CLIP, device=device),
+        reranker=_load_reranker(processor, clip, device),
+        epoch=_epoch_of(folder),
     )
 
 
-def _model_folder(name: str, revision: str | None) -> Path:
+def load_codec_and_reranker(
+    repository_or_folder: str | Path,
+    *,
+    revision: str | None = None,
+    codec: str | Path | None = None,
+    clip: str | Path | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[VQGANCodec, ClipReranker]:
+    """Load the codec and the CLIP of a run without its weights, as `load_text_to_image` would; the same errors."""
+    name = str(repository_or_folder)
+    processor = DalleCollabProcessor.from_pretrained(_model_folder(name, revision, PROCESSOR_FILES))
+    return _load_codec(processor, name, codec, device), _load_reranker(processor, clip, device)
+
+
+def _model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
     if Path(name).is_dir():
         if revision is not None:
             raise ValueError(f"{name} is a folder and has no revision {revision!r}. Leave out --revision.")
@@ -88,7 +108,7 @@ def _model_folder(name: str, revision: str | None) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"There is no folder {name}. Expected a folder or a Hub repository ORG/RUN.")
     # One snapshot, so that all files are of one commit even while the run publishes the next.
-    return Path(snapshot_download(name, revision=revision, allow_patterns=list(MODEL_FILES)))
+    return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
 
 
 def _require_checkpoint(folder: Path, name: str) -> None:
@@ -113,6 +133,20 @@ def _load_model(folder: Path, name: str) -> DalleCollabForConditionalGeneration:
             f"The weights of {name} do not fit its config.json or are damaged ({str(error).splitlines()[0]}). "
             "Download them again, or load an earlier checkpoint: --revision COMMIT"
         ) from error
+
+
+def _load_reranker(
+    processor: DalleCollabProcessor, replacement: str | Path | None, device: torch.device | str
+) -> ClipReranker:
+    return ClipReranker.from_pretrained(replacement or processor.clip_repository or DEFAULT_CLIP, device=device)
+
+
+def _epoch_of(folder: Path) -> int | None:
+    try:
+        epoch = json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8"))["epoch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return epoch if isinstance(epoch, int) else None
 
 
 def _load_codec(

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfFileSystem
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
 from pipelines.training.training_run import stable_seed
 
@@ -47,25 +47,17 @@ def dataset_layout(repository: str, revision: str) -> ImageCodeLayout:
     Raises:
         ValueError: there is no such dataset, it has no shards, or they are not image codes of a known format.
     """
-    files = HfFileSystem()
-    try:
-        shards = sorted(files.glob(f"datasets/{repository}@{revision}/**/*.parquet"))
-    except (FileNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
-        shards = []
-    if not shards:
-        raise ValueError(
-            f"There is no dataset repository {repository} with Parquet shards at revision {revision} on this Hub, or "
-            f"your token may not read it. Publish one with: hub-tools publish dataset FOLDER {repository}"
-        )
-    with files.open(shards[0]) as shard:
+    dataset = dataset_on_hub(repository, revision)
+    first = dataset.shards[0].name
+    with HfFileSystem().open(f"datasets/{repository}@{dataset.revision}/{first}") as shard:
         try:
             metadata = pq.read_schema(shard).metadata
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(
-                f"Shard {shards[0].rsplit('/', 1)[-1]} of {repository} cannot be read ({error}). "
+                f"Shard {first.rsplit('/', 1)[-1]} of {repository} cannot be read ({error}). "
                 f"Check and publish it again: dalle-collab data verify FOLDER"
             ) from error
-    return layout_from_metadata(metadata, shards[0].rsplit("/", 1)[-1])
+    return layout_from_metadata(metadata, first.rsplit("/", 1)[-1])
 
 
 def stream_batches(

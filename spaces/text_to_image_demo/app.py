@@ -1,20 +1,44 @@
-"""A Space that draws pictures for prompts with the newest checkpoint of a collaborative training run."""
+"""A Space that draws pictures for prompts with the checkpoints of a collaborative training run."""
+
+try:
+    import spaces  # lends a GPU on ZeroGPU hardware, where it must come before torch
+except ImportError:
+    spaces = None
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import gradio as gr
-from PIL import Image
+from PIL import ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
-from hub_tools.one_line_errors import explain_error
-from pipelines.generation.generation_options import GenerationOptions, require_prompts
-from pipelines.generation.newest_checkpoint import NewestCheckpoint
-from pipelines.generation.picture_grid import enlarged
-from pipelines.generation.text_to_image import generate_images_for_prompts
+from pipelines.generation.drawing_desk import DrawingDesk, Shown, beside_results, with_words
+from pipelines.generation.drawing_request import NEWEST, DrawingRequest
+from pipelines.generation.published_checkpoints import PublishedCheckpoints
+from pipelines.generation.torch_devices import torch_device
+from pipelines.generation.training_index import BUILD_COMMAND
+from pipelines.generation.uploaded_picture import read_picture
 from pipelines.page_style import PAGE_STYLE
+
+GPU_SECONDS = 120
+LARGEST_UPLOAD = "20mb"
+PREVIEW_SIDE = 256
+EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
+STYLE = """
+#drawn .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
+#drawn .grid-container, #seen .grid-container { padding-top: var(--size-6); }
+#drawn .caption-label, #seen .caption-label {
+  white-space: normal; overflow-wrap: anywhere;
+  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
+}
+@media (max-width: 640px) {
+  #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
+}
+"""
+NAMES = ("prompt", "candidates", "keep", "top_k", "top_p", "temperature", "seed", "guidance", "checkpoint")
+"""Fields of `DrawingRequest` in the order of the page's inputs, which is the order of the program's too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,31 +51,143 @@ class SpaceSettings:
     """Codec in place of the run's."""
     clip: str | None = None
     """CLIP in place of the run's."""
+    training_index: str | None = None
+    """Dataset repository or folder of the index of the training data."""
     max_candidates: int = 128
     """Most candidates that a visitor may ask for."""
+    max_queue: int = 32
+    """Drawings that may wait; who comes then is told that it is full."""
+    examples: tuple[str, ...] = ()
+    """Prompts to try."""
     device: str = "cpu"
     """Torch device."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the settings; ValueError where the run is not named."""
+        """Read the settings; ValueError where the run is not named or a setting means nothing."""
         repository = environment.get("MODEL_REPOSITORY", "").strip()
         if not repository:
             raise ValueError("MODEL_REPOSITORY is not set. Name the run: MODEL_REPOSITORY=ORG/RUN")
+        examples = environment.get("EXAMPLES", EXAMPLES).split("|")
         return cls(
             model_repository=repository,
             codec=environment.get("CODEC_REPOSITORY") or None,
             clip=environment.get("CLIP_REPOSITORY") or None,
-            max_candidates=int(environment.get("MAX_CANDIDATES", "128")),
-            device=environment.get("DEVICE", "cpu"),
+            training_index=environment.get("TRAINING_INDEX") or None,
+            max_candidates=_count(environment, "MAX_CANDIDATES", 128),
+            max_queue=_count(environment, "MAX_QUEUE", 32),
+            examples=tuple(example.strip() for example in examples if example.strip()),
+            device=torch_device(environment.get("DEVICE", "auto")),
         )
 
 
 def build_interface(settings: SpaceSettings) -> gr.Blocks:
     """Return the page; the checkpoint is loaded at the first prompt."""
-    checkpoint = NewestCheckpoint(
+    checkpoints = PublishedCheckpoints(
         settings.model_repository, codec=settings.codec, clip=settings.clip, device=settings.device
     )
+    desk = DrawingDesk(
+        checkpoints,
+        max_candidates=settings.max_candidates,
+        training_index=settings.training_index,
+        on_gpu=on_gpu,
+    )
+    with gr.Blocks(title="Text to image, trained together") as interface:
+        gr.Markdown(f"# Text to image, trained together\nDrawn by the checkpoints of `{settings.model_repository}`.")
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                inputs, draw_button, stop_button = _build_inputs(settings)
+                picture, rows = _build_completion()
+            with gr.Column(scale=3, min_width=300):
+                speed = gr.Markdown(desk.speed.sentence(_default_candidates(settings)))
+                message = gr.Textbox(label="Status", value="Nothing drawn yet.", interactive=False, max_lines=4)
+                gallery = gr.Gallery(
+                    label="Pictures", format="png", columns=4, object_fit="contain", elem_id="drawn",
+                    buttons=["download", "fullscreen"],
+                )  # fmt: skip
+                link = gr.Textbox(
+                    label="Link to these pictures",
+                    interactive=False,
+                    buttons=["copy"],
+                    visible=False,
+                    max_lines=3,
+                    elem_id="link",
+                )
+        seen = _build_seen(settings)
+        last = gr.State(None)
+        outputs = (gallery, message, last, link)
+        drawing = _wire_drawing(desk, inputs, (picture, rows), (draw_button, stop_button), outputs, seen)
+        _wire_opening(interface, desk, inputs, message, speed, drawing)
+    return interface
+
+
+def on_gpu(function: Callable) -> Callable:
+    """Let a function compute on a lent GPU where the host has them."""
+    # A folder of Spaces beside this file would be importable as `spaces`, too; it has no GPU.
+    lend = getattr(spaces, "GPU", None)
+    return function if lend is None else lend(duration=GPU_SECONDS)(function)
+
+
+def _build_inputs(settings: SpaceSettings) -> tuple[list[gr.components.Component], gr.Button, gr.Button]:
+    most = settings.max_candidates
+    prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", lines=1, max_lines=4)
+    with gr.Row():
+        draw_button = gr.Button("Draw", variant="primary", min_width=120)
+        stop_button = gr.Button("Stop", min_width=120)
+    if settings.examples:
+        gr.Examples([[example] for example in settings.examples], [prompt], label="Prompts to try")
+    candidates = gr.Slider(1, most, value=_default_candidates(settings), step=1, label="Candidates")
+    with gr.Accordion("Checkpoint and settings", open=False):
+        checkpoint = gr.Dropdown(
+            [(NEWEST, NEWEST)], value=NEWEST, label="Checkpoint", allow_custom_value=True,
+            info="newest, an epoch, or the 40 digits of a commit",
+        )  # fmt: skip
+        keep = gr.Slider(1, min(16, most), value=min(4, most), step=1, label="Keep")
+        top_k = gr.Number(256, label="Top-k (0: all codes)", precision=0)
+        top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top-p")
+        temperature = gr.Slider(0.0, 2.0, value=1.0, step=0.05, label="Temperature")
+        guidance = gr.Slider(0.0, 10.0, value=1.0, step=0.25, label="Guidance (1: none)")
+        seed = gr.Number(0, label="Seed", precision=0)
+    return [prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint], draw_button, stop_button
+
+
+def _build_completion() -> tuple[gr.File, gr.Number]:
+    with gr.Accordion("Complete a picture", open=False):
+        picture = gr.File(label="Its upper part is kept, the rest is drawn", file_types=["image"], height=120)
+        preview = gr.Image(
+            label="Picture to complete", interactive=False, visible=False, height=160, buttons=[],
+            alt_text="The picture that is to be completed",
+        )  # fmt: skip
+        problem = gr.Textbox(label="What is wrong with it", interactive=False, visible=False, max_lines=3)
+        rows = gr.Number(0, label="Rows of codes to keep (0: half)", precision=0, minimum=0)
+    picture.change(
+        _show_upload, [picture], [preview, problem], queue=False, show_progress="hidden", api_visibility="private"
+    )
+    return picture, rows
+
+
+def _build_seen(settings: SpaceSettings) -> list[gr.components.Component]:
+    gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memory or something new?")
+    if settings.training_index is None:
+        gr.Markdown(f"Not switched on here. The owner makes an index with `{BUILD_COMMAND}` and sets `TRAINING_INDEX`.")
+    shape = dict(format="png", columns=4, object_fit="contain", buttons=["fullscreen"], visible=False)
+    with gr.Column(elem_id="seen"):
+        words = gr.Textbox(label="What the numbers mean", interactive=False, visible=False, max_lines=5)
+        beside = gr.Gallery(label="Each result and the training pictures nearest to it", **shape)
+        by_picture = gr.Gallery(label="Training pictures nearest to the prompt", **shape)
+        by_caption = gr.Gallery(label="Training captions nearest to the prompt", **shape)
+    return [words, beside, by_picture, by_caption]
+
+
+def _wire_drawing(
+    desk: DrawingDesk,
+    inputs: list[gr.components.Component],
+    completion: tuple[gr.File, gr.Number],
+    buttons: tuple[gr.Button, gr.Button],
+    outputs: tuple[gr.Gallery, gr.Textbox, gr.State, gr.Textbox],
+    seen: list[gr.components.Component],
+) -> gr.events.Dependency:
+    gallery, message, last, link = outputs
 
     def draw(
         prompt: str,
@@ -61,50 +197,104 @@ def build_interface(settings: SpaceSettings) -> gr.Blocks:
         top_p: float,
         temperature: float,
         seed: float,
-        progress: gr.Progress = gr.Progress(),
-    ) -> tuple[list[tuple[Image.Image, str]], str]:
-        try:
-            require_prompts([prompt])
-            options = GenerationOptions(
-                num_candidates=int(candidates),
-                keep=int(keep),
-                top_k=int(top_k),
-                top_p=top_p,
-                temperature=temperature,
-                seed=int(seed),
-            )
-            progress(0, desc="loading the newest checkpoint")
-            ranked = generate_images_for_prompts(
-                checkpoint.get(),
-                [prompt],
-                options,
-                on_progress=lambda stage, done, total, detail: progress((done, total), desc=stage),
-            )[0]
-        except (ValueError, OSError) as error:
-            return [], explain_error(error)
-        pictures = [(enlarged(picture.image), f"CLIP {picture.score:.2f}") for picture in ranked]
-        return pictures, f"The best {len(ranked)} of {options.num_candidates} candidates, best first."
+        guidance: float = 1.0,
+        checkpoint: str | None = NEWEST,
+        picture: str | None = None,
+        rows: float = 0,
+    ) -> Iterator[tuple[Any, str, Shown]]:
+        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint or NEWEST)
+        for shown in desk.draw(dict(zip(NAMES, values, strict=True)), picture, rows):
+            yield gr.skip() if shown.pictures is None else shown.pictures, shown.message, shown
 
-    most = settings.max_candidates
-    with gr.Blocks(title="Text to image, trained together") as interface:
-        gr.Markdown(
-            f"# Text to image, trained together\nDrawn by the newest checkpoint of `{settings.model_repository}`."
-        )
-        with gr.Row():
-            prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", scale=4)
-            button = gr.Button("Draw", variant="primary", scale=1)
-        gallery = gr.Gallery(label="Pictures", columns=4, object_fit="contain")
-        message = gr.Markdown()
-        with gr.Accordion("Settings", open=False):
-            candidates = gr.Slider(1, most, value=min(32, most), step=1, label="Candidates")
-            keep = gr.Slider(1, min(16, most), value=min(4, most), step=1, label="Keep")
-            top_k = gr.Number(256, label="Top-k (0: all codes)", precision=0)
-            top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top-p")
-            temperature = gr.Slider(0.0, 2.0, value=1.0, step=0.05, label="Temperature")
-            seed = gr.Number(0, label="Seed", precision=0)
-        inputs = [prompt, candidates, keep, top_k, top_p, temperature, seed]
-        gr.on([button.click, prompt.submit], draw, inputs, [gallery, message], api_name="draw", concurrency_limit=1)
-    return interface
+    draw_button, stop_button = buttons
+    drawing = gr.on(
+        [draw_button.click, inputs[0].submit],
+        draw,
+        [*inputs, *completion],
+        [gallery, message, last],
+        api_name="draw",
+        concurrency_limit=1,
+        show_progress_on=[message],
+    )
+    drawing.success(_show_details, [last], [link, *seen], queue=False, show_progress="hidden", api_visibility="private")
+    stop_button.click(
+        lambda: "Stopped.", None, [message], cancels=[drawing], queue=False, show_progress="hidden",
+        api_visibility="private",
+    )  # fmt: skip
+    return drawing
+
+
+def _wire_opening(
+    interface: gr.Blocks,
+    desk: DrawingDesk,
+    inputs: list[gr.components.Component],
+    message: gr.Textbox,
+    speed: gr.Markdown,
+    drawing: gr.events.Dependency,
+) -> None:
+    candidates, guidance, checkpoint = (inputs[NAMES.index(name)] for name in ("candidates", "guidance", "checkpoint"))
+
+    def open_link(request: gr.Request) -> list[Any]:
+        try:
+            asked = DrawingRequest.from_query(dict(request.query_params))
+            if asked is None:
+                return [gr.skip()] * (len(NAMES) + 1)
+            asked.options(desk.max_candidates)
+        except ValueError as error:
+            return [gr.skip()] * len(NAMES) + [f"The link cannot be used. {error}"]
+        return [*(getattr(asked, name) for name in NAMES), "The link's prompt and settings are filled in: press Draw."]
+
+    def list_checkpoints(shown: str) -> tuple[Any, Any]:
+        choices, problem = desk.choices()
+        return gr.Dropdown(choices=choices), f"{shown} {problem}" if problem else gr.skip()
+
+    def tell_speed(candidates: float | None, guidance: float | None) -> str:
+        return desk.speed.sentence(int(candidates or 1), is_guided=(guidance or 1) != 1)
+
+    quiet = dict(queue=False, show_progress="hidden", api_visibility="private")
+    interface.load(open_link, None, [*inputs, message], **quiet).then(
+        list_checkpoints, [message], [checkpoint, message], **quiet
+    )
+    for listen in (interface.load, candidates.change, guidance.change, drawing.success):
+        listen(tell_speed, [candidates, guidance], [speed], **quiet)
+
+
+def _show_details(shown: Shown | None, request: gr.Request) -> list[Any]:
+    if shown is None or not shown.drawn:
+        return [gr.update(visible=False)] * 5
+    # The browser names the page it is on; nobody but this visitor sees the link.
+    page = (request.headers.get("referer") or str(request.request.base_url)).partition("?")[0]
+    link = f"{page}?{shown.query}" if shown.query else shown.link_message
+    galleries = [beside_results(shown)]
+    galleries += [
+        with_words(each) for each in ((shown.seen.by_picture, shown.seen.by_caption) if shown.seen else ((), ()))
+    ]
+    return [
+        gr.update(value=link, visible=True, info=shown.link_message if shown.query else None),
+        gr.update(value=shown.seen_message, visible=bool(shown.seen_message)),
+        *(gr.update(value=pictures, visible=bool(pictures)) for pictures in galleries),
+    ]
+
+
+def _show_upload(path: str | None) -> tuple[Any, Any]:
+    if path is None:
+        return gr.update(value=None, visible=False), gr.update(visible=False)
+    try:
+        square = ImageOps.fit(read_picture(path), (PREVIEW_SIDE, PREVIEW_SIDE))
+    except (ValueError, OSError) as error:
+        return gr.update(value=None, visible=False), gr.update(value=str(error), visible=True)
+    return gr.update(value=square, visible=True), gr.update(visible=False)
+
+
+def _default_candidates(settings: SpaceSettings) -> int:
+    return min(32, settings.max_candidates)
+
+
+def _count(environment: Mapping[str, str], name: str, default: int) -> int:
+    value = environment.get(name) or str(default)
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
+    return int(value)
 
 
 def main() -> None:
@@ -114,7 +304,8 @@ def main() -> None:
         settings = SpaceSettings.from_environment(os.environ)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    build_interface(settings).queue(max_size=32).launch(css=PAGE_STYLE)
+    interface = build_interface(settings).queue(max_size=settings.max_queue)
+    interface.launch(css=PAGE_STYLE + STYLE, max_file_size=LARGEST_UPLOAD)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,66 @@
-"""The drawing Space starts from its bundle in a fresh interpreter; people and programs get pictures or a message."""
+"""The drawing Space starts from its bundle in a fresh interpreter; people and programs get pictures or a message.
 
+It draws from a run on an embedded Hub of its own, with two published epochs and an index of the training data.
+"""
+
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from huggingface_hub import HfApi, constants
 from PIL import Image
 
+from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
 from pipelines.generation.clip_reranking import new_clip
 from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import VQGANConfig
+from pipelines.training.training_run import TrainingRun
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
+HOSTILE_CAPTION = "<img src=x onerror=document.title='hacked'> a [red](javascript:alert) **star**"
+NUM_RECORDS = 24
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # inside huggingface_hub's LFS upload
+]
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """A whole run in folders, tiny and untrained."""
+def own_hub(tmp_path_factory):
+    """A Hub that a test may stop."""
+    constants.HF_HUB_DISABLE_XET = True  # what `prepare_hub_client` does where HF_ENDPOINT is set
+    with LocalHub(tmp_path_factory.mktemp("hub")) as hub:
+        hub.alice_token = hub.create_user("alice")
+        hub.create_organization("org", members={"alice": "admin"})
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def api(own_hub):
+    return HfApi(endpoint=own_hub.endpoint, token=own_hub.alice_token)
+
+
+def publish(api, folder, name, repo_type="model"):
+    api.create_repo(name, repo_type=repo_type, exist_ok=True)
+    return api.upload_folder(repo_id=name, repo_type=repo_type, folder_path=folder).oid
+
+
+@pytest.fixture(scope="module")
+def parts(api, tmp_path_factory):
+    """Codec, CLIP and dataset on the Hub; returns the folder with the run, which has no weights yet."""
     folder = tmp_path_factory.mktemp("parts")
     torch.manual_seed(0)
     tokenizer = train_clip_tokenizer(["a small red star", "a large green circle"], 300)
@@ -32,27 +68,44 @@ def run_folder(tmp_path_factory):
     clip_config = sizes.model_config(len(tokenizer))
     clip = new_clip(clip_config, PREPROCESS)
     save_clip_folder(folder / "clip", clip, tokenizer, model_config=clip_config, preprocess=PREPROCESS)
-    codec_config = VQGANConfig(
-        image_size=16,
-        codebook_size=12,
-        embedding_dim=4,
-        z_channels=4,
-        channels=32,
-        channel_multipliers=(1, 1, 1),
-        num_residual_blocks=1,
-        attention_resolutions=(),
-        quantizer="nearest",
+    codec = VQGANCodec(
+        VQGANConfig(
+            image_size=16,
+            codebook_size=12,
+            embedding_dim=4,
+            z_channels=4,
+            channels=32,
+            channel_multipliers=(1, 1, 1),
+            num_residual_blocks=1,
+            attention_resolutions=(),
+            quantizer="nearest",
+        )
     )
-    VQGANCodec(codec_config).save_pretrained(folder / "codec")
+    codec.save_pretrained(folder / "codec")
+    layout = ImageCodeLayout(codec_fingerprint=codec.fingerprint, codebook_size=12, grid_size=4)
+    captions = [HOSTILE_CAPTION, *(f"a {color} star number {i}" for i in range(12) for color in ("red", "blue"))]
+    codes = np.random.default_rng(0).integers(0, 12, (NUM_RECORDS, 16))
+    (folder / "data").mkdir()
+    write_image_code_shard(
+        folder / "data" / "train-00000.parquet", image_code_table(captions[:NUM_RECORDS], codes, layout)
+    )
+    publish(api, folder / "codec", "org/codec")
+    publish(api, folder / "clip", "org/clip")
+    dataset_revision = publish(api, folder / "data", "org/data", "dataset")
     processor = DalleCollabProcessor(
-        tokenizer,
-        image_codec_repository=str(folder / "codec"),
-        clip_repository=str(folder / "clip"),
-        text_sequence_length=8,
+        tokenizer, image_codec_repository="org/codec", clip_repository="org/clip", text_sequence_length=8
     )
     processor.save_pretrained(folder / "run")
+    run = TrainingRun(run_id="tiny", model_config={}, dataset_repository="org/data", dataset_revision=dataset_revision)
+    (folder / "run" / "training_run.json").write_text(run.to_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published_run(api, parts):
+    """A run with two published epochs; returns their commits."""
     config = DalleCollabConfig(
-        text_vocab_size=len(tokenizer),
+        text_vocab_size=300,
         codebook_size=12,
         text_sequence_length=8,
         image_grid_size=4,
@@ -63,49 +116,112 @@ def run_folder(tmp_path_factory):
         head_dim=16,
         conv_kernel_size=3,
     )
-    DalleCollabForConditionalGeneration(config).save_pretrained(folder / "run")
-    return folder / "run"
+    commits = {}
+    for epoch in (7, 12):
+        torch.manual_seed(epoch)
+        DalleCollabForConditionalGeneration(config).save_pretrained(parts / "run")
+        (parts / "run" / "run_state.json").write_text(json.dumps({"epoch": epoch}))
+        commits[epoch] = publish(api, parts / "run", "org/run")
+        api.create_tag("org/run", tag=f"epoch-{epoch}", revision=commits[epoch])
+    return commits
 
 
 @pytest.fixture(scope="module")
-def environment(run_folder):
+def index_command(own_hub, published_run, tmp_path_factory):
+    """The command that indexes the run's dataset and publishes the index, when it has ended."""
+    output = tmp_path_factory.mktemp("index") / "index"
+    command = [sys.executable, "-m", "pipelines.command_line.main", "run", "index", "org/run", "--output", output]
+    environment = {**os.environ, **own_hub.environment(own_hub.alice_token), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "--publish", "org/run-index"], env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.fixture(scope="module")
+def environment(own_hub, published_run, index_command):
     return {
         **os.environ,
-        "MODEL_REPOSITORY": str(run_folder),
+        **own_hub.environment(),
+        "MODEL_REPOSITORY": "org/run",
+        "TRAINING_INDEX": "org/run-index",
+        "EXAMPLES": "a red star|a large green circle on the left",
         "MAX_CANDIDATES": "8",
+        "MAX_QUEUE": "4",
+        "DEVICE": "cpu",
         "OMP_NUM_THREADS": "1",
     }
 
 
-def draw(client, prompt="a red star", candidates=4, keep=2, seed=0):
-    return client.predict(prompt, candidates, keep, 8, 1.0, 1.0, seed, api_name="/draw")
+def draw(client, prompt="a red star", candidates=4, keep=2, seed=0, **more):
+    return client.predict(prompt, candidates, keep, 8, 1.0, 1.0, seed, **more, api_name="/draw")
 
 
 def pixels(pictures):
     return [Image.open(picture["image"]).tobytes() for picture in pictures]
 
 
+def test_the_index_command_reads_the_runs_dataset_and_publishes(index_command):
+    assert index_command.returncode == 0, index_command.stderr
+    assert "24 records in 1 parts (0 from before)" in index_command.stdout
+    assert index_command.stdout.splitlines()[-1] == "For the Space: TRAINING_INDEX=org/run-index"
+
+
 def test_the_bundle_holds_all_it_needs_and_nothing_of_other_stages(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
     assert {"app.py", "pipelines/generation/text_to_image.py", "pipelines/image_codes/vqgan_codec.py"} <= files
+    assert "pipelines/generation/training_index.py" in files
     assert not [file for file in files if file.startswith(("pipelines/training", "pipelines/data_preparation"))]
 
 
-def test_a_program_gets_ranked_pictures_and_the_same_ones_for_the_same_seed(client):
+def test_a_program_gets_ranked_pictures_and_the_same_ones_for_the_same_seed(client, published_run):
     pictures, message = draw(client)
-    assert message == "The best 2 of 4 candidates, best first."
+    expected = (
+        rf"The best 2 of 4 candidates, best first. Drawn by epoch 12 \(commit {published_run[12][:8]}\) in \d+ s."
+    )
+    assert re.fullmatch(expected, message)
     scores = [float(picture["caption"].removeprefix("CLIP ")) for picture in pictures]
     assert len(scores) == 2 and scores == sorted(scores, reverse=True)
     with Image.open(pictures[0]["image"]) as picture:
-        assert picture.size == (192, 192)
+        assert picture.size == (192, 192) and picture.format == "PNG"
     again, other = draw(client)[0], draw(client, seed=1)[0]
     assert pixels(again) == pixels(pictures) != pixels(other)
 
 
-def test_bad_input_is_a_message_and_the_space_goes_on(client):
-    assert draw(client, prompt=" ") == ([], "Prompt 1 of 1 is empty: say what the pictures should show.")
-    pictures, message = draw(client, candidates=2, keep=3)
-    assert pictures == [] and message.startswith("Cannot keep 3 of 2 candidates")
+def test_an_older_epoch_and_guidance_draw_other_pictures(client, published_run):
+    older, message = draw(client, checkpoint="epoch-7")
+    assert f"Drawn by epoch 7 (commit {published_run[7][:8]})" in message
+    by_commit = draw(client, checkpoint=published_run[7])[0]
+    assert pixels(by_commit) == pixels(older) != pixels(draw(client)[0])
+    assert pixels(draw(client, guidance=4.0)[0]) != pixels(draw(client)[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(prompt=" "), "Prompt 1 of 1 is empty: say what the pictures should show."),
+        (dict(candidates=2, keep=3), "Cannot keep 3 of 2 candidates"),
+        (dict(prompt="a" * 10_001), "The prompt has 10,001 characters, expected text of at most 10,000."),
+        (dict(checkpoint="epoch-8"), "The model repository org/run has no such revision"),
+        (dict(checkpoint="main; rm"), "There is no checkpoint 'main; rm'"),
+    ],
+)
+def test_bad_input_is_a_message_and_the_space_goes_on(client, values, message):
+    pictures, said = draw(client, **values)
+    assert pictures == [] and said.startswith(message)
+
+
+def test_long_prompts_in_any_script_are_drawn(client):
+    for prompt in ("маленькая красная звезда " * 400, "鳥" * 9_999):
+        pictures, message = draw(client, prompt=prompt)
+        assert len(pictures) == 2
+        assert re.search(r"The prompt is too long: the model has not read its last [\d,]+ tokens.", message)
+
+
+def test_impatient_visitors_are_told_that_the_queue_is_full_and_the_space_goes_on(client):
+    jobs = [client.submit("a red star", 8, 2, 8, 1.0, 1.0, seed, api_name="/draw") for seed in range(60)]
+    errors = [error for job in jobs if (error := job.exception(timeout=120)) is not None]
+    assert 0 < len(errors) < 60
+    assert {type(error).__name__ for error in errors} == {"QueueError"}
     assert len(draw(client)[0]) == 2
 
 
@@ -117,17 +233,92 @@ def test_a_space_without_a_run_says_which_setting_is_missing(bundle):
     assert "Traceback" not in result.stderr
 
 
+def wait_for_status(page, pattern):
+    from playwright.sync_api import expect
+
+    expect(page.get_by_label("Status")).to_have_value(re.compile(pattern), timeout=120_000)
+
+
+def press_draw(page, prompt=None):
+    if prompt is not None:
+        page.get_by_label("Prompt", exact=True).fill(prompt)
+    page.get_by_role("button", name="Draw", exact=True).click()
+
+
+def drawn_files(page):
+    """Return the contents of the finished pictures."""
+    sources = page.locator("#drawn img").evaluate_all("images => images.map(image => image.src)")
+    return [page.request.get(source).body() for source in sources]
+
+
 @needs_browser
 @pytest.mark.parametrize("size", SIZES)
-def test_a_person_sees_pictures_with_scores_in_a_browser(address, size, tmp_path):
+def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size, tmp_path):
     with watched_page(address, size) as page:
-        page.get_by_label("Prompt").fill("a red star")
-        page.get_by_role("button", name="Draw").click()
-        page.get_by_text("candidates, best first.").wait_for(timeout=120_000)
+        page.get_by_label("Status").wait_for()
+        take_picture(page, "text_to_image_empty", tmp_path)
+        # A tiny model is fast: what was on the page only for a moment is noted.
+        page.evaluate(
+            """() => new MutationObserver(() => {
+                window.sawPreview ||= document.body.innerText.includes("candidate 1");
+            }).observe(document.body, {childList: true, subtree: true, characterData: true})"""
+        )
+        page.get_by_label("number input for Candidates").fill("8")
+        press_draw(page, "a red star <b>bold</b>")
+        wait_for_status(page, r"^The best 4 of 8 candidates, best first. Drawn by epoch 12")
         page.get_by_text("CLIP ").first.wait_for()
-        assert page.locator("img").count() >= 4
+        assert page.evaluate("window.sawPreview")
+        page.get_by_text("Result 4, CLIP").wait_for()
+        page.get_by_text(HOSTILE_CAPTION).first.wait_for()
+        assert page.title() == "Text to image, trained together"
+        assert "Looked at 24 training records." in page.get_by_label("What the numbers mean").input_value()
+        page.get_by_text(re.compile(r"8 candidates will take about \d+ s here \(cpu\)")).wait_for()
         take_picture(page, "text_to_image_demo", tmp_path)
-        page.get_by_label("Prompt").fill("  ")
-        page.get_by_role("button", name="Draw").click()
-        page.get_by_text("is empty: say what the pictures should show").wait_for(timeout=60_000)
         assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []  # of Gradio's gallery
+        first, link = drawn_files(page), page.locator("#link textarea").input_value()
+        page.goto(f"{link}&__theme=dark")
+        wait_for_status(page, r"^The link's prompt and settings are filled in: press Draw.")
+        assert page.get_by_label("Prompt", exact=True).input_value() == "a red star <b>bold</b>"
+        press_draw(page)
+        page.get_by_text("Result 4, CLIP").wait_for()
+        assert drawn_files(page) == first
+        take_picture(page, "text_to_image_dark", tmp_path)
+        assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []
+        complete_a_picture(page, tmp_path)
+        page.get_by_role("button", name="Checkpoint and settings").click()
+        page.get_by_label("Checkpoint", exact=True).click()
+        page.get_by_role("option", name="epoch 7").click()
+        press_draw(page)
+        wait_for_status(page, r"Drawn by epoch 7 \(commit")
+        press_draw(page, "  ")
+        wait_for_status(page, r"is empty: say what the pictures should show")
+        page.get_by_role("button", name="Stop", exact=True).click()
+        wait_for_status(page, r"^Stopped.$")
+        page.goto(f"{address}?prompt=a&candidates=many")
+        wait_for_status(page, r"^The link cannot be used. candidates is 'many', expected a whole number.")
+
+
+def complete_a_picture(page, tmp_path):
+    (tmp_path / "notes.png").write_text("no picture")
+    Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 9).save(tmp_path / "fractal.png")
+    page.get_by_role("button", name="Complete a picture").click()
+    page.locator("input[type=file]").set_input_files(tmp_path / "notes.png")
+    page.get_by_label("What is wrong with it").wait_for()
+    assert "notes.png is not a picture" in page.get_by_label("What is wrong with it").input_value()
+    page.get_by_label("Clear", exact=True).click()
+    page.locator("input[type=file]").set_input_files(tmp_path / "fractal.png")
+    page.get_by_alt_text("The picture that is to be completed").wait_for()
+    page.get_by_label("Rows of codes to keep (0: half)").fill("3")
+    press_draw(page)
+    page.get_by_text("The link does not hold the picture that was completed.").wait_for(timeout=60_000)
+    take_picture(page, "text_to_image_completed", tmp_path)
+
+
+def test_while_the_hub_is_away_the_space_draws_with_what_it_has_and_says_what_is_missing(client, own_hub, address):
+    expected = draw(client)[0]
+    own_hub.stop()
+    pictures, message = draw(client)
+    assert "Drawn by epoch 12" in message and pixels(pictures) == pixels(expected)
+    pictures, message = draw(client, checkpoint="epoch-7")
+    assert pictures == [] and message.startswith(f"Cannot reach the Hub at {own_hub.endpoint}")
+    assert len(draw(client)[0]) == 2

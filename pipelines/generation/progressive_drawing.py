@@ -1,0 +1,135 @@
+"""Draw pictures for one prompt while somebody watches: previews on the way, ranked pictures at the end.
+
+Axis names: `candidate`, `number` (codes so far), `image` (the codes of one picture), `embedding`.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pipelines.generation.generation_options import GenerationOptions, require_prompts
+from pipelines.generation.image_generation import TextToImage
+from pipelines.generation.text_to_image import RankedImage, rank_candidates, to_picture
+
+NUM_PREVIEWED = 4
+PREVIEWS_PER_PICTURE = 8
+NOT_DRAWN_YET = 0.5
+"""Grey of the part of a preview that has no codes yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """How far a drawing is."""
+
+    pictures: Sequence[Image.Image] | None
+    """The first candidates, grey where nothing is drawn yet; None where they are as before."""
+    num_done: int
+    """Codes drawn, of all candidates."""
+    num_total: int
+    """Codes to draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A finished drawing."""
+
+    prompt: str
+    """What the pictures should show."""
+    pictures: Sequence[RankedImage]
+    """Those that CLIP ranks first, best first."""
+    num_tokens_cut: int
+    """Tokens at the prompt's end that the model has not read."""
+    share_drawn: float
+    """Part of each picture that was drawn and not given."""
+    seconds: float
+    """Time of drawing and ranking, without that of the viewer."""
+    prompt_embedding: np.ndarray = field(repr=False)
+    """`(embedding,)` float32 of length 1, by the CLIP that ranked."""
+    picture_embeddings: np.ndarray = field(repr=False)
+    """`(candidate, embedding)` float32 of length 1, in the order of `pictures`."""
+
+
+def draw_progressively(
+    bundle: TextToImage, prompt: str, options: GenerationOptions, *, image_prompt: torch.Tensor | None = None
+) -> Iterator[Preview | Drawing]:
+    """Yield previews and then the drawing, whose pictures are those of `generate_images` with the same options.
+
+    `image_prompt: (given,)` are the codes that every picture begins with; see `encode_upper_part`. Who stops asking
+    stops the computation. Raises ValueError for an empty prompt.
+    """
+    require_prompts([prompt])
+    started, watched = time.monotonic(), 0.0
+    batches = []
+    for preview in _draw_batches(bundle, prompt, options, image_prompt, batches):
+        before = time.monotonic()
+        yield preview
+        watched += time.monotonic() - before
+    ranked = rank_candidates(bundle, prompt, torch.cat(batches), options)
+    pictures = bundle.codec.decode(_codes_of(ranked).to(bundle.model.device))
+    num_given = 0 if image_prompt is None else len(image_prompt)
+    yield Drawing(
+        prompt=prompt,
+        pictures=ranked,
+        share_drawn=1 - num_given / bundle.model.config.num_image_codes,
+        num_tokens_cut=_num_tokens_cut(bundle, prompt),
+        prompt_embedding=bundle.reranker.text_embeddings([prompt])[0].float().cpu().numpy(),
+        picture_embeddings=bundle.reranker.image_embeddings(pictures).float().cpu().numpy(),
+        seconds=time.monotonic() - started - watched,
+    )
+
+
+def _draw_batches(
+    bundle: TextToImage,
+    prompt: str,
+    options: GenerationOptions,
+    image_prompt: torch.Tensor | None,
+    batches: list[torch.Tensor],
+) -> Iterator[Preview]:
+    """Yield previews and put the codes `(candidate, image)` of each batch into `batches`."""
+    num_given = 0 if image_prompt is None else len(image_prompt)
+    num_new = bundle.model.config.num_image_codes - num_given
+    input_ids = bundle.processor(text=[prompt])["input_ids"].to(bundle.model.device)
+    for first in range(0, options.num_candidates, options.batch_size):
+        batch_size = min(options.batch_size, options.num_candidates - first)
+        stream = bundle.model.stream_image_codes(
+            input_ids,
+            every=max(1, num_new // PREVIEWS_PER_PICTURE),
+            num_candidates=batch_size,
+            first_candidate=first,
+            seed=options.seed,
+            image_prompt=None if image_prompt is None else image_prompt[None],
+            top_k=options.top_k,
+            top_p=options.top_p,
+            temperature=options.temperature,
+            guidance_scale=options.guidance_scale,
+        )
+        for codes in stream:  # (1, candidate, number)
+            yield Preview(
+                pictures=_unfinished_pictures(bundle, codes[0, :NUM_PREVIEWED]) if first == 0 else None,
+                num_done=first * num_new + batch_size * (codes.shape[2] - num_given),
+                num_total=options.num_candidates * num_new,
+            )
+        batches.append(codes[0].clone())
+
+
+def _unfinished_pictures(bundle: TextToImage, codes: torch.Tensor) -> list[Image.Image]:
+    """Decode `codes: (candidate, number)` and leave grey what is not drawn; a row of codes counts when it is whole."""
+    sizes = bundle.codec.config
+    missing = sizes.num_codes - codes.shape[1]
+    images = bundle.codec.decode(torch.nn.functional.pad(codes, (0, missing)))  # (candidate, 3, height, width)
+    first_missing = codes.shape[1] // sizes.grid_size * (sizes.image_size // sizes.grid_size)
+    images[:, :, first_missing:] = NOT_DRAWN_YET
+    return [to_picture(image) for image in images]
+
+
+def _codes_of(ranked: Sequence[RankedImage]) -> torch.Tensor:
+    return torch.stack([picture.image_codes for picture in ranked])
+
+
+def _num_tokens_cut(bundle: TextToImage, prompt: str) -> int:
+    num_tokens = len(bundle.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    return max(0, num_tokens - bundle.processor.text_sequence_length)
