@@ -28,8 +28,9 @@ Private = Annotated[bool, typer.Option("--private", help="Let members alone see 
 Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub; made if missing.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="One setting of a static Space, such as run=my-org/birds."),
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of a static Space, a variable of another."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be published, and do nothing.")]
 
 
 @app.command()
@@ -219,19 +220,67 @@ def publish_space(
     repository: Repository,
     private: Private = False,
     set_: Settings = None,
+    secret: Annotated[
+        list[str] | None, typer.Option(help="Name of a secret; its value is taken from this environment.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="Hardware to ask for, such as t4-small.")] = None,
+    dry_run: DryRun = False,
 ) -> None:
-    """Publish one of this project's Spaces, bundled with the modules that it imports.
+    """Publish one of this project's Spaces, bundled with the modules that it imports, with its variables.
 
     \b
     Examples:
-      hub-tools publish space training_dashboard my-org/dashboard
+      hub-tools publish space training_dashboard my-org/dashboard --set RUN=my-org/birds
       hub-tools publish space landing_page my-org/together --set run=my-org/birds
+      hub-tools publish space join_training my-org/gpu --set RUN=my-org/birds --secret HF_TOKEN --hardware t4-small
     """
-    from . import page_settings, space_bundling
+    from . import page_settings, space_publishing
 
-    settings = page_settings.parse_settings(set_ or [])
-    published = space_bundling.publish_space(name, repository, private=private, settings=settings)
+    plan = space_publishing.SpacePlan(
+        name=name,
+        repository=repository,
+        settings=page_settings.parse_settings(set_ or []),
+        secrets=tuple(secret or ()),
+        hardware=hardware,
+        private=private,
+    )
+    if dry_run:
+        typer.echo("\n".join(space_publishing.describe_plan(plan)))
+        return
+    published = space_publishing.publish_space(plan)
     _say_published(published.url, changed=published.changed)
+
+
+@publish_app.command("run")
+def publish_run(
+    run: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model repository of the run.")],
+    all_: Annotated[bool, typer.Option("--all", help="All five Spaces; it is what this command is for.")] = False,
+    private: Private = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Set up what people see of a run: landing page, dashboard, drawing, calculator and joining, wired to each other.
+
+    They are called ORG/RUN-together, -dashboard, -draw, -memory and -join. What the run still lacks is named. Doing it
+    again changes only what differs.
+
+    \b
+    Examples:
+      hub-tools publish run my-org/birds --all --dry-run
+      hub-tools publish run my-org/birds --all
+    """
+    from . import space_publishing
+
+    if not all_:
+        raise ValueError("publish run publishes all Spaces of a run. Say so: --all. For one: hub-tools publish space")
+    plans = space_publishing.plans_of_run(run, private=private)
+    for sentence in space_publishing.missing_parts(run):
+        typer.echo(f"! {sentence}", err=True)
+    if dry_run:
+        for plan in plans:
+            typer.echo("\n".join(space_publishing.describe_plan(plan)))
+        return
+    for repository, published in space_publishing.publish_all(plans).items():
+        typer.echo(f"{repository}: {published.url if published.changed else 'as it is to be already'}")
 
 
 @bundle_app.command("space")

@@ -35,7 +35,7 @@ def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
     if not path.is_file():
         raise ValueError(
             f"The Space {space.name} has no {SETTINGS_FILE}, --set {'='.join(next(iter(settings.items())))} would have "
-            "no effect. Set variables in the settings of the published Space instead"
+            "no effect: it reads the environment of the program. Set variables there, or with publish space --set"
         )
     known = json.loads(path.read_text("utf-8"))
     if unknown := sorted(set(settings) - set(known)):
@@ -43,7 +43,7 @@ def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
     values = {**known, HUB: current_endpoint(), **settings}
     for name, value in values.items():
         if value:
-            (_check_address if name in ADDRESSES else _check_repository)(name, value)
+            (_check_address if name in ADDRESSES else check_repository)(name, value)
     path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
@@ -55,7 +55,8 @@ def _check_address(name: str, value: str) -> None:
         raise ValueError(f"{name} is {value!r}, expected a web address such as {example}")
 
 
-def _check_repository(name: str, value: str) -> None:
+def check_repository(name: str, value: str) -> None:
+    """Raise ValueError, which begins with what is named, for anything but `ORG/NAME`."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 

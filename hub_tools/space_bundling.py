@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .folder_publishing import Published, publish_folder
 from .page_settings import SETTINGS_FILE, write_page_settings
 
 DISTRIBUTION = "dalle-collab"
@@ -69,18 +68,6 @@ def bundle_folder(space: Path, output: Path, settings: Mapping[str, str] | None 
             shutil.rmtree(output)
         whole.rename(output)
     return sorted(path.relative_to(output) for path in output.rglob("*") if path.is_file())
-
-
-def publish_space(
-    name: str, repo_id: str, *, private: bool = False, settings: Mapping[str, str] | None = None
-) -> Published:
-    """Bundle the Space `name` and publish the bundle as the Space repository `repo_id`, in one commit."""
-    with tempfile.TemporaryDirectory() as temporary:
-        bundle = Path(temporary) / name
-        bundle_space(name, bundle, settings)
-        return publish_folder(
-            bundle, repo_id, repo_type="space", private=private, message=f"Publish the Space {name}", replace=True
-        )
 
 
 def imported_modules(files: list[Path]) -> list[Path]:

@@ -51,7 +51,7 @@ def test_check_counts_and_names_problems(tmp_path):
 @pytest.mark.parametrize(
     "command",
     ["serve", "check", "user create", "user token", "org create", "org add", "publish dataset", "publish folder",
-     "publish space", "bundle space"],
+     "publish space", "publish run", "bundle space"],
 )  # fmt: skip
 def test_every_command_explains_itself_with_examples(command):
     shown = CliRunner().invoke(app, [*command.split(), "--help"])
