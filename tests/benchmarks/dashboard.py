@@ -127,7 +127,7 @@ def browse(address: str, repeats: int) -> dict[str, float]:
                 lambda page=page: page.get_by_label("time (UTC)").check(),
                 f"!{label}.includes('from epoch')",
             )
-            page.get_by_label("epochs", exact=True).check()
+            page.get_by_role("radio", name="epochs").check()
             page.wait_for_function(f"{label}.includes('from epoch 1 ')")
             slider = page.get_by_label("number input for From (% of the history)")
             slider.fill("50")

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -88,7 +89,10 @@ def publish_recorded_run(
         _write_reel(folder / REEL_FOLDER, checkpoints)
         (folder / "run_state.json").write_text(json.dumps(dict(run_id=run.run_id, epoch=num_epochs)))
         api.create_repo(repository, exist_ok=True)
-        commit = api.upload_folder(repo_id=repository, folder_path=name, commit_message="Recorded run").oid
+        with warnings.catch_warnings():
+            # The history of a run lies beside its model.
+            warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file")
+            commit = api.upload_folder(repo_id=repository, folder_path=name, commit_message="Recorded run").oid
         for epoch in checkpoints:
             api.create_tag(repository, tag=f"epoch-{epoch}", revision=commit)
 

@@ -32,7 +32,7 @@ def test_a_bundle_has_the_settings_and_the_template_keeps_its_own(space, tmp_pat
         ("run", "birds", "run is 'birds', expected ORG/NAME"),
         ("run", "my-org/<script>", "run is 'my-org/<script>', expected ORG/NAME"),
         ("hub", "javascript:alert(1)", "expected a web address such as https://huggingface.co"),
-        ("hub", "https://user:word@hub.example", "expected a web address"),
+        ("hub", "https://user@hub.example", "expected a web address"),
         ("hub", "https://hub.example/folder", "expected a web address"),
         ("source_code", "ftp://code.example", "expected a web address such as https://example.org/code"),
         ("colour", "red", "The page has no setting colour. There are: hub, run, source_code"),

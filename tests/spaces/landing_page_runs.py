@@ -21,6 +21,7 @@ from pipelines.training.training_run import TrainingRun
 HOSTILE_NAME = "<img src=x onerror=alert(1)>"
 NUM_EPOCHS = 30_000
 NUM_USERS = 500
+ABSURD_EPOCH = 12_345
 PROMPTS = ("a robin on a branch", "a red barn in the snow", "<b>bold</b> & brave")
 DATASET = "org/robins-codes"
 NUM_RECORDS, BYTES_PER_RECORD = 2_000_000, 1_580
@@ -35,13 +36,13 @@ RUN = TrainingRun(
 
 
 def history(now):
-    """A loss that falls with noise and one plateau; peers that come and go with the hours of the day."""
+    """A loss that falls with noise and is absurd once; peers that come and go."""
     chance, points = random.Random(0), []
     for epoch in range(1, NUM_EPOCHS + 1):
         num_peers = round(9 + 6 * math.sin(epoch / 900) + 12 * epoch / NUM_EPOCHS + chance.gauss(0, 1.2))
         values = dict(
             epoch=epoch,
-            loss=2.6 + 4.2 * math.exp(-epoch / 2500) + 0.9 * math.exp(-epoch / 15000) + chance.gauss(0, 0.05),
+            loss=9e5 if epoch == ABSURD_EPOCH else 2.6 + 4.2 * math.exp(-epoch / 2500) + chance.gauss(0, 0.05),
             num_peers=max(1, num_peers),
             samples_per_second=4.2 * max(1, num_peers) + chance.random(),
             share_averaged=0.99,

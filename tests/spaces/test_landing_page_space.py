@@ -120,6 +120,7 @@ def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, 
         page.locator("#data-figures").wait_for()
         assert "Epoch 30,000 of 31,250" in page.locator("#status-text").inner_text()
         assert page.locator("#live-plots path").count() == 3
+        assert page.locator("#objective-plot .plot-note").inner_text() == "1 value lies beyond this scale."
         first = page.locator("#leaderboard-rows tr").first
         assert first.locator("th").inner_text() == HOSTILE_NAME and page.locator("main img").count() == 1
         assert page.locator("#reel-prompts li").last.inner_text() == "<b>bold</b> & brave"
@@ -155,6 +156,10 @@ def test_everything_can_be_moved_with_the_keyboard(hub, address):
         assert page.locator("#leaderboard-rows tr").count() == 200
         page.locator("#reel-epoch").press("Home")
         assert page.locator("#reel-epoch-value").inner_text().startswith("epoch 100 ")
+        page.get_by_role("button", name="Play").press("Enter")
+        page.get_by_text("epoch 5,000 · ").wait_for()
+        page.get_by_role("button", name="Pause").press("Enter")
+        assert page.get_by_role("button", name="Play").is_visible()
         for link in page.get_by_role("link").all():
             target = link.get_attribute("href")
             assert target.startswith(("#", f"{hub.endpoint}/")) or "/" not in target, target

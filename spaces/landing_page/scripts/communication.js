@@ -76,7 +76,7 @@ function draw() {
     `sends ${asBytes(perRound)} a round, ${asBytes(perRound / samples)} per sample. That takes ${asDuration(sending)} at ` +
     `${asFigure(chosen.megabits)} Mbit/s; the swarm computes the batch in ${asDuration(computing)}. ` +
     (waiting > 0
-      ? `Every round, peers wait ${asDuration(waiting)}: ${asFigure((100 * waiting) / (waiting + computing))} % of their time.`
+      ? `Every round, peers wait ${asDuration(waiting)}: ${asFigure((100 * waiting) / (waiting + computing))}\u00a0% of their time.`
       : "Nobody waits: the exchange is hidden behind the next batch.");
 }
 

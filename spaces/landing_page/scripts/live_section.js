@@ -52,7 +52,7 @@ function figures(run, { newest, numContributors }) {
   if (!newest) return [];
   const left = run.numEpochs ? Math.max(0, run.numEpochs - newest.epoch) : 0;
   const end = left && newest.epoch_seconds ? `, about ${asDuration(left * newest.epoch_seconds)} to go` : "";
-  const share = run.numEpochs ? `${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))} % of the schedule` : "so far";
+  const share = run.numEpochs ? `${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))}\u00a0% of the schedule` : "so far";
   return [
     figure(asCount(newest.epoch), "epochs", `${share}${end}`),
     figure(asFigure(newest.loss), "training loss", "mean over all peers"),

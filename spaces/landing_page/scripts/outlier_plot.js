@@ -20,7 +20,7 @@ export function prepareOutlierPlot() {
     draw();
   };
   bindSlider("hostile-number", (value) => `${value} of ${NUM_HONEST + value}`, choose("number"));
-  const strength = bindSlider("hostile-strength", (value) => `${asFigure(value)}× the noise of one peer`, choose("strength"));
+  const strength = bindSlider("hostile-strength", (value) => `${asFigure(value)}× one peer’s noise`, choose("strength"));
   const direction = bindSlider("hostile-direction", (value) => `${value}°`, choose("degrees"));
   const picture = byId("outlier-plot");
   picture.setAttribute("viewBox", `0 0 ${VIEW.width} ${VIEW.height}`);
@@ -71,8 +71,8 @@ function draw() {
     arrow(robust, "robust"),
   );
   const [off, mended] = [distance(plain, goal), distance(robust, goal)];
-  byId("outlier-mean").textContent = `${asFigure(Number(off.toFixed(2)))}× the noise of one peer`;
-  byId("outlier-robust").textContent = `${asFigure(Number(mended.toFixed(2)))}× the noise of one peer`;
+  byId("outlier-mean").textContent = `${asFigure(Number(off.toFixed(2)))}× one peer’s noise`;
+  byId("outlier-robust").textContent = `${asFigure(Number(mended.toFixed(2)))}× one peer’s noise`;
   byId("outlier-verdict").textContent = verdict(excess.slice(NUM_HONEST));
 }
 

@@ -15,7 +15,7 @@ from swarm_of_processes import tiny_run
 from hub_tools.local_hub import LocalHub
 from pipelines.training.metrics_history import write_history
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:It seems that you are about to commit a data file")]
 
 PROGRAM = Path(__file__).with_name("failing_sources.py")
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
