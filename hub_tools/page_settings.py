@@ -12,7 +12,10 @@ HUB = "hub"
 """The Hub that the page reads from; unless it is set, the one that the Space is bundled for."""
 
 ADDRESSES = (HUB, "source_code")
-"""Settings that are web addresses. All others name a repository, `ORG/NAME`."""
+"""Settings that are web addresses."""
+
+REPOSITORIES = ("run",)
+"""Settings that name a repository, `ORG/NAME`. All others name a Space or give its address."""
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
@@ -43,7 +46,8 @@ def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
     values = {**known, HUB: current_endpoint(), **settings}
     for name, value in values.items():
         if value:
-            (_check_address if name in ADDRESSES else check_repository)(name, value)
+            is_address = name in ADDRESSES or (name not in REPOSITORIES and "://" in value)
+            (_check_address if is_address else check_repository)(name, value)
     path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 

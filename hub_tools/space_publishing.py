@@ -107,12 +107,13 @@ def describe_plan(plan: SpacePlan) -> list[str]:
     ]
 
 
-def plans_of_run(run: str, *, private: bool = False) -> list[SpacePlan]:
-    """Return what the five Spaces of a run are to be: `ORG/RUN-dashboard` and so on, each knowing the others."""
-    check_repository("the run", run)
-    spaces = {name: f"{run}-{suffix}" for name, suffix in SPACE_SUFFIXES.items()}
-    links = {name: spaces[name] for name in SPACE_SUFFIXES if name != "landing_page"}
-    settings = {
+def settings_of_spaces(run: str, spaces: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return, by the project's name of a Space, what it has to be told of the run and of the others.
+
+    `spaces` says where they are: `ORG/NAME` on the Hub, or web addresses.
+    """
+    links = {name: space for name, space in spaces.items() if name != "landing_page"}
+    return {
         "landing_page": dict(run=run, **links),
         "training_dashboard": dict(
             RUN=run,
@@ -124,9 +125,15 @@ def plans_of_run(run: str, *, private: bool = False) -> list[SpacePlan]:
         "memory_calculator": dict(RUN=run),
         "join_training": dict(RUN=run),
     }
+
+
+def plans_of_run(run: str, *, private: bool = False) -> list[SpacePlan]:
+    """Return what the five Spaces of a run are to be: `ORG/RUN-dashboard` and so on, each knowing the others."""
+    check_repository("the run", run)
+    spaces = {name: f"{run}-{suffix}" for name, suffix in SPACE_SUFFIXES.items()}
     return [
-        SpacePlan(name=name, repository=repository, settings=settings[name], private=private)
-        for name, repository in spaces.items()
+        SpacePlan(name=name, repository=spaces[name], settings=settings, private=private)
+        for name, settings in settings_of_spaces(run, spaces).items()
     ]
 
 

@@ -17,8 +17,9 @@ def run_demo(
 ) -> None:
     """Run the whole system on this machine: scenes, codes, an embedded Hub, three peers, pictures, and a score.
 
-    It trains from random weights with the public commands and takes about a quarter of an hour on two cores. Look at
-    OUTPUT/grid.png and OUTPUT/summary.html afterwards.
+    It trains from random weights with the public commands and takes about a quarter of an hour on two cores. Five pages
+    show the run while it trains and, on a terminal, afterwards until Ctrl-C. Look at OUTPUT/grid.png and
+    OUTPUT/summary.html too.
 
     \b
     Examples:
@@ -27,11 +28,14 @@ def run_demo(
     """
     from rich.console import Console
 
+    from pipelines.demo.running_spaces import look_around
     from pipelines.demo.scenes_demo import run_scenes_demo
     from pipelines.demo.summary import show_end
 
     console = Console(stderr=True)
     show_end(run_scenes_demo(output, console, num_pictures=num_pictures), output, "demo/scenes", console)
+    if console.is_terminal:
+        look_around(output, console)
 
 
 @app.command("openmoji")
@@ -51,10 +55,29 @@ def run_openmoji(
     from rich.console import Console
 
     from pipelines.demo.openmoji_demo import run_openmoji_demo
+    from pipelines.demo.running_spaces import look_around
     from pipelines.demo.summary import show_end
 
     console = Console(stderr=True)
     show_end(run_openmoji_demo(output, console, source=source), output, "demo/openmoji", console)
+    if console.is_terminal:
+        look_around(output, console)
+
+
+@app.command()
+def spaces(output: OutputOption = Path("demo-output")) -> None:
+    """Open the Hub and the five pages of a demo that has been run, until Ctrl-C.
+
+    \b
+    Examples:
+      dalle-collab demo spaces
+      dalle-collab demo spaces --output my-demo
+    """
+    from rich.console import Console
+
+    from pipelines.demo.running_spaces import look_around
+
+    look_around(output, Console(stderr=True))
 
 
 @app.command()

@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
+from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
-from pipelines.demo.whole_line import DemoPlan, run_whole_line
+from pipelines.demo.whole_line import run_whole_line
 
 NUM_CAPTIONS_OF_EACH_KIND = 8
 
@@ -47,6 +48,7 @@ def run_openmoji_demo(output: Path, console: Console, *, source: Path | None = N
         codec_folder=work / "codec",
         clip_folder=work / "clip",
         run_settings=RUN_SETTINGS,
+        opens_spaces=True,
         vocabulary_size=2048,
         num_candidates=32,
         top_k=256,

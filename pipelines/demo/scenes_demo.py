@@ -7,13 +7,14 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
+from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.scene_captions import held_out_captions
 from pipelines.demo.scene_judge import chance_level, exact_match
 from pipelines.demo.scenes import held_out_scenes
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
-from pipelines.demo.whole_line import DemoPlan, run_whole_line
+from pipelines.demo.whole_line import run_whole_line
 
 NUM_CAPTIONS = 200
 NUM_PICTURES = 16_000
@@ -50,6 +51,7 @@ def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_P
         codec_folder=PRETRAINED_CODEC,
         clip_folder=PRETRAINED_CLIP,
         run_settings=RUN_SETTINGS,
+        opens_spaces=True,
     )
 
     def make_pictures(stages: Stages, folder: Path) -> None:

@@ -60,10 +60,25 @@ class Stages:
 
     def start(self, *command: str, token: str = "", log_name: str, keep_output: bool = False) -> subprocess.Popen[str]:
         """Start a public command in a process group of its own; what it logs goes to `LOG_NAME.log`."""
+        program = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
+        return self.start_program(program, token=token, log_name=log_name, keep_output=keep_output)
+
+    def start_program(
+        self,
+        command: Sequence[str],
+        *,
+        folder: Path | None = None,
+        environment: Mapping[str, str] = {},
+        token: str = "",
+        log_name: str,
+        keep_output: bool = False,
+    ) -> subprocess.Popen[str]:
+        """Start any program in the same way, in a folder and with more environment variables."""
         with self._log(log_name).open("a", encoding="utf-8") as log:
             return subprocess.Popen(
-                [str(Path(sys.executable).with_name(command[0])), *command[1:]],
-                env={**os.environ, **self.environment, "HF_TOKEN": token, "NO_COLOR": "1"},
+                command,
+                cwd=folder,
+                env={**os.environ, **self.environment, **environment, "HF_TOKEN": token, "NO_COLOR": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if keep_output else log,
                 stderr=log,

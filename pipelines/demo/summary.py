@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.whole_line import LineResult
 from pipelines.training.checkpoint_publishing import draw_loss_curve
 
@@ -101,7 +102,8 @@ def write_summary(
     """Write `summary.json`, `summary.html` and `loss_curve.png` beside the grid, which `grid_title` describes."""
     (folder / "summary.json").write_text(summary.to_json(), encoding="utf-8")
     draw_loss_curve(list(history), folder / "loss_curve.png")
-    (folder / "summary.html").write_text(_page(title, summary, grid_title), encoding="utf-8")
+    page = _page(title, summary, grid_title, read_addresses(folder), folder)
+    (folder / "summary.html").write_text(page, encoding="utf-8")
 
 
 def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
@@ -131,6 +133,7 @@ def show_end(summary: DemoSummary, folder: Path, repository: str, console: Conso
     for name, value in figure_rows(summary):
         console.print(f"  [bold]{name}[/bold]: {value}", highlight=False)
     console.print(f"Look at {folder / 'grid.png'} and {folder / 'summary.html'}.", highlight=False)
+    console.print(f"Open the run's pages again: `dalle-collab demo spaces --output {folder}`.", highlight=False)
     console.print(
         f"Look further: `hub-tools serve --root {folder / 'hub'}` shows the Hub in a browser; with its HF_ENDPOINT, "
         f"`dalle-collab generate {repository} 'a caption'` draws more.",
@@ -138,12 +141,18 @@ def show_end(summary: DemoSummary, folder: Path, repository: str, console: Conso
     )
 
 
-def _page(title: str, summary: DemoSummary, grid_title: str) -> str:
+def _page(title: str, summary: DemoSummary, grid_title: str, addresses: Mapping[str, str], folder: Path) -> str:
     rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in figure_rows(summary))
     stages = "".join(
         f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{seconds:.0f} s</td></tr>"
         for name, seconds in summary.stage_seconds.items()
     )
+    links = "".join(
+        f'<li><a href="{html.escape(address)}">{html.escape(name.replace("_", " ").capitalize())}</a></li>'
+        for name, address in addresses.items()
+    )
+    command = html.escape(f"dalle-collab demo spaces --output {folder}")
+    pages = f"<h2>Pages of the run</h2><p>Open while <code>{command}</code> runs:</p><ul>{links}</ul>" if links else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title>
@@ -154,6 +163,7 @@ img {{ max-width: 100% }}
 </style>
 <h1>{html.escape(title)}</h1>
 <table>{rows}</table>
+{pages}
 <h2>{html.escape(grid_title)}</h2>
 <img src="grid.png" alt="Generated pictures, one row for each caption">
 <h2>Loss</h2>

@@ -6,8 +6,6 @@ Every step is a public command that a person could type; only sizes differ from 
 import contextlib
 import json
 import shutil
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,61 +13,15 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hub_tools.local_hub import LocalHub
-from pipelines.demo.stages import StageError, Stages, stop_group
+from pipelines.demo.demo_plan import ORGANISATION, Accounts, DemoPlan
+from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces, SpacesPlan, describe_spaces
+from pipelines.demo.stages import Stages
+from pipelines.demo.training_stage import train_together
 
-ORGANISATION = "demo"
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-SECONDS_TO_MEET = 180.0
 MARKER_FILE = ".dalle-collab-demo"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoPlan:
-    """What differs between the demos: where pictures come from, and sizes."""
-
-    name: str
-    """Name of the run, of its dataset, codec and CLIP on the embedded Hub."""
-
-    output: Path
-    """Folder for everything; `hub/`, `work/` and `logs/` lie in it beside the results."""
-
-    codec_folder: Path
-    clip_folder: Path
-    run_settings: Mapping[str, Any]
-    """Fields of `TrainingRun` and `DalleCollabConfig`."""
-
-    micro_batch_size: int = 32
-    num_trainers: int = 2
-    vocabulary_size: int = 256
-    shard_size: int = 2048
-    num_candidates: int = 16
-    keep: int = 4
-    num_captions_in_grid: int = 12
-    top_k: int = 64
-    temperature: float = 0.7
-
-    @property
-    def work(self) -> Path:
-        """Folder for what the commands hand to each other."""
-        return self.output / "work"
-
-    @property
-    def pictures_to_train_on(self) -> Path:
-        """Folder of tars: `pictures/train` where some pictures are held out, else `pictures`."""
-        train = self.work / "pictures" / "train"
-        return train if train.exists() else self.work / "pictures"
-
-    @property
-    def num_epochs(self) -> int:
-        """Length of the run."""
-        return int(self.run_settings["num_epochs"])
-
-    def repository(self, suffix: str = "") -> str:
-        """Return the full name of one of the demo's repositories."""
-        return f"{ORGANISATION}/{self.name}{suffix}"
+NUM_EXAMPLES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +48,6 @@ class LineResult:
     """Samples that the trainers have contributed together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accounts:
-    """Tokens of the demo's people; each trainer is a volunteer of its own."""
-
-    organiser: str
-    volunteers: tuple[str, ...]
-
-
 def run_whole_line(
     plan: DemoPlan,
     make_pictures: Callable[[Stages, Path], None],
@@ -116,16 +60,17 @@ def run_whole_line(
         StageError: a command failed; what is done already stays in the folder.
     """
     prepare_output_folder(plan.output)
-    with LocalHub(plan.output / "hub") as hub:
+    with LocalHub(plan.output / "hub") as hub, contextlib.ExitStack() as stack:
         accounts = _make_accounts(hub, plan.num_trainers)
         stages = Stages(plan.output / "logs", hub.environment(), console)
         with stages.stage("pictures", "Making captioned pictures"):
             make_pictures(stages, plan.work / "pictures")
         _publish_dataset(stages, plan, accounts.organiser)
         _create_run(stages, plan, accounts.organiser)
-        with stages.stage("training", f"Training together: {plan.num_trainers} peers and an auxiliary peer"):
-            _train(stages, plan, accounts, console)
         captions = list_captions()
+        stack.enter_context(_open_spaces(stages, plan, hub.endpoint, accounts.visitor, captions))
+        with stages.stage("training", f"Training together: {plan.num_trainers} peers and an auxiliary peer"):
+            train_together(stages, plan, accounts, console)
         with stages.stage("generation", f"Drawing {len(captions)} captions, {plan.num_candidates} candidates each"):
             ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)
             _draw(stages, plan, captions[: plan.num_captions_in_grid], "grid", **ranked)
@@ -160,9 +105,26 @@ def prepare_output_folder(folder: Path) -> None:
 def _make_accounts(hub: LocalHub, num_volunteers: int) -> Accounts:
     organiser = hub.create_user("organiser")
     volunteers = tuple(hub.create_user(f"volunteer-{number + 1}") for number in range(num_volunteers))
-    members = {"organiser": "admin"} | {f"volunteer-{number + 1}": "read" for number in range(num_volunteers)}
-    hub.create_organization(ORGANISATION, members=members)
-    return Accounts(organiser=organiser, volunteers=volunteers)
+    visitor = hub.create_user(VISITOR)
+    readers = [VISITOR, *(f"volunteer-{number + 1}" for number in range(num_volunteers))]
+    hub.create_organization(ORGANISATION, members={"organiser": "admin"} | dict.fromkeys(readers, "read"))
+    return Accounts(organiser=organiser, volunteers=volunteers, visitor=visitor)
+
+
+@contextlib.contextmanager
+def _open_spaces(stages: Stages, plan: DemoPlan, endpoint: str, token: str, captions: list[str]) -> Iterator[None]:
+    """Keep the run's pages open, if the plan says so."""
+    if not plan.opens_spaces:
+        yield
+        return
+    examples = "|".join(captions[:NUM_EXAMPLES])
+    spaces = SpacesPlan(
+        run=plan.repository(), folder=plan.output / SPACES_FOLDER, endpoint=endpoint, token=token, examples=examples
+    )
+    with RunningSpaces(spaces, stages) as running:
+        for line in describe_spaces(running.addresses):
+            stages.console.print(f"  {line}", highlight=False)
+        yield
 
 
 def _publish_dataset(stages: Stages, plan: DemoPlan, token: str) -> None:
@@ -200,96 +162,6 @@ def _create_run(stages: Stages, plan: DemoPlan, token: str) -> None:
             "--tokenizer", str(plan.work / "tokenizer"), "--settings", str(settings),
             token=token, log_name="run",
         )  # fmt: skip
-
-
-def _train(stages: Stages, plan: DemoPlan, accounts: Accounts, console: Console) -> None:
-    """Start the auxiliary peer, then the trainers; wait until the auxiliary peer has published the last epoch."""
-    events = plan.work / "auxiliary.jsonl"
-    with contextlib.ExitStack() as stack:
-        auxiliary = stages.start(
-            "dalle-collab", "run", "assist", plan.repository(), "--host", LOOPBACK, "--follow-seconds", "20",
-            "--events", str(events), token=accounts.organiser, log_name="auxiliary",
-        )  # fmt: skip
-        stack.callback(stop_group, auxiliary)
-        _wait_for_first_event(stages, auxiliary, events)
-        trainers = []
-        for number, token in enumerate(accounts.volunteers):
-            trainer = stages.start(
-                "dalle-collab", "join", plan.repository(), "--host", LOOPBACK, "--cpu-threads", "1",
-                "--micro-batch-size", str(plan.micro_batch_size), "--device", "cpu",
-                "--events", str(plan.work / f"trainer-{number}.jsonl"), token=token, log_name=f"trainer-{number}",
-            )  # fmt: skip
-            stack.callback(stop_group, trainer)
-            trainers.append(trainer)
-        for report in _follow(events, auxiliary, trainers, stages, plan, console):
-            if report["published_epoch"] >= plan.num_epochs:
-                break
-        for process in (*trainers, auxiliary):
-            process.wait(timeout=SECONDS_TO_MEET)
-
-
-def _wait_for_first_event(stages: Stages, auxiliary: subprocess.Popen[str], events: Path) -> None:
-    deadline = time.monotonic() + SECONDS_TO_MEET
-    while not events.exists():
-        if auxiliary.poll() is not None:
-            raise StageError(stages.failure(("dalle-collab", "run", "assist"), auxiliary.returncode, "auxiliary"))
-        if time.monotonic() > deadline:
-            raise StageError(f"The auxiliary peer was not up within {SECONDS_TO_MEET:.0f} s; see logs/auxiliary.log.")
-        time.sleep(0.2)
-
-
-def _follow(
-    events: Path,
-    auxiliary: subprocess.Popen[str],
-    trainers: list[subprocess.Popen[str]],
-    stages: Stages,
-    plan: DemoPlan,
-    console: Console,
-) -> Iterator[dict[str, Any]]:
-    columns = (
-        TextColumn("  epoch {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("training", total=plan.num_epochs, text="peers are starting")
-        position, report = 0, {"held_epoch": 0}
-        while True:
-            lines = events.read_text(encoding="utf-8").splitlines(keepends=True)
-            for line in lines[position:]:
-                if line.endswith("\n"):
-                    position += 1
-                    report = json.loads(line)
-                    progress.update(task, completed=report["swarm_epoch"], text=_training_text(report))
-                    yield report
-            if auxiliary.poll() is not None:
-                if auxiliary.returncode != 0:
-                    raise StageError(
-                        stages.failure(("dalle-collab", "run", "assist"), auxiliary.returncode, "auxiliary")
-                    )
-                return
-            if all(trainer.poll() is not None for trainer in trainers):
-                _check_end(stages, plan, trainers, report)
-            time.sleep(0.5)
-
-
-def _check_end(
-    stages: Stages, plan: DemoPlan, trainers: list[subprocess.Popen[str]], report: Mapping[str, Any]
-) -> None:
-    """Raise StageError if the trainers have ended and nobody holds the run's last state."""
-    if report["held_epoch"] < plan.num_epochs:
-        code = next((trainer.returncode for trainer in trainers if trainer.returncode != 0), 0)
-        raise StageError(stages.failure(("dalle-collab", "join", plan.repository()), code, "trainer-0"))
-
-
-def _training_text(report: Mapping[str, Any]) -> str:
-    summary = report["summary"]
-    if summary is None:
-        return f"{report['num_trainers']} trainers"
-    return (
-        f"loss {summary['loss']:.3f}, {summary['num_peers']} peers, {summary['samples_per_second']:.0f} samples/s, "
-        f"{summary['share_averaged']:.0%} averaged"
-    )
 
 
 def _draw(

@@ -123,7 +123,7 @@ function showSettings({ hub, run, spaces, sourceCode }) {
   }
   for (const place of document.querySelectorAll("[data-space]")) {
     const space = spaces[place.dataset.space];
-    if (space) place.replaceChildren(outwardLink(`${hub}/spaces/${space}`, SPACE_LINKS[place.dataset.space]));
+    if (space) place.replaceChildren(outwardLink(space, SPACE_LINKS[place.dataset.space]));
     else (place.closest("[data-needs-space]") ?? place).hidden = true;
   }
   byId("source-code").hidden = !sourceCode;

@@ -8,7 +8,7 @@ export function isRepository(text) {
   return typeof text === "string" && REPOSITORY.test(text) && !text.includes("..") && !text.includes("--");
 }
 
-/** Return `{hub, run, spaces, sourceCode, problem}`; `problem` says what is wrong with them, or is empty. */
+/** Return `{hub, run, spaces, sourceCode, problem}`: addresses of Spaces by name; `problem` says what is wrong. */
 export async function readSettings(address) {
   const settings = { hub: "", run: "", spaces: {}, sourceCode: "", problem: "" };
   let values;
@@ -22,7 +22,7 @@ export async function readSettings(address) {
     return settings;
   }
   settings.sourceCode = readableAddress(values.source_code);
-  for (const name of SPACES) if (isRepository(values[name])) settings.spaces[name] = values[name];
+  for (const name of SPACES) settings.spaces[name] = spaceAddress(settings.hub, values[name]);
   const asked = new URLSearchParams(address).get("run");
   settings.run = asked ?? values.run ?? "";
   if (settings.run === "") {
@@ -39,6 +39,11 @@ function webAddress(text) {
   const address = new URL(text);
   if (!["http:", "https:"].includes(address.protocol)) throw new Error(`${address.protocol} is no web address`);
   return address;
+}
+
+/** Return where a Space is that is named as a repository of the Hub or by its address; empty: nowhere. */
+function spaceAddress(hub, value) {
+  return isRepository(value) ? `${hub}/spaces/${value}` : readableAddress(value);
 }
 
 function readableAddress(text) {

@@ -1,9 +1,14 @@
 """The whole line with the shipped codec and CLIP, as `make demo` runs it, only shorter."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 
+import httpx2
 import numpy as np
+import psutil
 import pytest
 import torch
 from huggingface_hub import HfApi
@@ -12,6 +17,8 @@ from rich.console import Console
 
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.scene_captions import held_out_captions
 from pipelines.demo.scene_judge import exact_match
 from pipelines.demo.scenes import held_out_scenes
@@ -19,7 +26,7 @@ from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import StageError, Stages
 from pipelines.demo.summary import mean_picture_bytes, summarise_demo, write_summary
-from pipelines.demo.whole_line import DemoPlan, prepare_output_folder, run_whole_line
+from pipelines.demo.whole_line import prepare_output_folder, run_whole_line
 
 NUM_PICTURES = 400
 NUM_CAPTIONS = 4
@@ -59,11 +66,12 @@ def make_pictures(stages, folder):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_pictures_become_a_model_that_two_peers_trained_and_that_draws(tmp_path):
-    plan, console = small_plan(tmp_path / "demo-output"), Console(quiet=True)
+    plan, console = small_plan(tmp_path / "demo-output", opens_spaces=True), Console(quiet=True)
     result = run_whole_line(plan, make_pictures, lambda: held_out_captions(NUM_CAPTIONS), console)
     check_figures(plan, result)
     check_pictures(plan, result)
     check_what_the_hub_keeps(plan, result, tmp_path / "cache")
+    check_pages(plan, tmp_path / "log")
 
 
 def check_figures(plan, result):
@@ -108,6 +116,37 @@ def check_what_the_hub_keeps(plan, result, cache):
     assert model.num_parameters() == result.num_parameters
     codes = model.generate_image_codes(torch.full((1, 16), 5), num_candidates=2)
     assert codes.shape == (1, 2, 64)
+
+
+def check_pages(plan, log):
+    """`demo spaces` opens the pages that the summary links, until Ctrl-C."""
+    addresses = read_addresses(plan.output)
+    summary = (plan.output / "summary.html").read_text()
+    assert len(addresses) == 5 and all(f'href="{address}"' in summary for address in addresses.values())
+    command = [sys.executable, "-m", "pipelines.command_line.main", "demo", "spaces", "--output", str(plan.output)]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 180
+        while not all(map(answers, addresses.values())):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert httpx2.get(f"{addresses['landing_page']}/settings.json").json()["run"] == plan.repository()
+        assert httpx2.get(f"{addresses['training_dashboard']}/api/run").json()["run"] == plan.repository()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, log.read_text()
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+        assert "Traceback" not in log.read_text()
+    finally:
+        process.kill()
+
+
+def answers(address):
+    try:
+        return httpx2.get(address, timeout=5).status_code == 200
+    except httpx2.HTTPError:
+        return False
 
 
 def test_the_times_of_stages_inside_others_count_once(tmp_path):

@@ -1,0 +1,131 @@
+"""A run's five Spaces on this machine, each from its bundle in a process of its own, linked to each other."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from hub_tools.local_hub import LocalHub
+from hub_tools.space_bundling import bundle_space
+from hub_tools.space_publishing import settings_of_spaces
+from pipelines.demo.free_ports import take_ports
+from pipelines.demo.stages import Stages, stop_group
+
+SPACES_FOLDER = "spaces"
+SPACES_FILE = "spaces.json"
+VISITOR = "visitor"
+"""User of the demo's Hub who joins through a page."""
+
+FIRST_PORT = 8301
+TITLES = {
+    "landing_page": "what the run is and how it does",
+    "training_dashboard": "every figure of the training",
+    "text_to_image_demo": "draw with the newest checkpoint",
+    "memory_calculator": "what fits into which memory",
+    "join_training": "join with this machine",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpacesPlan:
+    """Which run the Spaces show."""
+
+    run: str
+    """Repository `ORG/RUN`."""
+
+    folder: Path
+    """Folder for the bundles; `spaces.json` in it says where the pages are."""
+
+    endpoint: str
+    """The Hub's address."""
+
+    token: str
+    """With which the joining page joins."""
+
+    examples: str = ""
+    """Captions to try, with a vertical bar between them."""
+
+
+class RunningSpaces:
+    """Use as a context manager: the Spaces start at once and end with the block; `addresses` says where they are."""
+
+    def __init__(self, plan: SpacesPlan, stages: Stages) -> None:
+        self._plan, self._stages = plan, stages
+        self._processes: list[subprocess.Popen[str]] = []
+        self.addresses: dict[str, str] = {}
+
+    def __enter__(self) -> "RunningSpaces":
+        ports = dict(zip(TITLES, take_ports(FIRST_PORT, len(TITLES)), strict=True))
+        self.addresses = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        try:
+            for name, port in ports.items():
+                self._start(name, port)
+        except BaseException:
+            self.__exit__()
+            raise
+        values = dict(run=self._plan.run, examples=self._plan.examples, addresses=self.addresses)
+        (self._plan.folder / SPACES_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes:
+            stop_group(process)
+
+    def _start(self, name: str, port: int) -> None:
+        bundle, settings = self._plan.folder / name, settings_of_spaces(self._plan.run, self.addresses)[name]
+        if name == "landing_page":
+            bundle_space(name, bundle, dict(settings, hub=self._plan.endpoint))
+            command, settings = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"], {}
+        else:
+            bundle_space(name, bundle)
+            command = [sys.executable, "app.py"]
+        environment = {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1", **settings}
+        if name == "text_to_image_demo" and self._plan.examples:
+            environment["EXAMPLES"] = self._plan.examples
+        token = self._plan.token if name == "join_training" else ""
+        self._processes.append(
+            self._stages.start_program(
+                command, folder=bundle, environment=environment, token=token, log_name=f"space-{name}"
+            )
+        )
+
+
+def describe_spaces(addresses: Mapping[str, str]) -> list[str]:
+    """Return a line for each page: where it is and what it shows."""
+    return [f"{address}  {TITLES[name]}" for name, address in addresses.items()]
+
+
+def read_addresses(output: Path) -> dict[str, str]:
+    """Return where the pages of the demo in a folder are; empty if it had none."""
+    file = output / SPACES_FOLDER / SPACES_FILE
+    return json.loads(file.read_text(encoding="utf-8"))["addresses"] if file.exists() else {}
+
+
+def look_around(output: Path, console: Console) -> None:
+    """Serve the Hub and the pages of a demo that has been run, until Ctrl-C.
+
+    Raises:
+        ValueError: there is no demo with pages in the folder.
+    """
+    file = output / SPACES_FOLDER / SPACES_FILE
+    if not file.exists():
+        raise ValueError(f"{output} holds no demo with pages. Run one first: dalle-collab demo run --output {output}")
+    values = json.loads(file.read_text(encoding="utf-8"))
+    with LocalHub(output / "hub") as hub:
+        stages = Stages(output / "logs", hub.environment(), console)
+        plan = SpacesPlan(
+            run=values["run"], folder=file.parent, endpoint=hub.endpoint, token=hub.create_token(VISITOR),
+            examples=values["examples"],
+        )  # fmt: skip
+        with RunningSpaces(plan, stages) as running:
+            console.print("The pages of the run; Ctrl-C ends them:")
+            for line in [*describe_spaces(running.addresses), f"{hub.endpoint}  the Hub"]:
+                console.print(f"  {line}", highlight=False)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
