@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
 """What the libp2p daemon says when it is given an address that it cannot use."""
 
+SIGN_OF_A_SLOW_START = "failed to start in"
+LONGER_STARTUP = 2.0
+"""How much longer than the first time a daemon may take that did not start in time."""
+
 
 class SwarmUnreachableError(ConnectionError):
     """No entry address of the run answers."""
@@ -41,24 +45,7 @@ def open_dht(
         CannotListenError: a port is taken, or an address is not one of this machine.
     """
     multiprocessing.set_start_method("fork", force=True)
-    try:
-        dht = SwarmDHT(
-            admission=admission,
-            initial_peers=list(entry_addresses),
-            host_maddrs=list(options.host_addresses),
-            announce_maddrs=list(options.announce_addresses) or None,
-            client_mode=options.client_mode,
-            identity_path=str(options.identity_file) if options.identity_file else None,
-            check_if_identity_free=admission is None or not admission.has_new_identity,
-            startup_timeout=options.startup_timeout_seconds,
-            use_relay=True,
-            use_auto_relay=options.use_relay,
-            start=True,
-        )
-    except (P2PDaemonError, RuntimeError, TimeoutError) as error:
-        if any(sign in str(error) for sign in SIGNS_OF_A_BAD_HOST):
-            raise CannotListenError(_explain_host(options.host_addresses, error)) from error
-        raise SwarmUnreachableError(_explain(run_name, entry_addresses, error, admission is not None)) from error
+    dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
         dht.bind_peers()
         if not options.client_mode:
@@ -66,6 +53,35 @@ def open_dht(
         yield dht
     finally:
         dht.shutdown()
+
+
+def _start_dht(
+    run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None
+) -> SwarmDHT:
+    """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
+    for share in (1.0, LONGER_STARTUP):
+        try:
+            return SwarmDHT(
+                admission=admission,
+                initial_peers=list(entry_addresses),
+                host_maddrs=list(options.host_addresses),
+                announce_maddrs=list(options.announce_addresses) or None,
+                client_mode=options.client_mode,
+                identity_path=str(options.identity_file) if options.identity_file else None,
+                check_if_identity_free=admission is None or not admission.has_new_identity,
+                startup_timeout=share * options.startup_timeout_seconds,
+                use_relay=True,
+                use_auto_relay=options.use_relay,
+                start=True,
+            )
+        except (P2PDaemonError, RuntimeError, TimeoutError) as error:
+            if SIGN_OF_A_SLOW_START in str(error) and share < LONGER_STARTUP:
+                logger.warning("The libp2p daemon is slow to start; it gets more time.")
+                continue
+            if any(sign in str(error) for sign in SIGNS_OF_A_BAD_HOST):
+                raise CannotListenError(_explain_host(options.host_addresses, error)) from error
+            raise SwarmUnreachableError(_explain(run_name, entry_addresses, error, admission is not None)) from error
+    raise AssertionError("the last chance returns or raises")
 
 
 def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
@@ -85,8 +101,14 @@ def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
 def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException, is_admitted: bool) -> str:
     if not entry_addresses:
         return f"The libp2p daemon did not start ({error}). On a busy machine try again with --startup-timeout 180."
+    if SIGN_OF_A_SLOW_START in str(error):
+        return (
+            f"The libp2p daemon did not start in time, twice ({error}). This machine is very busy: close other "
+            "programs, or wait longer: --startup-timeout 300"
+        )
     return (
         f"None of the {len(entry_addresses)} entry addresses of {run_name} answers ({error}). Either this machine has "
         f"no way there, or {'they do not accept its admission, or ' if is_admitted else ''}the run's auxiliary peer is "
-        f"down; its organiser starts it with: dalle-collab run assist {run_name}"
+        f"down. To look at each address: dalle-collab doctor {run_name}. The organiser starts the auxiliary peer with: "
+        f"dalle-collab run assist {run_name}"
     )

@@ -66,6 +66,17 @@ def test_dead_entry_addresses_name_the_auxiliary_peer_as_the_cure(commands, trai
     assert line.endswith("dalle-collab run assist org/dead-run")
 
 
+def test_a_daemon_that_is_slow_to_start_gets_a_second_chance_and_then_the_machine_is_named(
+    commands, training_material, without_address
+):
+    run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    training_material.copy_run("org/slow-run", without_address, training_run__json=run.to_json())
+    done = commands.run("join", "org/slow-run", "--host", LOOPBACK, "--startup-timeout", "0.01", is_worker=True)
+    line = done.stderr.strip().splitlines()[-1]
+    assert "The libp2p daemon did not start in time, twice" in line and line.endswith("--startup-timeout 300")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("device", "message"),
     [
