@@ -1,7 +1,7 @@
 """How far the swarm is: hivemind's tracker, which counts itself, and others only as far as they may be counted."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import hivemind
@@ -9,6 +9,10 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainin
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from pipelines.training.admission_records import AdmissionRecords
+
+TRUSTED_COMPANY = 2
+SHARE_OF_WITNESSES = 0.25
+"""Share of the other peers that must have reached an epoch before this peer believes that the swarm has."""
 
 GENEROSITY = 2.0
 """Times what a peer's records say that it may have gathered: records are late, and speeds vary."""
@@ -31,11 +35,23 @@ def plausible_samples(
     return samples
 
 
+def witnessed_epoch(epochs: Sequence[int]) -> int:
+    """Return the epoch that so many other peers have reached that it is not one peer's word alone, 0 without others.
+
+    One word is enough where there are no more than two others: the swarm would stand still with any of them.
+    """
+    num_witnesses = 1 if len(epochs) <= TRUSTED_COMPANY else max(2, math.ceil(len(epochs) * SHARE_OF_WITNESSES))
+    return sorted(epochs, reverse=True)[num_witnesses - 1] if epochs else 0
+
+
 class SwarmProgressTracker(ProgressTracker):
     """Counts this peer among the swarm's even before its own record has come back from the DHT.
 
     Without this, a newcomer that sees the record of one other peer takes itself for alone, ends the epoch without
     averaging, and leaves the swarm's trajectory with its first gradient.
+
+    Peers that claim to be further than others bear witness to do not count: the one that has just finished a round is
+    counted again when the next ones have, and one that lies drags nobody along.
     """
 
     seconds_to_come = 0.0
@@ -61,7 +77,10 @@ class SwarmProgressTracker(ProgressTracker):
         return super()._parse_swarm_progress_data(metadata)
 
     def _only_counted(self, metadata: dict[bytes, Any]) -> dict[bytes, Any]:
-        """Leave out the records of peers whom the run's authority has not admitted."""
+        """Leave out the records of peers whom the run's authority has not admitted, and of those that ran away."""
         values = {owner: entry.value for owner, entry in metadata.items() if entry.value is not None}
         records = {owner: LocalTrainingProgress.parse_obj(value) for owner, value in values.items()}
-        return {owner: metadata[owner] for owner in self._admissions.counted(records)}
+        counted = self._admissions.counted(records)
+        others = [r.epoch for owner, r in counted.items() if owner != self._local_public_key and not r.client_mode]
+        limit = max(witnessed_epoch(others), self.local_progress.epoch)
+        return {owner: metadata[owner] for owner, record in counted.items() if record.epoch <= limit}

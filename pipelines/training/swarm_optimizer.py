@@ -232,7 +232,15 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             )
 
     def _should_load_state_from_peers(self) -> bool:
-        return super()._should_load_state_from_peers() or self.hand_off.is_outvoted
+        return super()._should_load_state_from_peers() or self.hand_off.is_outvoted or self._has_missed_the_round()
+
+    def _has_missed_the_round(self) -> bool:
+        """Return whether the others have ended an epoch that this peer has not, and without it.
+
+        hivemind would look for a group for the old epoch, find one when the others end the next, and stay an epoch
+        behind with few samples each time. Where averaging is delayed, peers are ahead while their round is going on.
+        """
+        return not self.run.delay_gradient_averaging and self.local_epoch < self.tracker.global_epoch
 
     def shutdown(self) -> None:
         """Stop handing out the state, and all processes of this peer."""
