@@ -1,7 +1,7 @@
 """Layers of T5, operation by operation.
 
 Its position bias is trained, and PyTorch has no fused kernel on every device that takes a trained bias: probabilities
-are counted as stored.
+are counted as stored. Between decoder and encoder there is no bias, and attention is fused.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class T5Layers(TransformerLayers):
 
     def _layer(self, tape: Tape, encoded: Value | None) -> Value:
         x = tape.received(self.stream)
-        x = self._branch(tape, x, lambda normed: self._attention(tape, normed, normed))
+        x = self._branch(tape, x, lambda normed: self._self_attention(tape, normed))
         if encoded is not None:
-            x = self._branch(tape, x, lambda normed: self._attention(tape, normed, encoded))
+            x = self._branch(tape, x, lambda normed: self._cross_attention(tape, normed, encoded))
         return self._branch(tape, x, lambda normed: self._feed_forward(tape, normed))
 
     def _branch(self, tape: Tape, x: Value, compute: Callable[[Value], Value]) -> Value:
@@ -64,12 +64,19 @@ class T5Layers(TransformerLayers):
         tape.drop(deviation, unit)
         return out
 
-    def _attention(self, tape: Tape, x: Value, source: Value) -> Value:
-        """Describe attention of `x` to `source`, whose probabilities are stored."""
+    def _cross_attention(self, tape: Tape, x: Value, source: Value) -> Value:
+        """Describe fused attention of `x` to `source`."""
+        casts = [self.cast(tape, place) for place in (x, source, source)]
+        attended = self.attention(tape, casts, is_fused=False)
+        tape.drop(*casts)
+        return attended
+
+    def _self_attention(self, tape: Tape, x: Value) -> Value:
+        """Describe attention whose probabilities are stored."""
         exact = self.inner * 4 / self.element.compute  # PyTorch computes this attention in float32 for half types too
         copies = []
-        for place in (x, source, source):
-            cast = self.cast(tape, place)
+        for _ in range(3):
+            cast = self.cast(tape, x)
             projected = tape.run(cast, out=self.inner, saves=(cast,))
             copies.append(tape.run(projected, out=exact))
             tape.drop(cast, projected)
