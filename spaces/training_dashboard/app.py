@@ -25,7 +25,7 @@ SWARM_TAB, BOARD_TAB, CHECKPOINT_TAB, REEL_TAB = "Peers", "Leaderboard", "Checkp
 
 def build_interface(dashboard: Dashboard) -> gr.Blocks:
     """Return the page; it asks the dashboard again every few seconds."""
-    quiet = dict(show_progress="hidden", concurrency_limit=16, api_visibility="private")
+    quiet = dict(show_progress="hidden", concurrency_limit=16, api_name=False)
     with gr.Blocks(title=f"{dashboard.settings.run}: training dashboard") as interface:
         headline, notices = gr.HTML(), gr.HTML()
         with gr.Tab("Course"):
