@@ -30,9 +30,11 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
         headline, notices = gr.HTML(), gr.HTML()
         with gr.Tab("Course"):
             with gr.Row():
-                axis = gr.Radio([("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Along")
-                first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)")
-                last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)")
+                axis = gr.Radio(
+                    [("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Along", min_width=260
+                )
+                first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)", min_width=260)
+                last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)", min_width=260)
             charts = gr.HTML()
         with gr.Tab(SWARM_TAB) as swarm_tab:
             with gr.Row():
