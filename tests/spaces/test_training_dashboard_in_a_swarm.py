@@ -82,4 +82,4 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
             return {row["username"]: row["samples"] for row in ask("leaderboard")}
 
         wait_until(lambda: sum(credited().values()) == signed(), 60, "credited with what was signed")
-        assert set(credited()) == {"one", "two"} and signed() > 64
+        assert set(credited()) == {"one", "two"} and min(credited().values()) > 0
