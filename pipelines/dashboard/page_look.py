@@ -49,6 +49,7 @@ STYLE = """
 .board .plot .strip:hover { fill: var(--faint); }
 .board .scroll { overflow-x: auto; }
 .board table { width: 100%; border-collapse: collapse; border: none !important; font-size: 0.9rem; }
+.board thead, .board tbody, .board tr { border: none !important; }
 .board caption { text-align: left; color: var(--quiet); padding: 0.2rem 0 0.4rem; }
 .board th, .board td { padding: 0.35rem 0.7rem 0.35rem 0; text-align: left; white-space: nowrap;
   border: none !important; border-bottom: 1px solid var(--faint) !important; }
