@@ -106,7 +106,8 @@ def _value_range(chart: Chart, curve: Buckets) -> tuple[float, float]:
     """Return the range that shows the curve; single values far above all others do not flatten it."""
     shown = curve.high if chart.dots is None or not len(chart.dots[1]) else np.concatenate([curve.high, chart.dots[1]])
     high, usual = float(shown.max()), float(np.quantile(shown, 0.98))
-    high = high if high <= 3 * usual or usual <= 0 else 1.5 * usual
+    if high > 3 * usual > 0:
+        high = max(1.5 * usual, float(curve.mean[-1]))  # the newest value is what people look for
     low = 0.0 if chart.from_zero else float(curve.low.min())
     if not high > low:
         high = low + (abs(low) or 1.0)

@@ -25,7 +25,7 @@ from pipelines.dashboard.text import date
 from pipelines.training.epoch_tags import epoch_tag
 from pipelines.training.metrics_history import append_point
 from pipelines.training.schedule import learning_rate
-from pipelines.training.swarm_progress import bounded_speeds
+from pipelines.training.swarm_progress import EpochSummary, bounded_speeds
 from pipelines.training.training_run import TrainingRun
 
 MAX_LIVE_POINTS = 5000
@@ -74,11 +74,22 @@ class Dashboard:
         history, held = before.history, self.hub.view.history.newest_epoch
         summary = summarise(peers, snapshot.time, held)
         if summary is not None and summary.epoch > held:
-            append_point(self._points, summary)
-            del self._points[:-MAX_LIVE_POINTS]
-            if summary.epoch != history.newest_epoch:
+            is_new = summary.epoch != history.newest_epoch
+            self._note(summary)
+            if is_new:
                 history = HistoryColumns.from_points(self._points, snapshot.time)
         self._live = Live(run.generation, peers, history)
+
+    def _note(self, summary: EpochSummary) -> None:
+        """Add a view of an epoch; later views of it, of more peers, do not change when it ended."""
+        if self._points and self._points[-1]["epoch"] == summary.epoch:
+            summary = dataclasses.replace(summary, time=self._points[-1]["time"])
+        append_point(self._points, summary)
+        del self._points[:-MAX_LIVE_POINTS]
+        hub = self.hub.view.history
+        if len(self._points) == 1 and len(hub):
+            seconds = max(0.0, summary.time - float(hub.columns["time"][-1]))
+            self._points[0]["epoch_seconds"] = seconds / (summary.epoch - hub.newest_epoch)
 
     # What people see.
 

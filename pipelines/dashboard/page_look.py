@@ -16,7 +16,7 @@ STYLE = """
 .board .tiles dd { font-size: 1.15rem; font-weight: 600; margin: 0; white-space: nowrap; }
 .board .links { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; padding: 0; margin: 0.2rem 0; }
 .board .links li, .board .notices li, .board .reel li { margin: 0; }
-.board a { color: var(--line); text-decoration: underline; }
+.board a { color: var(--line); text-decoration: underline; padding: 0; margin: 0; }
 .board .notices { list-style: none; padding: 0; margin: 0; display: grid; gap: 0.35rem; }
 .board .notices li { border-left: 4px solid var(--quiet); background: rgba(128,128,128,0.08); padding: 0.35rem 0.7rem;
   border-radius: 0 6px 6px 0; overflow-wrap: anywhere; }
@@ -48,7 +48,8 @@ STYLE = """
 .board .plot .strip { fill: transparent; }
 .board .plot .strip:hover { fill: var(--faint); }
 .board .scroll { overflow-x: auto; }
-.board table { width: 100%; border-collapse: collapse; border: none; font-size: 0.9rem; }
+.board table { width: 100%; border-collapse: collapse; border: none !important; font-size: 0.9rem; }
+.board thead, .board tbody, .board tr { border: none !important; }
 .board caption { text-align: left; color: var(--quiet); padding: 0.2rem 0 0.4rem; }
 .board th, .board td { padding: 0.35rem 0.7rem 0.35rem 0; text-align: left; white-space: nowrap;
   border: none !important; border-bottom: 1px solid var(--faint) !important; }

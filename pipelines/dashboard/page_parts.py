@@ -38,7 +38,7 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
     left = (head.num_epochs - head.epoch) * head.epoch_seconds if head.num_epochs and head.epoch_seconds else None
     whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
     figures = [
-        ("epoch", f"{head.epoch:,}{whole}"),
+        (f"epoch{whole}", f"{head.epoch:,}"),
         ("loss", short_number(head.loss)),
         ("held-out loss", short_number(head.evaluation_loss)),
         ("peers", short_number(head.num_peers)),

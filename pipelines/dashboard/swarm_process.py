@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +151,3 @@ class SwarmReader:
 
     def _say(self, problem: str) -> None:
         self._view = SwarmView(snapshot=self._view.snapshot, problem=problem)
-
-
-def seconds_old(snapshot: SwarmSnapshot) -> float:
-    """Return how long ago a look was."""
-    return max(0.0, time.time() - snapshot.time)

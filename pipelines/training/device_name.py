@@ -10,5 +10,6 @@ def describe_device(device: str, num_devices: int = 1) -> str:
     kind = torch.device(device)
     name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else kind.type.upper()
     if kind.type == "cpu":
-        name += f", {torch.get_num_threads()} threads"
+        num_threads = torch.get_num_threads()
+        name += f", {num_threads} thread{'' if num_threads == 1 else 's'}"
     return (f"{num_devices} x {name}" if num_devices > 1 else name)[:MAX_CHARACTERS]

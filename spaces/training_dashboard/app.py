@@ -25,14 +25,16 @@ SWARM_TAB, BOARD_TAB, CHECKPOINT_TAB, REEL_TAB = "Peers", "Leaderboard", "Checkp
 
 def build_interface(dashboard: Dashboard) -> gr.Blocks:
     """Return the page; it asks the dashboard again every few seconds."""
-    quiet = dict(show_progress="hidden", concurrency_limit=16, api_visibility="private")
+    quiet = dict(show_progress="hidden", concurrency_limit=16, api_name=False)
     with gr.Blocks(title=f"{dashboard.settings.run}: training dashboard") as interface:
         headline, notices = gr.HTML(), gr.HTML()
         with gr.Tab("Course"):
             with gr.Row():
-                axis = gr.Radio([("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Along")
-                first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)")
-                last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)")
+                axis = gr.Radio(
+                    [("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Along", min_width=260
+                )
+                first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)", min_width=260)
+                last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)", min_width=260)
             charts = gr.HTML()
         with gr.Tab(SWARM_TAB) as swarm_tab:
             with gr.Row():

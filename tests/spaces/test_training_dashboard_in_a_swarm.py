@@ -63,6 +63,7 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
             begun = max(peer.wait_for("ready")["time"] for peer in (one, two))
             shown = wait_until(lambda: states() == {"one": "training", "two": "training"}, 60, "shown")
             assert shown - begun < SECONDS_TO_APPEAR
+            assert {peer["device"] for peer in ask("peers")} == {"CPU, 1 thread"}
             for peer in (one, two):
                 peer.wait_for("step", ended_epoch=True)
             wait_until(lambda: all(peer["num_samples"] for peer in ask("peers")), 30, "reporting figures")
@@ -81,4 +82,4 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
             return {row["username"]: row["samples"] for row in ask("leaderboard")}
 
         wait_until(lambda: sum(credited().values()) == signed(), 60, "credited with what was signed")
-        assert set(credited()) == {"one", "two"} and signed() > 64
+        assert set(credited()) == {"one", "two"} and min(credited().values()) > 0
