@@ -121,7 +121,7 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
         take_picture(page, "join_ready", tmp_path)
         assert serious_findings(page) == []
 
-        press(page, "Check machine")
+        press(page, "Check")
         wait_for_state(page, "checking")
         page.locator(".join .checks li").first.wait_for(timeout=PATIENCE)
         take_picture(page, "join_checking", tmp_path)
