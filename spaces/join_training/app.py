@@ -96,7 +96,7 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
                 visitor = gr.HTML(visible=False, elem_classes="part")
                 fields = _fields(environment.get("RUN", ""), on_hub)
                 with gr.Row():
-                    check_button = gr.Button("Check machine", interactive=False, min_width=120)
+                    check_button = gr.Button("Check", interactive=False, min_width=120)
                     start_button = gr.Button("Start", variant="primary", interactive=False, min_width=120)
                 with gr.Row():
                     pause_button = gr.Button("Pause", interactive=False, min_width=120)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import runpy
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from browsing import SIZES, needs_browser, serious_findings, take_picture, watch
 from notebooks import executed, outputs_of
 from published_runs import LOOPBACK, command_environment, started_command
 from space_process import started_space
+
+from pipelines.training.joining.join_session import JoinSession
+from pipelines.training.joining.join_view import JoinView
 
 SPACE = Path(__file__).parents[2] / "spaces" / "join_training"
 RUN = "org/joined-from-a-page"
@@ -101,6 +105,17 @@ def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
     assert not [name for name in files if name.startswith(("tests", "spaces"))]
 
 
+def test_who_presses_a_greyed_out_button_is_refused_by_the_server(bundle, environment_on_the_hub):
+    app = runpy.run_path(str(bundle / "app.py"))
+    with JoinSession() as session:
+        page = app["build_interface"](session, environment_on_the_hub)
+        fields = (RUN, "4", "cpu", 0, 0, True)
+        presses = {"pressed": (*fields, None, None), "on_pause": (None,), "on_stop": (None,)}
+        answers = [entry.fn(*presses[entry.name])["value"] for entry in page.fns.values() if entry.name in presses]
+        assert len(answers) == 4 and all("Only alice may use this machine" in answer for answer in answers)
+        assert session.view() == JoinView()
+
+
 @needs_browser
 def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     bundle, environment_on_the_hub, live_run, token_of_alice, home, tmp_path
@@ -121,7 +136,7 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
         take_picture(page, "join_ready", tmp_path)
         assert serious_findings(page) == []
 
-        press(page, "Check machine")
+        press(page, "Check")
         wait_for_state(page, "checking")
         page.locator(".join .checks li").first.wait_for(timeout=PATIENCE)
         take_picture(page, "join_checking", tmp_path)

@@ -67,7 +67,14 @@ tell("left", num_samples=40)
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch):
+def children():
+    """A function that returns what this process has started since the test began, with all that came of it."""
+    before = set(psutil.Process().children(recursive=True))
+    return lambda: [process for process in psutil.Process().children(recursive=True) if process not in before]
+
+
+@pytest.fixture
+def session(children, tmp_path, monkeypatch):
     folder = tmp_path / "pipelines" / "command_line"
     folder.mkdir(parents=True)
     for package in (folder, folder.parent):
@@ -78,10 +85,6 @@ def session(tmp_path, monkeypatch):
     with JoinSession() as session:
         yield session
     assert children() == []
-
-
-def children():
-    return psutil.Process().children(recursive=True)
 
 
 def settings(kind="polite"):
@@ -96,7 +99,7 @@ def wait_until(session, is_so, seconds=60):
     return session.view()
 
 
-def test_a_trainer_is_started_once_however_often_the_button_is_pressed(session):
+def test_a_trainer_is_started_once_however_often_the_button_is_pressed(session, children):
     for _ in range(3):
         session.start(settings(), TOKEN)
     wait_until(session, lambda view: view.phase == "training")
@@ -130,7 +133,7 @@ def test_a_pause_and_its_end_are_seen_when_the_trainer_has_made_them(session):
         session.start(settings("b/c"), None)
 
 
-def test_a_trainer_that_does_not_listen_is_killed_with_all_that_it_has_started(session):
+def test_a_trainer_that_does_not_listen_is_killed_with_all_that_it_has_started(session, children):
     session.start(settings("stubborn"), TOKEN)
     wait_until(session, lambda view: view.phase == "training")
     family = children()
@@ -185,7 +188,7 @@ sys.stdin.read()
 """
 
 
-def test_a_page_that_is_killed_leaves_no_trainer_behind(session, tmp_path):
+def test_a_page_that_is_killed_leaves_no_trainer_behind(session, children, tmp_path):
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "page.py").write_text(PAGE)
     root = str(Path(process_group.__file__).parents[2])
