@@ -1,5 +1,6 @@
 """Lay ranked pictures out under their prompts, for a person to look at."""
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -63,6 +64,20 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         Path(temporary).replace(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def keep_picture(picture: Image.Image, folder: Path) -> Path:
+    """Write the picture below `folder` unless it is there, and return its file, the same one for equal pictures.
+
+    The file is never written a second time: somebody may be reading it.
+    """
+    content = f"{picture.mode}{picture.size}".encode() + picture.tobytes()
+    path = folder / hashlib.sha256(content).hexdigest() / "picture.png"
+    if path.exists():
+        path.touch()  # who clears the folder by age leaves it alone
+    else:
+        save_picture(picture, path)
+    return path
 
 
 def require_picture_path(path: Path) -> None:

@@ -6,16 +6,19 @@ except ImportError:
     spaces = None
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import gradio as gr
-from PIL import ImageOps
+from gradio.utils import get_upload_folder
+from PIL import Image, ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.generation.drawing_desk import DrawingDesk, Shown, beside_results, with_words
+from pipelines.generation.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
 from pipelines.generation.drawing_request import NEWEST, DrawingRequest
+from pipelines.generation.picture_grid import keep_picture
 from pipelines.generation.published_checkpoints import PublishedCheckpoints
 from pipelines.generation.torch_devices import torch_device
 from pipelines.generation.training_index import BUILD_COMMAND
@@ -23,6 +26,7 @@ from pipelines.generation.uploaded_picture import read_picture
 from pipelines.page_style import PAGE_STYLE
 
 GPU_SECONDS = 120
+SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 LARGEST_UPLOAD = "20mb"
 PREVIEW_SIDE = 256
 EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
@@ -92,7 +96,9 @@ def build_interface(settings: SpaceSettings) -> gr.Blocks:
         training_index=settings.training_index,
         on_gpu=on_gpu,
     )
-    with gr.Blocks(title="Text to image, trained together") as interface:
+    with gr.Blocks(
+        title="Text to image, trained together", delete_cache=(SECONDS_PER_HOUR, SECONDS_PER_DAY)
+    ) as interface:
         gr.Markdown(f"# Text to image, trained together\nDrawn by the checkpoints of `{settings.model_repository}`.")
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
@@ -102,7 +108,7 @@ def build_interface(settings: SpaceSettings) -> gr.Blocks:
                 speed = gr.Markdown(desk.speed.sentence(_default_candidates(settings)))
                 message = gr.Textbox(label="Status", value="Nothing drawn yet.", interactive=False, max_lines=4)
                 gallery = gr.Gallery(
-                    label="Pictures", format="png", columns=4, object_fit="contain", elem_id="drawn",
+                    label="Pictures", columns=4, object_fit="contain", elem_id="drawn",
                     buttons=["download", "fullscreen"],
                 )  # fmt: skip
                 link = gr.Textbox(
@@ -170,7 +176,7 @@ def _build_seen(settings: SpaceSettings) -> list[gr.components.Component]:
     gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memory or something new?")
     if settings.training_index is None:
         gr.Markdown(f"Not switched on here. The owner makes an index with `{BUILD_COMMAND}` and sets `TRAINING_INDEX`.")
-    shape = dict(format="png", columns=4, object_fit="contain", buttons=["fullscreen"], visible=False)
+    shape = dict(columns=4, object_fit="contain", buttons=["fullscreen"], visible=False)
     with gr.Column(elem_id="seen"):
         words = gr.Textbox(label="What the numbers mean", interactive=False, visible=False, max_lines=5)
         beside = gr.Gallery(label="Each result and the training pictures nearest to it", **shape)
@@ -204,7 +210,7 @@ def _wire_drawing(
     ) -> Iterator[tuple[Any, str, Shown]]:
         values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint or NEWEST)
         for shown in desk.draw(dict(zip(NAMES, values, strict=True)), picture, rows):
-            yield gr.skip() if shown.pictures is None else shown.pictures, shown.message, shown
+            yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown.message, shown
 
     draw_button, stop_button = buttons
     drawing = gr.on(
@@ -272,7 +278,7 @@ def _show_details(shown: Shown | None, request: gr.Request) -> list[Any]:
     return [
         gr.update(value=link, visible=True, info=shown.link_message if shown.query else None),
         gr.update(value=shown.seen_message, visible=bool(shown.seen_message)),
-        *(gr.update(value=pictures, visible=bool(pictures)) for pictures in galleries),
+        *(gr.update(value=_files(pictures), visible=bool(pictures)) for pictures in galleries),
     ]
 
 
@@ -283,7 +289,16 @@ def _show_upload(path: str | None) -> tuple[Any, Any]:
         square = ImageOps.fit(read_picture(path), (PREVIEW_SIDE, PREVIEW_SIDE))
     except (ValueError, OSError) as error:
         return gr.update(value=None, visible=False), gr.update(value=str(error), visible=True)
-    return gr.update(value=square, visible=True), gr.update(visible=False)
+    return gr.update(value=_file(square), visible=True), gr.update(visible=False)
+
+
+def _files(pictures: Sequence[Labelled]) -> list[tuple[str, str]]:
+    return [(_file(picture), words) for picture, words in pictures]
+
+
+def _file(picture: Image.Image) -> str:
+    # Given a picture, Gradio writes an equal one's file again, which breaks it for browsers that are reading it.
+    return str(keep_picture(picture, Path(get_upload_folder())))
 
 
 def _default_candidates(settings: SpaceSettings) -> int:

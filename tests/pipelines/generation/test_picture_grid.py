@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pipelines.generation.picture_grid import draw_picture_grid, font_for, save_picture, wrap_text
+from pipelines.generation.picture_grid import draw_picture_grid, font_for, keep_picture, save_picture, wrap_text
 from pipelines.generation.text_to_image import RankedImage
 
 
@@ -95,3 +95,16 @@ def test_nothing_to_draw_is_refused():
     for rows in ([], [("a", [])]):
         with pytest.raises(ValueError, match="There is nothing to draw"):
             draw_picture_grid(rows)
+
+
+def test_a_picture_that_is_kept_is_written_once_and_equal_ones_share_the_file(tmp_path):
+    picture = Image.effect_mandelbrot((20, 10), (-2, -1, 1, 1), 9)
+    path = keep_picture(picture, tmp_path)
+    first = path.stat()
+    assert keep_picture(picture.copy(), tmp_path) == path
+    assert path.stat().st_ino == first.st_ino and path.stat().st_mtime_ns >= first.st_mtime_ns
+    other = keep_picture(picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT), tmp_path)
+    assert other != path and keep_picture(picture.resize((10, 20)), tmp_path) not in (path, other)
+    with Image.open(path) as kept:
+        assert kept.tobytes() == picture.tobytes()
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 3
