@@ -2,11 +2,17 @@
 
 import json
 import logging
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from hub_tools.endpoint import current_endpoint
 from pipelines.training.checkpoint_files import RUN_STATE_FILE
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NUM_ATTEMPTS_TO_COMMIT = 8
 NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png")
 
 
@@ -130,16 +137,26 @@ def announce_authorization(repository: str, service: str, key: str) -> bool:
 
 
 def _change_run(repository: str, message: str, **changes: Any) -> bool:
-    """Change settings of a run in one commit, on top of those that were read, so that writers undo nothing."""
+    """Change settings of a run in one commit, on top of those that were read, so that writers undo nothing.
+
+    Others publish at the same time: a commit that came in between is read, and the change is made on top of it.
+    """
     api = HfApi()
-    head = api.repo_info(repository).sha
-    run = TrainingRun.from_file(Path(hf_hub_download(repository, TRAINING_RUN_FILE, revision=head)))
-    changed = run.replace(**changes)
-    if changed == run:
-        return False
-    operation = CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=changed.to_json().encode())
-    api.create_commit(repository, [operation], commit_message=message, parent_commit=head)
-    return True
+    for attempt in range(NUM_ATTEMPTS_TO_COMMIT):
+        head = api.repo_info(repository).sha
+        run = TrainingRun.from_file(Path(hf_hub_download(repository, TRAINING_RUN_FILE, revision=head)))
+        changed = run.replace(**changes)
+        if changed == run:
+            return False
+        operation = CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=changed.to_json().encode())
+        try:
+            api.create_commit(repository, [operation], commit_message=message, parent_commit=head)
+            return True
+        except HfHubHTTPError as error:
+            is_overtaken = error.response is not None and error.response.status_code == HTTPStatus.PRECONDITION_FAILED
+            if not is_overtaken or attempt == NUM_ATTEMPTS_TO_COMMIT - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def model_configuration(run: TrainingRun) -> "DalleCollabConfig":
