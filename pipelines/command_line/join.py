@@ -1,6 +1,5 @@
 """`dalle-collab join`: give GPU time to a training run."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -71,8 +70,7 @@ def join(
         shuffle_buffer_size=shuffle_buffer,
         max_epochs=max_epochs,
     )
-    step_seconds = math.inf if event_seconds is None else event_seconds
-    peers.run_training_peer(repository, options, events=EventFile(events, step_seconds=step_seconds))
+    peers.run_training_peer(repository, options, events=EventFile(events, step_seconds=event_seconds))
 
 
 def _number_or_auto(option: str, text: str) -> int | None:

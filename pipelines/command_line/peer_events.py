@@ -13,7 +13,7 @@ class EventFile:
     """Appends one JSON object per line to a file, which may be a pipe; without a path it does nothing."""
 
     def __init__(
-        self, path: Path | None, *, step_seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
+        self, path: Path | None, *, step_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._path, self._step_seconds, self._clock = path, step_seconds, clock
         self._last_step = -math.inf
@@ -34,7 +34,8 @@ class EventFile:
         self.write(dict(event=event, **values))
 
     def step(self, report: Any) -> None:
-        """Append a trainer's report if it ends an epoch, or if the last line is `step_seconds` old."""
-        if report.ended_epoch or self._clock() - self._last_step >= self._step_seconds:
+        """Append a trainer's report if it ends an epoch, or if `step_seconds` are set and over."""
+        is_due = self._step_seconds is not None and self._clock() - self._last_step >= self._step_seconds
+        if report.ended_epoch or is_due:
             self._last_step = self._clock()
             self.happened("step", **dataclasses.asdict(report))
