@@ -12,8 +12,9 @@ from hivemind.averaging.control import AveragingStage, StepControl
 from pipelines.training.averaging import SwarmGradientAverager
 from pipelines.training.gradient_computation import gradients_are_finite
 from pipelines.training.incomplete_rounds import MendsIncompleteRounds
+from pipelines.training.missed_rounds import MissedRoundError, wait_for_round
 from pipelines.training.peer_metrics import SwarmRecords
-from pipelines.training.progress_tracking import SwarmProgressTracker
+from pipelines.training.progress_tracking import SwarmProgressTracker, witnessed_epoch
 from pipelines.training.round_times import RoundTimes
 from pipelines.training.state_averager import SwarmStateAverager
 from pipelines.training.state_hand_off import ShowProgress, StateHandOff
@@ -157,7 +158,9 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         """
         before = self.grad_averager.last_round
         try:
-            maybe_step_control.result(self.averaging_timeout)
+            wait_for_round(maybe_step_control, self.averaging_timeout, self._have_others_moved_on)
+        except MissedRoundError:
+            raise  # to `step`
         except (Exception, asyncio.CancelledError) as error:
             logger.warning("A round of averaging failed; this peer goes on with its own gradient: %r", error)
         self._load_averaged_gradients_into_optimizer_()
@@ -169,7 +172,13 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         newest = self.grad_averager.last_round
         self._round_times.note(newest.num_rounds, newest.seconds)
         self.averaging_timeout = self._round_times.timeout
-        return super().step(*args, **kwargs)
+        try:
+            return super().step(*args, **kwargs)
+        except MissedRoundError as error:
+            logger.info("%s It takes over their state.", error)
+            self.scheduled_grads = None
+            self.load_state_from_peers()
+            return None
 
     def leave_rounds(self) -> int:
         """Stop taking part: no longer counted by others, in no round; return the samples of this epoch that are lost.
@@ -233,6 +242,14 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
 
     def _should_load_state_from_peers(self) -> bool:
         return super()._should_load_state_from_peers() or self.hand_off.is_outvoted or self._has_missed_the_round()
+
+    def _have_others_moved_on(self) -> bool:
+        """Look into the DHT, which the tracker does not while a round goes on."""
+        if self.run.delay_gradient_averaging:
+            return False  # this peer's epoch has ended already, and a thread of the averager is waiting
+        own = self.dht.peer_id.to_bytes()
+        others = [peer.epoch for peer in self.records.progress() if peer.peer_id != own and not peer.client_mode]
+        return witnessed_epoch(others) > self.local_epoch
 
     def _has_missed_the_round(self) -> bool:
         """Return whether the others have ended an epoch that this peer has not, and without it.

@@ -1,0 +1,38 @@
+"""Waiting for a round of averaging, but not for one that the others have already had.
+
+A peer that comes too late for a group finds none until the others have computed another epoch, and would then average
+a gradient of parameters that nobody has any more. It had better take over the swarm's state at once.
+"""
+
+import time
+from collections.abc import Callable
+
+from hivemind.averaging.control import AveragingStage, StepControl
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class MissedRoundError(RuntimeError):
+    """The others have had the round that this peer was looking for a group for."""
+
+
+def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable[[], bool]) -> None:
+    """Wait until a round is over; while it has no group, ask now and then whether the others `have_moved_on`.
+
+    Raises:
+        MissedRoundError: they have; the search for a group was given up.
+        TimeoutError: the round is not over after so many seconds.
+        Exception: what the round itself has failed with.
+    """
+    deadline = time.monotonic() + seconds
+    while (rest := deadline - time.monotonic()) > 0:
+        try:
+            control.result(min(rest, SECONDS_BETWEEN_LOOKS))
+            return
+        except TimeoutError:
+            if control.done():
+                raise  # the round's own
+        if control.stage == AveragingStage.LOOKING_FOR_GROUP and have_moved_on():
+            control.cancel()
+            raise MissedRoundError("The others have averaged without this peer.")
+    raise TimeoutError(f"The round was not over after {seconds:.0f} s.")

@@ -1,0 +1,47 @@
+"""A peer stops looking for a group when the others have had the round, and waits for one that is going on."""
+
+import threading
+
+import pytest
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.utils import MPFuture, get_dht_time
+
+from pipelines.training.missed_rounds import MissedRoundError, wait_for_round
+
+
+@pytest.fixture
+def control():
+    trigger, cancel = MPFuture(), MPFuture()  # before the control: hivemind prepares its class with the first of them
+    now = get_dht_time()
+    made = StepControl(scheduled_time=now, deadline=now + 60, allow_retries=True, weight=1.0, data_for_gather=b"")
+    made.attach(trigger, cancel)
+    return made
+
+
+def test_the_search_for_a_group_is_given_up_when_the_others_have_moved_on(control):
+    control.stage = AveragingStage.LOOKING_FOR_GROUP
+    with pytest.raises(MissedRoundError):
+        wait_for_round(control, 30.0, lambda: True)
+    assert control.cancelled()
+
+
+def test_a_round_that_has_its_group_is_waited_for(control):
+    control.stage = AveragingStage.RUNNING_ALLREDUCE
+    asked = []
+    threading.Timer(1.2, control.set_result, args=({},)).start()
+    wait_for_round(control, 30.0, lambda: asked.append(1) or True)
+    assert asked == [] and control.done()
+
+
+def test_a_search_goes_on_while_the_others_look_too_and_ends_with_the_time_out(control):
+    control.stage = AveragingStage.LOOKING_FOR_GROUP
+    asked = []
+    with pytest.raises(TimeoutError, match="not over after 2 s"):
+        wait_for_round(control, 1.6, lambda: bool(asked.append(1)))
+    assert len(asked) >= 2 and not control.cancelled()
+
+
+def test_what_a_round_fails_with_comes_through(control):
+    control.set_exception(ConnectionError("the leader has gone"))
+    with pytest.raises(ConnectionError, match="the leader has gone"):
+        wait_for_round(control, 30.0, lambda: True)
