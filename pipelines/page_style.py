@@ -6,7 +6,7 @@ light and in dark.
 
 PAGE_STYLE = """
 .gradio-container {
-  --accent: #4338ca; --accent-soft: #eef2ff;
+  --accent: #4338ca; --accent-soft: #eef2ff; --color-accent: var(--accent);
   --body-text-color-subdued: #57606a; --block-label-text-color: #57606a; --block-info-text-color: #57606a;
   --button-primary-background-fill: var(--accent); --button-primary-background-fill-hover: #3730a3;
   --button-primary-border-color: var(--accent); --button-primary-text-color: #ffffff;

@@ -3,7 +3,7 @@
 Usage: python tests/benchmarks/dashboard.py [--quick]
 
 A recorded history on an embedded Hub and the signed records of a crowd in a real DHT; the Space is started from its
-bundle. "Peer" is the plain alternative, gr.LinePlot's own data for the same curves: bytes that the browser is sent.
+bundle. "Peer" is the plain alternative for the same curves: all points as JSON, bytes that the browser would be sent.
 """
 
 import argparse
