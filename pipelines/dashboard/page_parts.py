@@ -132,22 +132,24 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
     if not view.checkpoints:
         return '<div class="board"><p class="empty">No checkpoint has been published yet.</p></div>'
     losses = {row["epoch"]: row["loss"] for row in view.evaluations}
+    links = bool(settings.demo_space)
     rows = [
         [
             link(f"{current_endpoint()}/{settings.run}/tree/{epoch_tag(epoch)}", f"{epoch:,}"),
             short_number(losses.get(epoch)),
             f"<code>{escaped(commit[:10])}</code>",
             f"<code>--revision {escaped(epoch_tag(epoch))}</code>",
+            *([link(f"{settings.demo_space}?checkpoint={epoch_tag(epoch)}", "Generate with this")] if links else []),
         ]
         for epoch, commit in sorted(view.checkpoints.items(), reverse=True)[:MAX_CHECKPOINTS]
     ]
     command = f"dalle-collab generate {settings.run} 'a caption' --revision {epoch_tag(max(view.checkpoints))}"
-    generate = f"<p>{link(settings.demo_space, 'Generate with this')} (the newest)</p>" if settings.demo_space else ""
     caption = f"{len(view.checkpoints):,} checkpoints" + (
         f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
     )
-    table = _table(("epoch", "held-out loss", "commit", "to load it"), rows, caption=caption)
-    return f'<div class="board">{generate}<p>On your own machine: <code>{escaped(command)}</code></p>{table}</div>'
+    columns = ("epoch", "held-out loss", "commit", "to load it", *(["to draw with it"] if links else []))
+    table = _table(columns, rows, caption=caption)
+    return f'<div class="board"><p>On your own machine: <code>{escaped(command)}</code></p>{table}</div>'
 
 
 def reel_html(view: HubView) -> str:

@@ -78,10 +78,14 @@ class DrawingRequest:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> Self | None:
-        """Read a link's query, which anybody may have written; None without a prompt, ValueError for wrong values."""
-        if "prompt" not in query:
+        """Read a link's query, which anybody may have written; None if it asks for nothing.
+
+        A link may name a checkpoint alone. Raises ValueError for wrong values.
+        """
+        if not {"prompt", "checkpoint"} & set(query):
             return None
-        return cls(**{field.name: query[field.name] for field in fields(cls) if field.name in query})
+        asked = {field.name: query[field.name] for field in fields(cls) if field.name in query}
+        return cls(**{"prompt": "", **asked})
 
 
 def _number(name: str, value: object, kind: type) -> int | float:

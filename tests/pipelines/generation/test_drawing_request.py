@@ -16,6 +16,7 @@ def test_a_link_gives_back_the_request(prompt):
 
 def test_what_a_link_leaves_out_has_its_default_and_foreign_parameters_are_left_alone():
     assert DrawingRequest.from_query({"__theme": "dark"}) is None
+    assert DrawingRequest.from_query({"checkpoint": "epoch-300"}) == DrawingRequest(prompt="", checkpoint="epoch-300")
     assert DrawingRequest.from_query({"prompt": "a", "seed": "-3", "view": "api"}) == DrawingRequest(
         prompt="a", seed=-3
     )
