@@ -245,6 +245,9 @@ def _wire_opening(
             asked = DrawingRequest.from_query(dict(request.query_params))
             if asked is None:
                 return [gr.skip()] * (len(NAMES) + 1)
+            if not asked.prompt:
+                chosen = [asked.checkpoint if name == "checkpoint" else gr.skip() for name in NAMES]
+                return [*chosen, "The link's checkpoint is chosen: type a prompt."]
             asked.options(desk.max_candidates)
         except ValueError as error:
             return [gr.skip()] * len(NAMES) + [f"The link cannot be used. {error}"]

@@ -296,6 +296,8 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         wait_for_status(page, r"^Stopped.$")
         page.goto(f"{address}?prompt=a&candidates=many")
         wait_for_status(page, r"^The link cannot be used. candidates is 'many', expected a whole number.")
+        page.goto(f"{address}?checkpoint=epoch-7")
+        wait_for_status(page, r"^The link's checkpoint is chosen: type a prompt.")
 
 
 def complete_a_picture(page, tmp_path):
