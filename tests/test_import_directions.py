@@ -37,6 +37,7 @@ SWARM_FILES = (
     "averaging_runner",
     "averaging_streams",
     "incomplete_rounds",
+    "missed_rounds",
     "peer_admission",
     "peer_identity",
     "local_steps",

@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(publish, api, repo_id)
         (dict(name="no_such_space"), "There is no Space 'no_such_space'"),
         (dict(repository="birds"), "expected ORG/NAME"),
         (dict(settings={"a b": "c"}), "--set got the name 'a b'"),
-        (dict(settings={"HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz"}), "would be public.*--secret HF_TOKEN"),
+        (dict(settings={"HF_TOKEN": "hf_" + 30 * "x"}), "would be public.*--secret HF_TOKEN"),
         (dict(secrets=("A_TOKEN_THAT_IS_NOT_SET",)), "is not set. Export it"),
         (dict(name="landing_page", hardware="t4-small"), "is a static Space"),
     ],
