@@ -215,11 +215,11 @@ def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publ
 
 def test_the_organisers_checklist_restores_the_checkpoint_and_finds_that_nobody_lets_peers_in(commands, interrupted):
     done = commands.run("run", "check", interrupted.repository, "--json", is_worker=True)
-    found = {item["name"].partition(" /")[0]: item for item in json.loads(done.stdout)["results"]}
+    found = {" ".join(item["name"].split()[:2]): item for item in json.loads(done.stdout)["results"]}
     assert found["checkpoint"]["status"] == "ok" and "epoch" in found["checkpoint"]["seen"]
     assert found["entry places"]["status"] != "ok" and found["entry address"]["status"] == "fail"
     assert f"dalle-collab run assist {interrupted.repository}" in found["entry address"]["cure"]
-    assert {"training run", "dataset", "evaluation", "commit budget", "card"} <= {name.split(" (")[0] for name in found}
+    assert {"training run", "dataset revision", "evaluation set", "commit budget", "card"} <= set(found)
     assert done.returncode == 3
 
 

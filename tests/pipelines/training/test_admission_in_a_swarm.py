@@ -101,11 +101,11 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
         run=service.run.replace(entry_addresses=entry_addresses),
     )
     monkeypatch.setenv("HF_TOKEN", tokens["third"])
-    found = {result.name.split(" /")[0]: result for result in check_swarm(examination)}
+    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}
     assert found["admission"].seen == "the authority admits third-of-door"
     assert found["entry address"].status == "ok" and "2 training peers" in found["entry address"].seen
     monkeypatch.delenv("HF_TOKEN")
-    found = {result.name.split(" /")[0]: result for result in check_swarm(examination)}
+    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}
     assert found["admission"].status == "fail" and found["admission"].cure == "Log in: hf auth login."
     assert found["entry address"].status == "fail" and "refuses" in found["entry address"].seen
 
