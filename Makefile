@@ -18,7 +18,7 @@ install: $(STAMP)  ## Install everything into .venv (about 6 GB); PYTHON=... cho
 demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at demo-output/
 	$(VENV)/bin/dalle-collab demo run --output demo-output
 
-demo-openmoji: $(STAMP)  ## The same with designers' emoji (needs npm, up to an hour); then look at demo-openmoji-output/
+demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an hour); then look at demo-openmoji-output/
 	$(VENV)/bin/dalle-collab demo openmoji --output demo-openmoji-output
 
 test: $(STAMP)  ## Run all tests, the quick ones first
