@@ -15,7 +15,7 @@ def run_demo(
     output: OutputOption = Path("demo-output"),
     num_pictures: Annotated[int, typer.Option(help="How many scenes to draw.")] = 16_000,
 ) -> None:
-    """Run the whole system on this machine: scenes, codes, an embedded Hub, two peers and an auxiliary one, pictures, a score.
+    """Run the whole system on this machine: scenes, codes, a Hub, two peers and an auxiliary one, pictures, a score.
 
     It trains from random weights with the public commands and takes about a quarter of an hour on two cores. Five pages
     show the run while it trains and, on a terminal, afterwards until Ctrl-C. Look at OUTPUT/grid.png and
