@@ -1,12 +1,13 @@
 """Publishing this project's Spaces: files, variables, secrets and hardware of one, or all of a run wired together."""
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .folder_publishing import Published, publish_folder
+from .folder_publishing import Published, check_visibility, publish_folder
 from .page_settings import SETTINGS_FILE, check_repository
 from .space_bundling import bundle_space, find_space
 
@@ -81,6 +82,7 @@ def publish_space(plan: SpacePlan) -> Published:
         if not plan.is_static:
             # Before the files: a Space that starts without its settings would stop with an error.
             api.create_repo(plan.repository, repo_type="space", space_sdk="gradio", private=plan.private, exist_ok=True)
+            check_visibility(api.space_info(plan.repository), private=plan.private)
             changed = _set_up(api, plan)
         else:
             changed = False
@@ -143,8 +145,6 @@ def missing_parts(run: str) -> list[str]:
     Raises:
         ValueError: there is no such run.
     """
-    import json
-
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 

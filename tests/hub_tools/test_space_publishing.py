@@ -65,6 +65,16 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_written(plan, wor
         check_plan(SpacePlan(**(dict(name="training_dashboard", repository="org/dashboard") | plan)))
 
 
+def test_nothing_is_set_in_a_public_space_that_was_meant_to_be_private(publish, api, repo_id):
+    api.create_repo(repo_id, repo_type="space", space_sdk="gradio")
+    done = publish(
+        "space", "training_dashboard", repo_id, "--private", "--set", "RUN=org/birds", "--secret", "READ_TOKEN",
+        check=False, READ_TOKEN=SECRET,
+    )  # fmt: skip
+    assert done.returncode == 1 and "is there already and is public, --private expects a private one" in done.stderr
+    assert api.get_space_variables(repo_id) == {} and list(api.get_space_secrets(repo_id)) == []
+
+
 def test_the_spaces_of_a_run_know_the_run_and_each_other():
     plans = {plan.name: plan for plan in plans_of_run("org/birds")}
     assert set(plans) == set(SPACE_SUFFIXES)
