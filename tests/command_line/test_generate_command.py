@@ -12,15 +12,12 @@ import torch
 import typer
 from huggingface_hub import HfApi, constants
 from PIL import Image, ImageOps
+from tiny_run_parts import write_tiny_clip_and_codec
 from typer.testing import CliRunner
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.command_line.generate import generate
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_reranking import new_clip
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
 from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.image_codes.vqgan_config import VQGANConfig
 
 FEW = ["--candidates", "4", "--keep", "2", "--device", "cpu"]
 GUIDED = ["--guidance-scale", "4"]
@@ -30,26 +27,7 @@ app.command()(generate)
 
 def write_run(folder, codec_name, clip_name):
     """A whole run in folders: the model, its codec in `codec`, its CLIP in `clip`, all untrained."""
-    torch.manual_seed(0)
-    tokenizer = train_clip_tokenizer(["a small red star", "a large green circle"], 300)
-    sizes = ClipTrainingConfig(image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16)
-    clip_config = sizes.model_config(len(tokenizer))
-    model = new_clip(clip_config, PREPROCESS)
-    save_clip_folder(folder / "clip", model, tokenizer, model_config=clip_config, preprocess=PREPROCESS)
-    codec = VQGANCodec(
-        VQGANConfig(
-            image_size=16,
-            codebook_size=12,
-            embedding_dim=4,
-            z_channels=4,
-            channels=32,
-            channel_multipliers=(1, 1, 1),
-            num_residual_blocks=1,
-            attention_resolutions=(),
-            quantizer="nearest",
-        )
-    )
-    codec.save_pretrained(folder / "codec")
+    tokenizer, codec = write_tiny_clip_and_codec(folder)
     processor = DalleCollabProcessor(
         tokenizer,
         image_codec_repository=codec_name,

@@ -16,15 +16,11 @@ import torch
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 from huggingface_hub import HfApi, constants
 from PIL import Image
+from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_reranking import new_clip
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
-from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.image_codes.vqgan_config import VQGANConfig
 from pipelines.training.training_run import TrainingRun
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
@@ -62,26 +58,7 @@ def publish(api, folder, name, repo_type="model"):
 def parts(api, tmp_path_factory):
     """Codec, CLIP and dataset on the Hub; returns the folder with the run, which has no weights yet."""
     folder = tmp_path_factory.mktemp("parts")
-    torch.manual_seed(0)
-    tokenizer = train_clip_tokenizer(["a small red star", "a large green circle"], 300)
-    sizes = ClipTrainingConfig(image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16)
-    clip_config = sizes.model_config(len(tokenizer))
-    clip = new_clip(clip_config, PREPROCESS)
-    save_clip_folder(folder / "clip", clip, tokenizer, model_config=clip_config, preprocess=PREPROCESS)
-    codec = VQGANCodec(
-        VQGANConfig(
-            image_size=16,
-            codebook_size=12,
-            embedding_dim=4,
-            z_channels=4,
-            channels=32,
-            channel_multipliers=(1, 1, 1),
-            num_residual_blocks=1,
-            attention_resolutions=(),
-            quantizer="nearest",
-        )
-    )
-    codec.save_pretrained(folder / "codec")
+    tokenizer, codec = write_tiny_clip_and_codec(folder)
     layout = ImageCodeLayout(codec_fingerprint=codec.fingerprint, codebook_size=12, grid_size=4)
     captions = [HOSTILE_CAPTION, *(f"a {color} star number {i}" for i in range(12) for color in ("red", "blue"))]
     codes = np.random.default_rng(0).integers(0, 12, (NUM_RECORDS, 16))
