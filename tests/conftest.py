@@ -9,7 +9,11 @@ import pytest
 from hub_tools.local_hub import LocalHub
 
 # Test support modules lie beside the tests that use them; importlib mode puts nothing on the path by itself.
-for folder in ("ancestor", "benchmarks", "pipelines/dashboard", "pipelines/generation", "pipelines/training", "spaces"):
+FOLDERS = (
+    *("ancestor", "benchmarks", "isolation", "pipelines/dashboard", "pipelines/generation", "pipelines/training"),
+    "spaces",
+)
+for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # A shell that starts a program in the background lets it ignore Ctrl-C, and its children inherit that; the commands

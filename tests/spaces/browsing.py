@@ -16,6 +16,43 @@ AXE_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 
 
+class PageErrors:
+    """What a page's scripts complain about, except while it is left for another: then the browser cuts its streams off.
+
+    Gradio takes that for a broken connection if it hears of it before it is gone.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._is_leaving = False
+
+    def watch(self, page: Any) -> None:
+        """Note the errors of a page from now on."""
+
+        def leads_away(request: Any) -> bool:
+            return request.is_navigation_request() and request.frame == page.main_frame
+
+        def on_request(request: Any) -> None:
+            self._is_leaving |= leads_away(request)
+
+        def on_answer(request: Any) -> None:
+            self._is_leaving &= not leads_away(request)
+
+        def on_arrival(frame: Any) -> None:
+            self._is_leaving &= frame != page.main_frame
+
+        page.on("request", on_request)
+        page.on("framenavigated", on_arrival)
+        for event in ("requestfinished", "requestfailed"):  # it may have been a file to save: then nothing arrives
+            page.on(event, on_answer)
+        page.on("pageerror", lambda error: self._note(str(error)))
+        page.on("console", lambda line: self._note(line.text) if line.type == "error" else None)
+
+    def _note(self, text: str) -> None:
+        if not self._is_leaving:
+            self.seen.append(text)
+
+
 @contextlib.contextmanager
 def watched_page(
     address: str, size: str = "desktop", *, allowed: tuple[str, ...] = (), expected_error: str = ""
@@ -28,21 +65,22 @@ def watched_page(
     width, height = SIZES[size]
     own = (address.partition("?")[0].rstrip("/"), "data:", "blob:", *allowed)
     foreign: list[str] = []
-    errors: list[str] = []
+    errors = PageErrors()
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         try:
             page = browser.new_page(viewport=dict(width=width, height=height))
             page.on("request", lambda seen: None if seen.url.startswith(own) else foreign.append(seen.url))
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+            errors.watch(page)
             page.goto(address)
             yield page
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "wider than the screen"
         finally:
             browser.close()
-    unexpected = [error for error in errors if not (expected_error and error.startswith(expected_error))]
-    assert foreign == [] and unexpected == []
+    unexpected = [error for error in errors.seen if not (expected_error and error.startswith(expected_error))]
+    # pytest shows compared values only in files of tests, and this is none.
+    assert foreign == [], f"asked others: {foreign}"
+    assert unexpected == [], f"errors on the page: {unexpected}"
 
 
 def take_picture(page: Any, name: str, tmp_path: Path) -> None:

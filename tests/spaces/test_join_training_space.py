@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def samples_on(page):
 
 def trainers_of(space):
     return [child for child in psutil.Process(space.pid).children() if "join" in child.cmdline()]
+
+
+def family_of(space, at_least):
+    """Return all processes under the Space as soon as there are so many."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while len(family := psutil.Process(space.pid).children(recursive=True)) < at_least:
+        assert time.monotonic() < deadline, family
+        time.sleep(0.1)  # nobody tells of a new process
+    return family
 
 
 def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
@@ -230,8 +240,7 @@ def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle
             page.get_by_label("Run", exact=True).fill(RUN)
             press(page, "Start")
             wait_for_state(page, "starting")
-        family = psutil.Process(space.pid).children(recursive=True)
-        assert len(family) >= 2  # the trainer and the guard of its group
+        family = family_of(space, 2)  # the trainer and the guard of its group
         os.kill(space.pid, signal.SIGTERM)
         assert psutil.wait_procs(family, timeout=20)[1] == []
         assert space.wait(20) == 0

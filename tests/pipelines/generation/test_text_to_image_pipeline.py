@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
+from isolation import PROJECT, environment_without
 from transformers import AutoModel, AutoProcessor, pipeline
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
@@ -24,17 +25,11 @@ REPOSITORY, CODEC_REPOSITORY = "org/pipeline-birds", "org/pipeline-codec"
 ELSEWHERE = """
 import json, sys
 
-class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("modeling_dalle_collab", "pipelines", "hub_tools", *sys.argv[2].split(",")):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotInstalled())
 import torch
 from transformers import pipeline
 
 torch.set_num_threads(1)
-model, _, init_options, call_options = sys.argv[1], *sys.argv[2:4], json.loads(sys.argv[4])
+model, init_options, call_options = *sys.argv[1:3], json.loads(sys.argv[3])
 try:
     draw = pipeline("text-to-image", model=model, trust_remote_code=True, device="cpu", **json.loads(init_options))
     drawn = draw(**call_options)
@@ -74,15 +69,15 @@ def draw_elsewhere(hub, published, tmp_path_factory):
     """Return a function that runs the pipeline in an interpreter that cannot import the project."""
     place = tmp_path_factory.mktemp("elsewhere")
     (place / "elsewhere.py").write_text(ELSEWHERE)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= hub.environment() | {"HF_MODULES_CACHE": str(place / "modules"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **hub.environment()}
+    environment |= {"HF_MODULES_CACHE": str(place / "modules"), "OMP_NUM_THREADS": "1"}
 
-    def draw(model=REPOSITORY, *, missing="", init=None, **call):
+    def draw(model=REPOSITORY, *, missing=(), init=None, **call):
         options = [json.dumps(init or {}), json.dumps({"prompts": PROMPTS, "seed": 5, **call})]
         done = subprocess.run(
-            [sys.executable, "-I", place / "elsewhere.py", str(model), missing, *options],
+            [sys.executable, place / "elsewhere.py", str(model), *options],
             cwd=place,
-            env=environment,
+            env=environment_without([*PROJECT, *missing], environment),
             capture_output=True,
             text=True,
             timeout=300,
@@ -132,11 +127,11 @@ def test_where_only_transformers_and_taming_are_installed_pictures_are_the_decod
 
 @pytest.mark.slow
 def test_without_taming_codes_are_drawn_and_pictures_say_what_to_install(draw_elsewhere, expected_codes):
-    drawn = draw_elsewhere(missing="taming,einops", output_type="codes", **FEW)
+    drawn = draw_elsewhere(missing=("taming", "einops"), output_type="codes", **FEW)
     assert drawn["pixels"] == drawn["codes"] == expected_codes.tolist()
     assert "taming" not in drawn["heavy"]
     for missing in ("taming", "einops"):
-        error = draw_elsewhere(missing=missing)["error"]
+        error = draw_elsewhere(missing=[missing])["error"]
         assert error.startswith("ImportError: The codec's code cannot be imported (") and missing in error
         assert "pip install taming-transformers-rom1504 einops" in error and 'output_type="codes"' in error
 

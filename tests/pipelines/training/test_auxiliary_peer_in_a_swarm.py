@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from assistants import assistant
+from isolation import PROJECT, environment_without
 from published_runs import command_environment, family_of, interrupt, still_alive
 from swarm_of_processes import Swarm
 from swarm_peer import made_up_batch
@@ -104,19 +105,6 @@ def settled_epochs(auxiliary):
 ELSEWHERE = """
 import sys
 
-class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("modeling_dalle_collab", "pipelines", "hub_tools"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotInstalled())
-try:
-    import modeling_dalle_collab
-except ModuleNotFoundError:
-    pass
-else:
-    raise SystemExit("the project can be imported, so this proves nothing")
-
 from transformers import AutoModel, AutoProcessor
 
 processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
@@ -143,9 +131,9 @@ def check_the_checkpoint_elsewhere(material, repository, folder):
     script.write_text(ELSEWHERE)
     environment = command_environment(material.hub, material.hub.alice_token)
     environment |= {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HOME": str(folder / "home")}
-    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, "-I", script, repository], cwd=folder, env=environment, capture_output=True, text=True
-    )
+        [sys.executable, script, repository],
+        cwd=folder, env=environment_without(PROJECT, environment), capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == str(expected.tolist())

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from isolation import PROJECT, environment_without
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoProcessor
@@ -244,12 +245,6 @@ def test_options_that_mean_nothing_are_refused(change, message):
 ELSEWHERE = """
 import sys, warnings
 
-class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("modeling_dalle_collab", "pipelines", "hub_tools"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotInstalled())
 import torch
 from peft import AutoPeftModel, PeftModel
 from safetensors.torch import save_file
@@ -279,12 +274,11 @@ def test_an_adapter_loads_with_peft_and_transformers_alone_and_gives_the_same_lo
     (adapter,) = write_finetuned(tmp_path / "owls", model, source, options, progress[-1])
     assert PeftModel.from_pretrained(AutoModel.from_pretrained(base_folder), adapter)
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-I", tmp_path / "elsewhere.py", base_folder, adapter, tmp_path / "logits.safetensors"],
+        [sys.executable, tmp_path / "elsewhere.py", base_folder, adapter, tmp_path / "logits.safetensors"],
         cwd=tmp_path,
-        env=environment,
+        env=environment_without(PROJECT, environment),
         capture_output=True,
         text=True,
     )
