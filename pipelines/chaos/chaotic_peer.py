@@ -94,6 +94,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import open_dht
     from pipelines.training.swarm_optimizer import SwarmOptimizer
+    from pipelines.training.swarm_settings import reply_seconds
     from pipelines.training.training_peer import TrainingPeer
     from pipelines.training.training_run import stable_seed
 
@@ -120,7 +121,7 @@ def main(settings: ChaoticPeerSettings) -> None:
 
     with (
         prefetched(batches, settings.micro_batch_size) as stream,
-        open_dht(settings.repository, run.entry_addresses, options) as dht,
+        open_dht(settings.repository, run.entry_addresses, options, reply_seconds=reply_seconds(run)) as dht,
         TrainingPeer(run, dht, options, username=settings.name, package_version="chaos") as peer,
         _stop_on_signals() as stop,
     ):

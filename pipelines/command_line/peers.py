@@ -48,6 +48,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
     from pipelines.training.run_creation import check_codec_fits, check_dataset_fits, package_version
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import open_dht
+    from pipelines.training.swarm_settings import reply_seconds
     from pipelines.training.training_peer import RunFinishedError, TrainingPeer, finished_message
     from pipelines.training.training_run import stable_seed
 
@@ -72,7 +73,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
 
     with (
         admitted(console, run, repository, options) as (options, admission),
-        open_dht(repository, run.entry_addresses, options, admission) as dht,
+        open_dht(repository, run.entry_addresses, options, admission, reply_seconds=reply_seconds(run)) as dht,
         TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
         _stop_on_signals() as stop,
         pause_on_signals(peer.pause_switch),
@@ -130,6 +131,7 @@ def run_auxiliary_peer(
     from pipelines.training.hub_publisher import RunRolledBackError
     from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
     from pipelines.training.swarm import SwarmUnreachableError, open_dht
+    from pipelines.training.swarm_settings import reply_seconds
     from pipelines.training.training_peer import RunFinishedError, finished_message
 
     console = _start_logging()
@@ -139,13 +141,14 @@ def run_auxiliary_peer(
         raise RunFinishedError(finished_message(run))
     with contextlib.ExitStack() as stack:
         options, admission = stack.enter_context(admitted(console, run, repository, options))
+        patience = dict(reply_seconds=reply_seconds(run))
         try:
-            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options, admission))
+            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options, admission, **patience))
         except SwarmUnreachableError:
             if not run.entry_addresses:
                 raise
             console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
-            dht = stack.enter_context(open_dht(repository, (), options, admission))
+            dht = stack.enter_context(open_dht(repository, (), options, admission, **patience))
         parts = assembled_auxiliary_peer(repository, run, dht, processor, assistance)
         peer, trackers = stack.enter_context(parts)
         stop = stack.enter_context(_stop_on_signals())

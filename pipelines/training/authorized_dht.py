@@ -1,5 +1,6 @@
 """The DHT node of a run with an authority: every call carries a token, and every answer does."""
 
+from functools import partial
 from typing import Any
 
 import hivemind
@@ -25,6 +26,13 @@ class SwarmDHT(hivemind.DHT):
         """From now on answer only peers to whom the token in their call belongs, not all who sign with its key."""
         if self.admission is not None and not self.client_mode:
             self.run_coroutine(_bind_peers)
+
+    def expect_replies_within(self, seconds: float) -> None:
+        """From now on take a node that has not replied by then for gone, for a while.
+
+        Until it is, every look into the DHT waits for it. Peers that find each other in seconds cannot wait that long.
+        """
+        self.run_coroutine(partial(_expect_replies_within, seconds))
 
 
 class SwarmAuthorizer(TokenAuthorizerBase):
@@ -79,6 +87,10 @@ class _PeerBoundCalls:
             return await call(request, context)
 
         return check_and_call
+
+
+async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -> None:
+    node.protocol.wait_timeout = seconds
 
 
 async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:

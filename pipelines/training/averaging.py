@@ -14,6 +14,7 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.partition import AllreduceException
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -24,11 +25,19 @@ from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
 from pipelines.training.robust_aggregation import AggregationRule
+from pipelines.training.round_times import AttemptTimes
+from pipelines.training.suspects import Offence
 from pipelines.training.upload_limit import UploadLimit, pass_bytes
 
 logger = logging.getLogger(__name__)
 
 MIN_SHARE_AVERAGED = 0.9
+MAX_ATTEMPTS = 2
+"""All-reduces for one round. A hostile member can spoil every one, and must not hold the others up for ever."""
+
+SHARE_OF_A_CHUNK = 2 / 3
+"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once."""
+
 PLAIN_RULE = AggregationRule()
 
 
@@ -53,6 +62,10 @@ class CountsRounds:
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
+        highest = kwargs.get("allreduce_timeout")
+        chunk_seconds = kwargs.get("next_chunk_timeout") or highest
+        self._attempt_times = AttemptTimes(lowest=chunk_seconds and SHARE_OF_A_CHUNK * chunk_seconds, highest=highest)
+        self._num_attempts_left = 0
         super().__init__(*args, **kwargs)
 
     @property
@@ -89,6 +102,10 @@ class CountsRounds:
         while self._num_senders_served:
             await asyncio.sleep(0.05)
 
+    async def _step(self, *, step: Any, **kwargs: Any) -> None:
+        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries else 1
+        await super()._step(step=step, **kwargs)
+
     async def _run_allreduce_inplace_(
         self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
@@ -107,17 +124,36 @@ class CountsRounds:
         )  # fmt: skip
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
+        self._num_attempts_left -= 1
         try:
-            if is_helper:
-                async for _ in runner:
-                    raise RuntimeError("a helper received averaged tensors although it has none")
-            else:
-                async for tensor, answer in azip(as_aiter(*tensors), runner):
-                    tensor.copy_(answer) if self.answers_are_averages else tensor.add_(answer)
-                    self._state_updated.set()
+            async with asyncio.timeout(self._attempt_times.seconds if self._num_attempts_left > 0 else None) as limit:
+                if is_helper:
+                    async for _ in runner:
+                        raise RuntimeError("a helper received averaged tensors although it has none")
+                else:
+                    async for tensor, answer in azip(as_aiter(*tensors), runner):
+                        tensor.copy_(answer) if self.answers_are_averages else tensor.add_(answer)
+                        self._state_updated.set()
             succeeded = True
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            runner.name_late_senders()
+            self._attempt_times.note_failure()
+            # hivemind looks for a group again after this kind of error.
+            raise AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s") from error
         finally:
-            self._record_round(runner, time.monotonic() - started, succeeded)
+            is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
+            self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
+        self._attempt_times.note_success(time.monotonic() - started)
+        if is_half:
+            # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
+            raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+
+    def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
+        """Return whether others may be without answers too; one that was refused would be refused again."""
+        offences = {offence for _, offence in runner.offences}
+        return Offence.NO_ANSWER in offences and runner.share_averaged < self._min_share_averaged
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; one that is not finite is replaced by zeros and weighs nothing."""
@@ -135,9 +171,9 @@ class CountsRounds:
     def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
         return self._recorded_weights
 
-    def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool) -> None:
+    def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool, *, is_over: bool) -> None:
         figures, share = self._figures, runner.share_averaged if succeeded else 0.0
-        offences = runner.end_round() if succeeded else runner.offences
+        offences = runner.end_round() if is_over else runner.offences
         figures.num_rounds.value += 1
         figures.share_averaged.value = share
         figures.seconds.value = seconds

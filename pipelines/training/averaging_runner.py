@@ -136,6 +136,14 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self._memory.typical_value = reducer.typical_value or self._memory.typical_value
         return self.offences
 
+    def name_late_senders(self) -> None:
+        """Name those for whose parts all others were waiting when the round was given up."""
+        reducer = self.tensor_part_reducer
+        has_sent = [number > reducer.current_part_index for number in reducer.num_parts_received]
+        if any(has_sent):
+            late = (peer for peer, sent in zip(self.sender_peer_ids, has_sent, strict=True) if not sent)
+            self.offences |= {(peer, Offence.SILENT) for peer in late if peer not in self.banned_senders}
+
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         """Send a reducer its parts of the local vector and register what it answers; the reducer may be this peer."""
         peer_index = self.ordered_peer_ids.index(peer_id)

@@ -1,5 +1,6 @@
-"""How long a peer waits for a round: learnt from the last rounds, within what the run allows."""
+"""How long a peer waits for a round, and for one attempt at it: learnt from the last, within what the run allows."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -47,3 +48,34 @@ class RoundTimes:
         self.timeout = adapted_timeout(
             self.timeout, self._durations, overhead=self._overhead, lowest=self._lowest, highest=self._highest
         )
+
+
+class AttemptTimes:
+    """How long one attempt at an all-reduce may last: a peer that freezes in the first is in no second one.
+
+    Peers that look for a new group at once lose seconds; with the run's whole time-out they would lose the epoch. Who
+    was only slow is given twice the time in each further attempt. Without bounds (None) there is no time-out.
+    """
+
+    def __init__(self, *, lowest: float | None, highest: float | None) -> None:
+        self._highest = math.inf if highest is None else highest
+        self._lowest = self._highest if lowest is None else lowest
+        self._durations: deque[float] = deque(maxlen=NUM_ROUNDS_REMEMBERED)
+        self._num_failures = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """Time for the next attempt."""
+        longest = max(self._durations, default=math.inf)
+        wanted = max(self._lowest, PATIENCE * longest) * 2.0**self._num_failures
+        bounded = min(self._highest, wanted)
+        return bounded if math.isfinite(bounded) else None
+
+    def note_success(self, seconds: float) -> None:
+        """Take note of an attempt that ended in time."""
+        self._durations.append(seconds)
+        self._num_failures = 0
+
+    def note_failure(self) -> None:
+        """Take note of an attempt that did not."""
+        self._num_failures += 1

@@ -33,12 +33,18 @@ class CannotListenError(OSError):
 
 @contextmanager
 def open_dht(
-    run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None = None
+    run_name: str,
+    entry_addresses: Sequence[str],
+    options: PeerOptions,
+    admission: PeerAdmission | None = None,
+    *,
+    reply_seconds: float | None = None,
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has not started others: hivemind forks. `admission` is what
-    `seek_admission` has yielded together with the options; only open runs go without.
+    `seek_admission` has yielded together with the options; only open runs go without. `reply_seconds` is the time that
+    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
@@ -48,6 +54,8 @@ def open_dht(
     dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
         dht.bind_peers()
+        if reply_seconds is not None:
+            dht.expect_replies_within(reply_seconds)
         if not options.client_mode:
             offer_dial_back(dht)
         yield dht

@@ -74,6 +74,11 @@ def averager_options(run: TrainingRun) -> dict[str, Any]:
     )
 
 
+def reply_seconds(run: TrainingRun) -> float:
+    """Return the seconds that a DHT node has to reply; a look into the DHT must fit twice into the matchmaking time."""
+    return min(3.0, max(1.0, run.matchmaking_seconds * 0.4))
+
+
 def aggregation_rule(run: TrainingRun) -> AggregationRule:
     """Return how the run's peers make one vector of many."""
     return AggregationRule(

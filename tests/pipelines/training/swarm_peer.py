@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from pipelines.chaos.process_table import group_members
 from pipelines.training import averaging
 from pipelines.training.image_code_stream import Batch
 from pipelines.training.pausing import pause_on_signals
@@ -49,23 +50,26 @@ def wait_until_seen(peer: TrainingPeer, num_peers: int) -> None:
         time.sleep(0.02)
 
 
-def die_in_round(peer_holder: list, epoch: int) -> None:
-    """From the given epoch on, kill the whole peer as soon as it has sent the first part of a gradient to somebody."""
+def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int) -> None:
+    """From the given epoch on, send the whole peer a signal as soon as it has sent a part of a gradient to somebody."""
     current_epoch = multiprocessing.Value("q", 0)
-    peer_holder.append(current_epoch)
+    current_epochs.append(current_epoch)
 
-    class DyingRunner(averaging.TrustedAllReduceRunner):
+    class StruckRunner(averaging.TrustedAllReduceRunner):
         async def _generate_input_for_peer(self, peer_index):
             async for message in super()._generate_input_for_peer(peer_index):
                 yield message
                 if current_epoch.value >= epoch:
-                    os.killpg(os.getpgrp(), signal.SIGKILL)
+                    # This process comes last: it would strike nobody any more. The guard of the group stays awake.
+                    for pid in sorted(group_members(os.getpgrp()), key=os.getpid().__eq__):
+                        if pid != guard:
+                            os.kill(pid, number)
 
-    averaging.CountsRounds.runner_type = DyingRunner
+    averaging.CountsRounds.runner_type = StruckRunner
 
 
 def main(settings: dict) -> None:
-    guard_process_group()
+    guard = guard_process_group()
     torch.set_num_threads(1)
     run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
     events = folder / f"{name}.jsonl"
@@ -76,8 +80,8 @@ def main(settings: dict) -> None:
         **settings.get("options", {}),
     )
     stop, current_epoch = threading.Event(), []
-    if "die_in_round_of_epoch" in settings:
-        die_in_round(current_epoch, settings["die_in_round_of_epoch"])
+    if "struck_in_round_of_epoch" in settings:
+        strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard)
     with (
         seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
         open_dht("test/run", settings["entry_addresses"], options, admission) as dht,

@@ -28,7 +28,7 @@ from pipelines.training.micro_batch import (
 )
 from pipelines.training.pausing import PauseSwitch
 from pipelines.training.peer_options import PeerOptions
-from pipelines.training.round_times import RoundTimes, adapted_timeout
+from pipelines.training.round_times import AttemptTimes, RoundTimes, adapted_timeout
 from pipelines.training.training_peer import initial_model, last_epoch
 from pipelines.training.upload_limit import UploadLimit, pass_bytes
 
@@ -208,6 +208,22 @@ def test_round_times_grow_after_a_slow_round_and_forget_it_in_time():
     for number in range(5, 13):
         times.note(number, 2.0)
     assert times.timeout == 30.0
+
+
+def test_an_attempt_is_given_up_when_it_takes_several_times_as_long_as_the_last_ones():
+    times = AttemptTimes(lowest=4.0, highest=60.0)
+    assert times.seconds == 60.0  # nothing is known yet
+    times.note_success(0.3)
+    assert times.seconds == 4.0
+    times.note_success(5.0)
+    assert times.seconds == 15.0
+    times.note_failure()
+    assert times.seconds == 30.0  # whoever was only slow gets more time
+    times.note_success(25.0)
+    assert times.seconds == 60.0
+    unbounded = AttemptTimes(lowest=None, highest=None)
+    unbounded.note_success(1.0)
+    assert unbounded.seconds is None
 
 
 def test_a_pause_ends_when_it_is_resumed_or_the_peer_stops():
