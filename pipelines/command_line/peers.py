@@ -40,6 +40,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
 
     from pipelines.command_line.check_list import report_obstacles
     from pipelines.command_line.peer_entry import admitted, stop_when_refused, who_may_join
+    from pipelines.torch_devices import torch_device
     from pipelines.training.doctor.examination import quick_checks
     from pipelines.training.doctor.machine import raise_open_files
     from pipelines.training.generation_watch import watching_generation
@@ -64,7 +65,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
     layout, processor = dataset_layout(run.dataset_repository, run.dataset_revision), read_processor(repository)
     check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
     check_dataset_fits(run, layout)
-    device = _resolve_device(options.device)
+    device = torch_device(options.device)
     options = dataclasses.replace(options, device=device, num_devices=options.num_devices or _num_devices(device))
     report_obstacles(console, repository, quick_checks(repository, run, options))
     raise_open_files()
@@ -172,10 +173,11 @@ def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, str
     import dataclasses
 
     from pipelines.command_line.check_list import show_checks
+    from pipelines.torch_devices import torch_device
     from pipelines.training.doctor.examination import run_checks
 
     _start_logging()
-    options = dataclasses.replace(options, device=_resolve_device(options.device))
+    options = dataclasses.replace(options, device=torch_device(options.device))
     show_checks(
         f"{repository} on this machine",
         lambda announce: run_checks(repository, options, announce=announce),
@@ -262,20 +264,6 @@ def _show_assistance(console: Console, reports: Iterator[Any], trackers: Any, ev
                 trackers.log_epoch(dataclasses.asdict(report.summary))
             if report.published is not None:
                 console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
-
-
-def _resolve_device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"--device is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device is {name!r}, but torch sees no GPU here; use --device cpu.")
-    return name
 
 
 def _num_devices(device: str) -> int:

@@ -38,9 +38,9 @@ def index(
     """
     from pipelines.generation.image_generation import load_codec_and_reranker
     from pipelines.generation.stage_progress import stage_progress
-    from pipelines.generation.torch_devices import torch_device
     from pipelines.generation.training_index_building import build_training_index
     from pipelines.image_codes.dataset_shards import find_dataset
+    from pipelines.torch_devices import torch_device
 
     if private and publish is None:
         raise ValueError("--private is about the published index, and it is not published: add --publish ORG/NAME")

@@ -20,10 +20,10 @@ from pipelines.generation.drawing_desk import DrawingDesk, Labelled, Shown, besi
 from pipelines.generation.drawing_request import NEWEST, DrawingRequest
 from pipelines.generation.picture_grid import keep_picture
 from pipelines.generation.published_checkpoints import PublishedCheckpoints
-from pipelines.generation.torch_devices import torch_device
 from pipelines.generation.training_index import BUILD_COMMAND
 from pipelines.generation.uploaded_picture import read_picture
 from pipelines.page_style import PAGE_STYLE
+from pipelines.torch_devices import torch_device
 
 GPU_SECONDS = 120
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400

@@ -80,8 +80,8 @@ def test_a_daemon_that_is_slow_to_start_gets_a_second_chance_and_then_the_machin
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("gpu", "--device is 'gpu'; expected auto, cpu, cuda or cuda:N."),
-        ("cuda", "--device is 'cuda', but torch sees no GPU here; use --device cpu."),
+        ("gpu", "There is no device 'gpu'. Expected auto, cpu, cuda or cuda:N."),
+        ("cuda", "Device cuda was asked for, but torch sees no GPU here. Use cpu."),
     ],
 )
 def test_a_bad_device_is_refused_before_the_swarm_is_entered(

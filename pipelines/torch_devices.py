@@ -12,5 +12,5 @@ def torch_device(name: str) -> str:
     except RuntimeError as error:
         raise ValueError(f"There is no device {name!r}. Expected auto, cpu, cuda or cuda:N.") from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"Device {name} was asked for, but torch sees no CUDA device. Use cpu.")
+        raise ValueError(f"Device {name} was asked for, but torch sees no GPU here. Use cpu.")
     return name
