@@ -99,7 +99,11 @@ class Dashboard:
 
     def notices(self) -> str:
         """Return problems and alerts as HTML."""
-        return page_parts.notices_html(self._problems(), self._alerts())
+        run, problems = self.hub.view.run, self._problems()
+        is_over = run is not None and self._history().newest_epoch >= run.num_epochs
+        if is_over:  # peers that have left have done what they were there for
+            problems = [(source, problem) for source, problem in problems if source != "Swarm"]
+        return page_parts.notices_html(problems, self._alerts(), is_over=is_over)
 
     def charts(self, axis: str = "epoch", first: float = 0.0, last: float = 100.0) -> str:
         """Return all curves between two shares of the history, in percent, as HTML."""

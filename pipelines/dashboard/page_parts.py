@@ -67,15 +67,17 @@ def link(address: str, text: str) -> str:
     return f'<a href="{escaped(address)}" target="_blank" rel="noopener noreferrer">{escaped(text)}</a>'
 
 
-def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert]) -> str:
-    """Return what is not as it should be: sources that do not answer, by name, and alerts."""
+def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *, is_over: bool = False) -> str:
+    """Return what is not as it should be: sources that do not answer, by name, and alerts; and if the run is over."""
     items = [f'<li class="away"><b>{escaped(source)}</b> {escaped(text)}</li>' for source, text in problems]
     items += [
         f'<li class="{kind}"><b>{escaped(alert.kind)}</b> {escaped(alert.text)}</li>'
         for alert in alerts
         for kind in ["serious" if alert.is_serious else "mild"]
     ]
-    if not items:
+    if is_over:
+        items.append('<li class="fine"><b>finished</b> All epochs of the run are trained.</li>')
+    elif not items:
         items = ['<li class="fine"><b>all well</b> Hub and swarm answer, nothing looks wrong.</li>']
     return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
 

@@ -92,3 +92,11 @@ def test_a_hub_that_goes_away_leaves_what_is_known_and_comes_back(answers):
 def test_a_swarm_in_which_nobody_answers_is_explained(answers):
     assert "None of the 1 entry addresses of alice/run answers" in answers("swarm alice/run")["problem"]
     assert "names no entry address yet" in answers("swarm alice/fresh")["problem"]
+
+
+def test_a_run_that_is_over_misses_nobody(answers):
+    over = answers.run.replace(num_epochs=100)
+    publish_recorded_run(answers.api, "alice/over", over, num_epochs=100, num_users=2, end=time.time(), checkpoints=[])
+    html = answers("page alice/over")["html"]
+    assert "All epochs of the run are trained" in html and "<b>Swarm</b>" not in html
+    assert "<b>Swarm</b>" in answers("page alice/run")["html"], "it is not over, and nobody has looked yet"
