@@ -22,7 +22,11 @@ MAY_IMPORT = {
     "pipelines.dashboard": ("pipelines.training", *LIBRARIES),
     "pipelines.demo": (*STAGES, *STAGE_NEEDS),
     "pipelines.chaos": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
-    "pipelines.command_line": ("pipelines.demo", "pipelines.chaos", "pipelines.conversion", *STAGES, *STAGE_NEEDS),
+    "pipelines.command_line": (
+        *("pipelines.demo", "pipelines.chaos", "pipelines.conversion", "pipelines.torch_devices"),
+        *STAGES,
+        *STAGE_NEEDS,
+    ),
     "spaces": ("pipelines", *LIBRARIES),
 }
 """Which parts of the project a part may import besides itself."""
