@@ -40,6 +40,11 @@ class Alert:
     is_serious: bool = True
 
 
+def is_over(run: TrainingRun, history: HistoryColumns) -> bool:
+    """Return whether all epochs of a run are trained."""
+    return history.newest_epoch >= run.num_epochs
+
+
 def find_alerts(
     run: TrainingRun,
     history: HistoryColumns,
@@ -57,10 +62,9 @@ def find_alerts(
         impossible_figures(history.num_impossible, peers),
     ]
     if is_live:
-        is_over = history.newest_epoch >= run.num_epochs
         found += [
-            None if is_over else stalled_epoch(history, swarm_epoch(alive(peers)), num_alive, now),
-            None if is_over else shrinking_swarm(history.columns["num_peers"], num_alive),
+            None if is_over(run, history) else stalled_epoch(history, swarm_epoch(alive(peers)), num_alive, now),
+            None if is_over(run, history) else shrinking_swarm(history.columns["num_peers"], num_alive),
             disagreeing_states(verdict, names_by_peer_id(peers)),
             left_behind(peers),
             suspected_peers(peers),

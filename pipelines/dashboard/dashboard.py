@@ -13,7 +13,7 @@ import numpy as np
 
 from hub_tools.endpoint import current_endpoint
 from pipelines.dashboard import page_parts, programs
-from pipelines.dashboard.alerts import Alert, find_alerts
+from pipelines.dashboard.alerts import Alert, find_alerts, is_over
 from pipelines.dashboard.charts import Chart, charts_html
 from pipelines.dashboard.history_columns import AXES, HistoryColumns
 from pipelines.dashboard.hub_reading import HubReader, HubView
@@ -100,10 +100,10 @@ class Dashboard:
     def notices(self) -> str:
         """Return problems and alerts as HTML."""
         run, problems = self.hub.view.run, self._problems()
-        is_over = run is not None and self._history().newest_epoch >= run.num_epochs
-        if is_over:  # peers that have left have done what they were there for
+        has_ended = run is not None and is_over(run, self._history())
+        if has_ended:  # peers that have left have done what they were there for
             problems = [(source, problem) for source, problem in problems if source != "Swarm"]
-        return page_parts.notices_html(problems, self._alerts(), is_over=is_over)
+        return page_parts.notices_html(problems, self._alerts(), is_over=has_ended)
 
     def charts(self, axis: str = "epoch", first: float = 0.0, last: float = 100.0) -> str:
         """Return all curves between two shares of the history, in percent, as HTML."""

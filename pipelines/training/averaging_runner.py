@@ -141,8 +141,9 @@ class TrustedAllReduceRunner(AllReduceRunner):
         reducer = self.tensor_part_reducer
         has_sent = [number > reducer.current_part_index for number in reducer.num_parts_received]
         if any(has_sent):
-            late = (peer for peer, sent in zip(self.sender_peer_ids, has_sent, strict=True) if not sent)
-            self.offences |= {(peer, Offence.SILENT) for peer in late if peer not in self.banned_senders}
+            for peer, sent in zip(self.sender_peer_ids, has_sent, strict=True):
+                if not sent and peer not in self.banned_senders:
+                    self._name(peer, Offence.SILENT)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         """Send a reducer its parts of the local vector and register what it answers; the reducer may be this peer."""

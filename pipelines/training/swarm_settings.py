@@ -17,6 +17,9 @@ from pipelines.training.state_hand_off import HandOffLimits
 from pipelines.training.training_run import TrainingRun
 from pipelines.training.upload_limit import UploadLimit
 
+REQUEST_SHARE = 0.4
+"""Share of the matchmaking time in which a request must be answered: it fits twice."""
+
 
 def make_state_averager(
     kind: type[SwarmStateAverager],
@@ -67,7 +70,7 @@ def lamb_factory(run: TrainingRun) -> partial[Lamb]:
 def averager_options(run: TrainingRun) -> dict[str, Any]:
     """Return the options of both averagers; a request must fit twice into the matchmaking time."""
     return dict(
-        request_timeout=min(5.0, run.matchmaking_seconds * 0.4),
+        request_timeout=min(5.0, REQUEST_SHARE * run.matchmaking_seconds),
         min_group_size=2,
         rule=aggregation_rule(run),
         min_share_averaged=run.min_share_averaged,
@@ -76,7 +79,7 @@ def averager_options(run: TrainingRun) -> dict[str, Any]:
 
 def reply_seconds(run: TrainingRun) -> float:
     """Return the seconds that a DHT node has to reply; a look into the DHT must fit twice into the matchmaking time."""
-    return min(3.0, max(1.0, run.matchmaking_seconds * 0.4))
+    return min(3.0, max(1.0, REQUEST_SHARE * run.matchmaking_seconds))
 
 
 def aggregation_rule(run: TrainingRun) -> AggregationRule:

@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-PROJECT = ("modeling_dalle_collab", "pipelines", "hub_tools")
+from hub_tools.space_bundling import PACKAGES as PROJECT
 
 
 def environment_without(
@@ -27,9 +27,8 @@ def packages_beside(requirements: Iterable[str]) -> set[str]:
     """Return the top-level packages of this installation that would be missing if only these were installed."""
     wanted = _with_dependencies(requirements)
     owners = importlib.metadata.packages_distributions()
-    return {package for package, names in owners.items() if not wanted & set(map(canonicalize_name, names))} | {
-        *PROJECT
-    }
+    missing = {package for package, names in owners.items() if not wanted & set(map(canonicalize_name, names))}
+    return missing | set(PROJECT)
 
 
 def _with_dependencies(requirements: Iterable[str]) -> set[str]:

@@ -1,5 +1,6 @@
 """`transformers.pipeline("text-to-image")` draws with what lies on the Hub alone, in a fresh interpreter too."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -230,19 +231,7 @@ def test_a_codec_that_does_not_fit_is_refused(published, installed, other_codec,
     processor.image_codec_repository = processor.image_codec_fingerprint = None
     with pytest.raises(ValueError, match=r"names no codec, .*codec=FOLDER_OR_REPOSITORY"):
         InstalledTextToImagePipeline(**parts, processor=processor)(PROMPTS)
-    wide = VQGANCodec(VQGANCodec.from_pretrained(tiny_codec).config.__class__(codebook_size=9, **SIZES))
+    wide = VQGANCodec(dataclasses.replace(VQGANCodec.from_pretrained(tiny_codec).config, codebook_size=9))
     folder = wide.save_pretrained(other_codec.parent / "wide")
     with pytest.raises(ValueError, match=r"makes pictures of 16 codes out of 9, but .* draws 16 out of 12"):
         InstalledTextToImagePipeline(**parts, processor=processor, codec=folder)(PROMPTS)
-
-
-SIZES = dict(
-    image_size=16,
-    embedding_dim=4,
-    z_channels=4,
-    channels=32,
-    channel_multipliers=(1, 1, 1),
-    num_residual_blocks=0,
-    attention_resolutions=(),
-    quantizer="nearest",
-)
