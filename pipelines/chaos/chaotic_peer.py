@@ -197,18 +197,19 @@ class ObservedTraining:
     def _write_epoch(self, report: Any) -> None:
         averaging = self.peer.optimizer.grad_averager.last_round
         was_averaged = averaging.num_rounds > self._num_rounds
+        num_kept = self.peer.optimizer.grad_averager.local_samples_accumulated  # of a missed round, for the next one
         self._events.write(
             "epoch",
             epoch=report.epoch,
             new_epoch=self.peer.optimizer.local_epoch,
-            num_samples=self._num_samples,
+            num_samples=self._num_samples - num_kept,
             share_averaged=averaging.share_averaged if was_averaged else 0.0,
             group_size=averaging.group_size if was_averaged else 1,
             round_seconds=averaging.seconds if was_averaged else 0.0,
             attack=self._control.attack,
             loss=self._evaluate(),
         )
-        self._num_rounds, self._num_samples = averaging.num_rounds, 0
+        self._num_rounds, self._num_samples = averaging.num_rounds, num_kept
 
     def _evaluate(self) -> float:
         import torch

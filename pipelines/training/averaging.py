@@ -14,6 +14,7 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.partition import AllreduceException
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import P2PContext, PeerID
@@ -36,7 +37,8 @@ MAX_ATTEMPTS = 2
 """All-reduces for one round. A hostile member can spoil every one, and must not hold the others up for ever."""
 
 SHARE_OF_A_CHUNK = 2 / 3
-"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once."""
+"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once. It is
+not given up before it has lasted as long as the search for that group would."""
 
 PLAIN_RULE = AggregationRule()
 
@@ -48,6 +50,9 @@ class CountsRounds:
     notices_replays: bool
     answers_are_averages: bool
     """See `TrustedAllReduceRunner`."""
+
+    may_be_skipped: bool
+    """Whether a later round makes up for one that is given up: such a round is tried once, and not for long."""
 
     def __init__(
         self,
@@ -64,8 +69,10 @@ class CountsRounds:
         self._num_senders_served = 0
         highest = kwargs.get("allreduce_timeout")
         chunk_seconds = kwargs.get("next_chunk_timeout") or highest
-        self._attempt_times = AttemptTimes(lowest=chunk_seconds and SHARE_OF_A_CHUNK * chunk_seconds, highest=highest)
+        lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, kwargs["min_matchmaking_time"])
+        self._attempt_times = AttemptTimes(lowest=lowest, highest=highest)
         self._num_attempts_left = 0
+        self._control: StepControl | None = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -102,8 +109,9 @@ class CountsRounds:
         while self._num_senders_served:
             await asyncio.sleep(0.05)
 
-    async def _step(self, *, step: Any, **kwargs: Any) -> None:
-        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries else 1
+    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        self._control = step
+        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)
 
     async def _run_allreduce_inplace_(
@@ -126,7 +134,7 @@ class CountsRounds:
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
         try:
-            async with asyncio.timeout(self._attempt_times.seconds if self._num_attempts_left > 0 else None) as limit:
+            async with asyncio.timeout(self._attempt_seconds()) as limit:
                 if is_helper:
                     async for _ in runner:
                         raise RuntimeError("a helper received averaged tensors although it has none")
@@ -140,8 +148,11 @@ class CountsRounds:
                 raise
             runner.name_late_senders()
             self._attempt_times.note_failure()
-            # hivemind looks for a group again after this kind of error.
-            raise AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s") from error
+            reason = AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s")
+            if self.may_be_skipped:
+                self._control.set_exception(reason)
+            # hivemind looks for a group again after this kind of error, unless the step has ended.
+            raise reason from error
         finally:
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
@@ -149,6 +160,10 @@ class CountsRounds:
         if is_half:
             # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+
+    def _attempt_seconds(self) -> float | None:
+        is_last = self._num_attempts_left == 0
+        return None if is_last and not self.may_be_skipped else self._attempt_times.seconds
 
     def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
         """Return whether others may be without answers too; one that was refused would be refused again."""
@@ -196,7 +211,23 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
 
     notices_replays = True
     answers_are_averages = True
+    may_be_skipped = False
     _rpc_handlers = _stub_type = None  # hivemind caches these per class and would hand out the parent's
+
+    def __init__(self, *args: Any, keeps_own_gradient: bool = False, **kwargs: Any) -> None:
+        """`keeps_own_gradient`: what was gathered stays until it is reset, although a round has begun with it."""
+        self._keeps_own_gradient = keeps_own_gradient
+        super().__init__(*args, **kwargs)
+
+    def step(self, *args: Any, reset_accumulators: bool = True, **kwargs: Any) -> Any:
+        """See `GradientAverager.step`."""
+        resets = reset_accumulators and not self._keeps_own_gradient
+        return super().step(*args, reset_accumulators=resets, **kwargs)
+
+    def take_back(self) -> None:
+        """Forget a round that was not had: its gradient is part of what is still being gathered."""
+        self._accumulators_used_in_step = False
+        self.notify_used_averaged_gradients()
 
     def expect_samples(self, samples: Mapping[bytes, float]) -> None:
         """Say how many samples each peer's signed records make plausible, at most; by bytes of its peer id.

@@ -37,6 +37,7 @@ class MendsIncompleteRounds:
     num_incomplete_rounds = 0
     """Gradient rounds that failed or averaged too small a share, at this peer."""
 
+    _num_incomplete_state_rounds = 0
     _regular_every = 1
     _calls: frozenset[int] = frozenset()
     _epoch_read = -1
@@ -54,6 +55,7 @@ class MendsIncompleteRounds:
     def _maybe_schedule_gradient_averaging(self) -> None:
         super()._maybe_schedule_gradient_averaging()
         if self.scheduled_grads is not None:  # the epoch is about to end: is anything else to be done then?
+            self._judge_state_rounds()
             self._read_calls()
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
@@ -65,10 +67,17 @@ class MendsIncompleteRounds:
         if is_incomplete(before, after):
             self._call_everybody(is_own=after.num_senders_lost == 0 or after.share_averaged < 1)
 
+    def _judge_state_rounds(self) -> None:
+        """Call everybody again if averaging the state did not succeed: it is not tried twice in one epoch."""
+        figures = self.state_averager.last_round
+        if figures.num_incomplete_rounds > self._num_incomplete_state_rounds:
+            self._num_incomplete_state_rounds = figures.num_incomplete_rounds
+            self._call_everybody(is_own=False)
+
     def _call_everybody(self, is_own: bool) -> None:
         self.num_incomplete_rounds += is_own
         epoch = max(self.local_epoch, self.tracker.global_epoch) + EPOCHS_OF_NOTICE
-        logger.error("A gradient round was incomplete; all peers are to average their parameters at epoch %d.", epoch)
+        logger.error("A round was incomplete; all peers are to average their parameters at epoch %d.", epoch)
         self._calls |= {epoch}
         self.records.call_for_state_averaging(epoch, self.call_lifetime_seconds)
 

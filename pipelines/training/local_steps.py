@@ -32,9 +32,9 @@ class LocalStepsOptimizer(SwarmOptimizer):
         """The parameters of the last synchronisation, float32 on the CPU, in the order of the shared state."""
         return [parameter for group in self.state_averager.optimizer.param_groups for parameter in group["params"]]
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, *, keep_gradient: bool = False) -> None:
         """Forget this peer's own progress since the last synchronisation; for any change of the state from outside."""
-        super().begin_epoch()
+        super().begin_epoch()  # progress away from an older state leads nowhere from a newer one: it is never kept
         self._num_samples = 0
         self._inner.restart(self.synchronised_parameters)
 

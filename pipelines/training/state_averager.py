@@ -12,6 +12,7 @@ from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
 import torch
+from hivemind.averaging.control import StepControl
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -37,6 +38,9 @@ from pipelines.training.upload_limit import pass_bytes
 logger = logging.getLogger(__name__)
 
 NO_COMPRESSION = NoCompression()
+SEARCH_IN_MATCHMAKINGS = 3
+"""Times its usual length after which the search for a group to average the state with is given up."""
+
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_STAY = 15.0
 """How long a snapshot that is being sent waits for a newcomer that has stopped reading."""
@@ -53,6 +57,7 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
     """
 
     notices_replays = False  # parameters that did not change are the same parts again
+    may_be_skipped = True  # the next optimizer step waits until it is over
     _rpc_handlers = _stub_type = None
 
     def __init__(self, *, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
@@ -82,11 +87,32 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
         """Bytes of the state that have arrived in the download that is under way."""
         return self._num_received.value
 
-    def _do(self, *args: Any, **kwargs: Any) -> None:
+    def schedule_step(
+        self, scheduled_time: float | None = None, *, timeout: float | None = None, **kwargs: Any
+    ) -> StepControl:
+        """See `TrainingStateAverager.schedule_step`; nobody looks for a group for long."""
+        longest = SEARCH_IN_MATCHMAKINGS * self.matchmaking_kwargs["min_matchmaking_time"]
+        seconds = longest if timeout is None else min(timeout, longest)
+        return super().schedule_step(scheduled_time, timeout=seconds, **kwargs)
+
+    def _do(
+        self,
+        wait_for_trigger: Callable[[], Any] | None,
+        optimizer_step: bool,
+        zero_grad: bool,
+        averaging_round: bool,
+        averaging_control: StepControl | None,
+        *args: Any,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Run an optimizer step, an averaging round or both; no snapshot is taken meanwhile."""
         with self._changing:
             epoch = self.local_epoch  # `step` has counted it up before it asked for this
-            super()._do(*args, **kwargs)
+            if averaging_round and (averaging_control is None or averaging_control.done()):
+                averaging_control = self.schedule_step(gather=epoch, timeout=timeout)
+            parts = (wait_for_trigger, optimizer_step, zero_grad, averaging_round, averaging_control)
+            super()._do(*parts, *args, timeout=timeout, **kwargs)
             self._note_change(epoch)
 
     def set_epoch(self, epoch: int) -> None:

@@ -9,6 +9,7 @@ import hivemind
 from hivemind.p2p import P2PDaemonError
 
 from pipelines.training.authorized_dht import SwarmDHT
+from pipelines.training.dht_rejoining import stay_joined
 from pipelines.training.dial_back import offer_dial_back
 from pipelines.training.peer_admission import PeerAdmission
 from pipelines.training.peer_options import PeerOptions
@@ -54,6 +55,7 @@ def open_dht(
     dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
         dht.bind_peers()
+        stay_joined(dht, entry_addresses)
         if reply_seconds is not None:
             dht.expect_replies_within(reply_seconds)
         if not options.client_mode:

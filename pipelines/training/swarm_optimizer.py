@@ -38,6 +38,9 @@ CALL_LIFETIME_IN_TIMEOUTS = 5
 NUM_LOADS_TO_CATCH_UP = 2
 """States that a peer takes over in a row while the swarm goes on before it takes part one epoch behind."""
 
+MAX_STALENESS = 1
+"""Epochs by which a gradient may be late: the delay that the paper's delayed updates have, too (section 3.2)."""
+
 MAX_FAILED_LOADS = 5
 
 
@@ -94,7 +97,9 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             client_mode=dht.client_mode,
             grad_compression=compression,
             state_averaging_compression=compression,
-            grad_averager_factory=partial(self.gradient_averager_type, allow_state_sharing=False, **options),
+            grad_averager_factory=partial(
+                self.gradient_averager_type, allow_state_sharing=False, keeps_own_gradient=True, **options
+            ),
             averager_opts=dict(options, allow_state_sharing=False),
             tracker_opts=tracker_options(run),
             verbose=verbose,
@@ -162,6 +167,8 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         except MissedRoundError:
             raise  # to `step`
         except (Exception, asyncio.CancelledError) as error:
+            if self._have_others_moved_on():
+                raise MissedRoundError(f"A round of averaging failed here, but not elsewhere: {error!r}.") from error
             logger.warning("A round of averaging failed; this peer goes on with its own gradient: %r", error)
         self._load_averaged_gradients_into_optimizer_()
         self.judge_round(before, self.grad_averager.last_round)
@@ -176,8 +183,9 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             return super().step(*args, **kwargs)
         except MissedRoundError as error:
             logger.info("%s It takes over their state.", error)
-            self.scheduled_grads = None
-            self.load_state_from_peers()
+            # What was sent to others may be in their average already.
+            was_sent, self.scheduled_grads = self.scheduled_grads.began_allreduce, None
+            self.load_state_from_peers(keep_gradient=not was_sent)
             return None
 
     def leave_rounds(self) -> int:
@@ -205,10 +213,11 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         if self.tracker.global_epoch > self.local_epoch:
             self.load_state_from_peers()
 
-    def load_state_from_peers(self, show: ShowProgress | None = None, **_: Any) -> bool:
+    def load_state_from_peers(self, show: ShowProgress | None = None, *, keep_gradient: bool = True, **_: Any) -> bool:
         """Take over the state that most signed trainers name; return whether this peer is in step with the swarm then.
 
-        Ends in any case; the caller may try again or use a checkpoint.
+        Ends in any case; the caller may try again or use a checkpoint. With `keep_gradient` a gradient that is late by
+        one epoch counts in the next round.
 
         Raises:
             OutOfStepError: this has failed again and again.
@@ -217,6 +226,7 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             self._tag_along_with_zero_weight(self.scheduled_grads)
             self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
+        first_epoch, was_outvoted = self.local_epoch, self.hand_off.is_outvoted
         for _ in range(NUM_LOADS_TO_CATCH_UP):
             at_least = self.local_epoch + (0 if self.hand_off.is_outvoted else 1)
             taken = self.hand_off.fetch(at_least=at_least, wanted=self.tracker.global_epoch, show=show)
@@ -226,7 +236,8 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
                 # One step is missing; the state keeps its epoch in what this peer signs, and is not taken for newer.
                 self.state_averager.local_epoch = self.tracker.global_epoch
-            self.begin_epoch()
+            is_fresh = self.local_epoch <= first_epoch + MAX_STALENESS
+            self.begin_epoch(keep_gradient=keep_gradient and is_fresh and not was_outvoted)
         self._count_failed_loads()
         return self.local_epoch >= self.tracker.global_epoch
 
@@ -264,9 +275,13 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         self.hand_off.close()
         super().shutdown()
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, *, keep_gradient: bool = False) -> None:
         """Forget gradients gathered so far and report the local epoch; after any change of the state from outside."""
-        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
-        self.grad_averager.reset_accumulated_grads_()
+        if keep_gradient:
+            self.grad_averager.take_back()
+        else:
+            self.grad_averager.reset_accumulated_grads_()
+        num_samples = self.grad_averager.local_samples_accumulated
+        self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
         if not self.client_mode:
             self.state_averager.state_sharing_priority = self.local_epoch

@@ -1,6 +1,6 @@
 """Sixteen peers, seven of them hostile, train a small network: the loss with each aggregation rule under each attack.
 
-    python tests/benchmarks/robust_aggregation.py [--quick] [--json FILE]
+    python tests/benchmarks/robust_aggregation.py [--quick]
 
 Peers draw their own batches without end and send momentum, not raw gradients, as Karimireddy et al. (2021) show to be
 needed against attackers who hide in sampling noise: momentum 0.95 makes that noise 6.2 times smaller. The attackers
@@ -9,12 +9,9 @@ CenteredClip's radius is the median distance itself (`tau_ratio` 1).
 """
 
 import argparse
-import json
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from measurement import Row, write_results
 
 from pipelines.chaos.colluding_attacks import Attack, a_little_is_enough, inner_product_manipulation, sign_flip
 from pipelines.training.robust_aggregation import AggregationRule, aggregate
@@ -99,34 +96,28 @@ def final_loss(rule: AggregationRule | None, attack: Attack | None, num_steps: i
     return loss if loss < DIVERGED else DIVERGED  # nan too
 
 
-def run(num_steps: int, batch_size: int, show: Callable[[str], None] = print) -> dict:
-    """Train with every rule under every attack; return the losses, ready for a figure."""
-    started = time.perf_counter()
+def run(num_steps: int, batch_size: int) -> list[Row]:
+    """Train with every rule under every attack: final losses beside the undefended mean's and that of a clean run."""
     clean = final_loss(None, None, num_steps, batch_size)
-    show(f"{NUM_PEERS} peers, {NUM_ATTACKERS} attack; held-out loss after {num_steps} steps; clean: {clean:.4f}")
-    show(f"{'attack':24}" + "".join(f"{name:>22}" for name in RULES))
-    losses: dict[str, dict[str, float]] = {}
+    rows = []
     for attack_name, attack in ATTACKS.items():
-        losses[attack_name] = {name: final_loss(rule, attack, num_steps, batch_size) for name, rule in RULES.items()}
-        show(
-            f"{attack_name:24}"
-            + "".join(f"{loss:>13.4f} ({loss / clean:6.2f})" for loss in losses[attack_name].values())
-        )
-    return dict(
-        num_peers=NUM_PEERS, num_attackers=NUM_ATTACKERS, num_steps=num_steps, batch_size=batch_size,
-        momentum=MOMENTUM, clean=clean, losses=losses, seconds=time.perf_counter() - started,
-    )  # fmt: skip
+        losses = {name: final_loss(rule, attack, num_steps, batch_size) for name, rule in RULES.items()}
+        undefended = losses.pop("undefended mean")
+        rows += [
+            Row(case=attack_name, metric=f"final loss, {name}", unit="nat", ours=loss, peer=undefended, floor=clean)
+            for name, loss in losses.items()
+        ]
+    return rows
 
 
 def main() -> None:
+    """Train, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps, as in the test")
-    parser.add_argument("--json", type=Path, help="where to write the table, ready for a figure")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    result = run(*((150, 256) if arguments.quick else (1500, 256)))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    rows = run(*((150, 256) if arguments.quick else (1500, 256)))
+    print(f"written to {write_results('robust_aggregation', rows)}")
 
 
 if __name__ == "__main__":

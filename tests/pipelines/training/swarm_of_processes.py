@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.chaos.fork_server import ForkServer
+from pipelines.chaos.process_table import group_members
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.training.training_run import TrainingRun
 
@@ -117,6 +118,20 @@ class PeerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def freeze(self) -> None:
+        """Stop all processes of the peer but the guard, which would kill them if it could not look."""
+        self._signal_all_but_guard(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._signal_all_but_guard(signal.SIGCONT)
+
+    def _signal_all_but_guard(self, number: int) -> None:
+        guard = self.events("ready")[0]["guard"]
+        for pid in group_members(self.process.pid):
+            if pid != guard:
+                os.kill(pid, number)
 
     def terminate(self) -> None:
         """Ask the peer to finish."""

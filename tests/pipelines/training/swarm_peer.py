@@ -50,8 +50,8 @@ def wait_until_seen(peer: TrainingPeer, num_peers: int) -> None:
         time.sleep(0.02)
 
 
-def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int) -> None:
-    """From the given epoch on, send the whole peer a signal as soon as it has sent a part of a gradient to somebody."""
+def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, averager: str) -> None:
+    """From the given epoch on, send the whole peer a signal as soon as an averager has sent a part to somebody."""
     current_epoch = multiprocessing.Value("q", 0)
     current_epochs.append(current_epoch)
 
@@ -59,7 +59,7 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int) -
         async def _generate_input_for_peer(self, peer_index):
             async for message in super()._generate_input_for_peer(peer_index):
                 yield message
-                if current_epoch.value >= epoch:
+                if current_epoch.value >= epoch and self._prefix.endswith(averager):
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
                     for pid in sorted(group_members(os.getpgrp()), key=os.getpid().__eq__):
                         if pid != guard:
@@ -81,7 +81,8 @@ def main(settings: dict) -> None:
     )
     stop, current_epoch = threading.Event(), []
     if "struck_in_round_of_epoch" in settings:
-        strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard)
+        averager = settings.get("struck_averager", "grad_averager")
+        strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
     with (
         seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
         open_dht("test/run", settings["entry_addresses"], options, admission) as dht,
@@ -95,8 +96,9 @@ def main(settings: dict) -> None:
         checkpoint = settings.get("checkpoint")
         source = peer.synchronise(lambda: Path(checkpoint) if checkpoint else None)
         write_event(
-            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch
-        )
+            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch,
+            guard=guard,
+        )  # fmt: skip
         write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
         seeds = iter(range(settings["first_seed"], 10**9))
         if settings.get("train", True):
@@ -149,6 +151,9 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
             num_rounds=peer.optimizer.grad_averager.last_round.num_rounds,
+            num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
+            num_state_rounds=peer.optimizer.state_averager.last_round.num_rounds,
+            state_share=peer.optimizer.state_averager.last_round.share_averaged,
         )  # fmt: skip
         if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)

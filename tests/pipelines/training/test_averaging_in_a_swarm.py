@@ -87,6 +87,43 @@ def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_r
     assert largest_difference(*parameters) < 1e-4
 
 
+def test_a_peer_that_freezes_while_states_are_averaged_holds_nobody_up(tmp_path):
+    run = tiny_run(num_epochs=7, target_batch_size=48, average_state_every=4, averaging_timeout_seconds=20.0)
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        first, second = swarm.start("first"), swarm.start("second")
+        swarm.start("victim", struck_in_round_of_epoch=3, signal=signal.SIGSTOP, struck_averager="state_averager")
+        for peer in (first, second):
+            peer.wait_for("finished", seconds=150)
+    for peer in (first, second):
+        ends = {step["epoch"] + 1: step for step in peer.events("step") if step["ended_epoch"]}
+        assert ends[5]["num_state_rounds"] == 1 and ends[5]["state_share"] < 1, "the round of epoch 4 is tried once"
+        assert ends[5]["share_averaged"] == ends[6]["share_averaged"] == 1.0
+        last = peer.events("step")[-1]
+        assert last["num_state_rounds"] == 2 and last["state_share"] == 1.0, "all are called for another one at once"
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
+    assert largest_difference(*parameters) < 1e-6
+
+
+def test_a_gradient_that_misses_its_round_counts_in_the_next(tmp_path):
+    run = tiny_run(num_epochs=10_000, target_batch_size=600)  # five seconds for three, enough to come back within one
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        others = [swarm.start("first"), swarm.start("second")]
+        late = swarm.start("late")
+        late.wait_for("step", epoch=1)
+        late.freeze()
+        num_gathered = late.events("step")[-1]["num_gathered"]
+        for other in others:
+            other.wait_for("step", epoch=1, ended_epoch=True)
+        late.thaw()
+        late.wait_for("step", epoch=2, was_used=True)
+        late.wait_for("step", epoch=2, ended_epoch=True)
+    steps = [step for step in late.events("step") if step["epoch"] == 2 and step["was_used"]]
+    assert steps[0]["num_gathered"] > num_gathered > 0
+    assert steps[-1]["share_averaged"] == 1.0
+    for other in others:
+        assert [step["share_averaged"] for step in other.events("step") if step["epoch"] == 2][-1] == 1.0
+
+
 def test_a_gradient_that_is_not_finite_stays_with_its_peer(tmp_path):
     run = tiny_run(num_epochs=3)
     with Swarm(tmp_path, run, num_peers=2) as swarm:

@@ -1,0 +1,86 @@
+"""A DHT node looks for those that it has lost: hivemind's forgets a node that fails to reply once, for good.
+
+After a broken link of seconds both sides have forgotten each other. Nobody asks anybody any more, and the peer goes on
+alone for ever although its link is whole again (seen in a swarm of four, whose fourth was cut off for 6.5 seconds).
+"""
+
+import asyncio
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import hivemind
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+from hivemind.utils.multiaddr import Multiaddr
+
+logger = get_logger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 2.0
+MOST_ASKED_AT_ONCE = 4
+"""Lost nodes that are asked in one look, while there are others."""
+
+SECONDS_TO_REMEMBER = 1800.0
+"""How long a node that is gone is asked for; entry peers are asked for ever."""
+
+MOST_REMEMBERED = 256
+
+
+class Acquaintances:
+    """Which nodes a node knows or has known, and whom of them it had better ask whether they are still there."""
+
+    def __init__(self, entry_peers: Collection[PeerID]) -> None:
+        self._entry_peers = frozenset(entry_peers)
+        self._last_seen: dict[PeerID, float] = dict.fromkeys(entry_peers, -math.inf)
+        self._last_asked: dict[PeerID, float] = {}
+
+    def whom_to_ask(self, present: Collection[PeerID], now: float) -> list[PeerID]:
+        """Return lost nodes, the one asked longest ago first; all of them if no other node is `present` any more.
+
+        `now`: seconds of any clock.
+        """
+        seen = self._last_seen | dict.fromkeys(present, now)
+        newest = sorted(seen, key=seen.__getitem__, reverse=True)[:MOST_REMEMBERED]
+        remembered = {peer for peer in newest if now - seen[peer] <= SECONDS_TO_REMEMBER} | self._entry_peers
+        self._last_seen = {peer: seen[peer] for peer in remembered}
+        self._last_asked = {peer: time for peer, time in self._last_asked.items() if peer in remembered}
+        lost = sorted(remembered - set(present), key=lambda peer: self._last_asked.get(peer, -math.inf))
+        asked = lost[: MOST_ASKED_AT_ONCE if present else None]
+        self._last_asked.update(dict.fromkeys(asked, now))
+        return asked
+
+
+def stay_joined(dht: hivemind.DHT, entry_addresses: Sequence[str]) -> None:
+    """Look for lost nodes as long as the DHT node lives; `entry_addresses` are multiaddresses with peer ids."""
+    dht.run_coroutine(partial(_begin, tuple(entry_addresses)))
+
+
+async def _begin(entry_addresses: Sequence[str], _dht: hivemind.DHT, node: DHTNode) -> None:
+    addresses: dict[PeerID, list[Multiaddr]] = {}
+    for text in entry_addresses:
+        place, _, peer_id = text.rpartition("/p2p/")
+        addresses.setdefault(PeerID.from_base58(peer_id), []).append(Multiaddr(place))
+    node.rejoining = asyncio.create_task(_stay_joined(node, addresses))  # a task without a reference may be lost
+
+
+async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multiaddr]]) -> None:
+    acquaintances, loop = Acquaintances(addresses), asyncio.get_running_loop()
+    while node.is_alive:
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        present = set(node.protocol.routing_table.peer_id_to_uid)
+        lost = acquaintances.whom_to_ask(present - {node.peer_id}, loop.time())
+        questions = [_ask(node, peer, addresses.get(peer, ())) for peer in lost if peer != node.peer_id]
+        await asyncio.gather(*questions, return_exceptions=True)  # whatever it was, there is another look
+
+
+async def _ask(node: DHTNode, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:
+    """Ask a node for a sign of life, by which both sides come to know each other again; raises if that fails."""
+    protocol: Any = node.protocol
+    if addresses:  # after hours libp2p has forgotten them
+        async with asyncio.timeout(protocol.wait_timeout):
+            await protocol.p2p._client.connect(peer, list(addresses))
+    if await protocol.call_ping(peer) is not None:
+        node.blacklist.register_success(peer)
+        logger.info("A node that was lost is back: %s", peer)
