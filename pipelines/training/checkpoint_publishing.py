@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.codec_code import copy_codec_code
@@ -23,11 +24,18 @@ def write_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: RunState,
 ) -> None:
-    """Write all that a checkpoint's manifest lists into an empty folder."""
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    copy_codec_code(folder)
-    save_training_state(folder, model, optimizer, state)
+    """Write all that a checkpoint's manifest lists into an empty folder.
+
+    Raises:
+        OSError: it cannot be written; the disk may be full.
+    """
+    try:
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+        copy_codec_code(folder)
+        save_training_state(folder, model, optimizer, state)
+    except SafetensorError as error:  # which is no OSError, whatever the system has said
+        raise OSError(f"{folder} cannot be written: {error}") from error
 
 
 def draw_loss_curve(

@@ -69,6 +69,7 @@ def _start_dht(
     run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None
 ) -> SwarmDHT:
     """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
+    failure: BaseException | None = None
     for share in (1.0, LONGER_STARTUP):
         try:
             return SwarmDHT(
@@ -82,23 +83,28 @@ def _start_dht(
                 startup_timeout=share * options.startup_timeout_seconds,
                 use_relay=True,
                 use_auto_relay=options.use_relay,
+                # Who asks for relays knows that nobody gets in; libp2p needs several peers in public to find it out.
+                force_reachability="private" if options.use_relay else None,
                 start=True,
             )
         except (P2PDaemonError, RuntimeError, TimeoutError) as error:
-            if SIGN_OF_A_SLOW_START in str(error) and share < LONGER_STARTUP:
-                logger.warning("The libp2p daemon is slow to start; it gets more time.")
-                continue
-            if any(sign in str(error) for sign in SIGNS_OF_A_BAD_HOST):
-                raise CannotListenError(_explain_host(options.host_addresses, error)) from error
-            raise SwarmUnreachableError(_explain(run_name, entry_addresses, error, admission is not None)) from error
-    raise AssertionError("the last chance returns or raises")
+            failure = error
+            if SIGN_OF_A_SLOW_START not in str(error):
+                break
+            logger.warning("The libp2p daemon was slow to start.")
+    if any(sign in str(failure) for sign in SIGNS_OF_A_BAD_HOST):
+        raise CannotListenError(_explain_host(options.host_addresses, failure)) from failure
+    raise SwarmUnreachableError(_explain(run_name, entry_addresses, failure, admission is not None)) from failure
 
 
 def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     """Return the multiaddresses, with the peer id, under which others can reach this node."""
     # Not `latest=True`: hivemind keeps no reference to the task that asks the daemon, and when the garbage collector
     # takes it, the caller waits for ever.
-    return tuple(str(address) for address in dht.get_visible_maddrs())
+    try:
+        return tuple(str(address) for address in dht.get_visible_maddrs())
+    except ValueError:  # a peer that is reached through relays has none until libp2p has found one, after 3 minutes
+        return ()
 
 
 def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import resource
 
 import pytest
 import torch
@@ -169,6 +170,18 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
     assert 'pipeline("text-to-image", model="org/birds", trust_remote_code=True)' in card
     assert {"pipeline_dalle_collab.py", *CODEC_CODE_FILES} <= {path.name for path in tmp_path.iterdir()}
     assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".py", ".jinja"}
+
+
+def test_a_full_disk_is_an_os_error_so_that_the_auxiliary_peer_tries_again_later(tmp_path):
+    model, optimizer = made_parts(tiny_run())
+    processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    try:
+        with pytest.raises(OSError, match=r"cannot be written: .*File too large"):
+            write_checkpoint(tmp_path, model=model, processor=processor, optimizer=optimizer, state=STATE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 3])
