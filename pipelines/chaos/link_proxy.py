@@ -136,9 +136,9 @@ class LinkProxy:
 
     async def _serve(self, link: PeerLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         dialler_port = writer.get_extra_info("peername")[1]
-        owner = await asyncio.to_thread(self._owner_of, dialler_port)
-        other = self.links.get(owner) if owner is not None else None
         with contextlib.suppress(OSError, asyncio.CancelledError):
+            owner = await asyncio.to_thread(self._owner_of, dialler_port)
+            other = self.links.get(owner) if owner is not None else None
             await self._while_cut(link, other)
             real_reader, real_writer = await asyncio.open_connection("127.0.0.1", link.real_port, limit=CHUNK_BYTES)
             try:
