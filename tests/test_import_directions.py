@@ -48,6 +48,7 @@ SWARM_FILES = (
     "peer_metrics",
     "progress_tracking",
     "state_averager",
+    "dht_rejoining",
     "dial_back",
     "swarm_probe",
     "swarm",
