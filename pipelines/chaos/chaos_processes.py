@@ -19,7 +19,7 @@ from pipelines.chaos.chaotic_peer import (
     settings_file,
 )
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.chaos.process_table import group_members, is_running, processes_with_variable
+from pipelines.chaos.process_table import group_members, is_running, processes_with_variable, signal_members
 
 MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
 """All that a chaos run starts inherits this variable, and is recognised by it when it has lost its parent."""
@@ -101,10 +101,7 @@ class Trainer:
 
     def _signal_all_but_guard(self, number: signal.Signals) -> None:
         guards = {event["guard"] for event in self.events() if event["event"] == "started"}
-        for pid in group_members(self.group):
-            if pid not in guards:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        signal_members(self.group, number, spared=guards)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 
@@ -21,6 +21,14 @@ def group_members(group: int) -> list[int]:
             if os.getpgid(pid) == group and is_running(pid):
                 members.append(pid)
     return members
+
+
+def signal_members(group: int, number: int, *, spared: Collection[int]) -> None:
+    """Send a signal to the processes of a group, except for some."""
+    for pid in group_members(group):
+        if pid not in spared:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def is_running(pid: int) -> bool:

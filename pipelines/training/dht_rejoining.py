@@ -61,7 +61,8 @@ async def _begin(entry_addresses: Sequence[str], _dht: hivemind.DHT, node: DHTNo
     addresses: dict[PeerID, list[Multiaddr]] = {}
     for text in entry_addresses:
         place, _, peer_id = text.rpartition("/p2p/")
-        addresses.setdefault(PeerID.from_base58(peer_id), []).append(Multiaddr(place))
+        if (peer := PeerID.from_base58(peer_id)) != node.peer_id:  # an auxiliary peer may be its own entry peer
+            addresses.setdefault(peer, []).append(Multiaddr(place))
     node.rejoining = asyncio.create_task(_stay_joined(node, addresses))  # a task without a reference may be lost
 
 
@@ -70,8 +71,8 @@ async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multia
     while node.is_alive:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         present = set(node.protocol.routing_table.peer_id_to_uid)
-        lost = acquaintances.whom_to_ask(present - {node.peer_id}, loop.time())
-        questions = [_ask(node, peer, addresses.get(peer, ())) for peer in lost if peer != node.peer_id]
+        lost = acquaintances.whom_to_ask(present, loop.time())
+        questions = [_ask(node, peer, addresses.get(peer, ())) for peer in lost]
         await asyncio.gather(*questions, return_exceptions=True)  # whatever it was, there is another look
 
 

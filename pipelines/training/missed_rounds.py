@@ -1,4 +1,4 @@
-"""Waiting for a round of averaging, but not for one that the others have already had.
+"""Waiting for a round of averaging, but not for one that the others have already had, and leaving one.
 
 A peer that comes too late for a group finds none until the others have computed another epoch, and would then average
 a gradient of parameters that nobody has any more. It had better take over the swarm's state at once.
@@ -36,3 +36,16 @@ def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable
             control.cancel()
             raise MissedRoundError("The others have averaged without this peer.")
     raise TimeoutError(f"The round was not over after {seconds:.0f} s.")
+
+
+def leave_round(control: StepControl, tag_along: Callable[[StepControl], None]) -> None:
+    """Take no part in a round that is not over: look for no group, or `tag_along` without weight in the one it has.
+
+    Whoever tags along while it looks for a group waits until the others end another epoch, and is in that round then.
+    """
+    if control.done():
+        return
+    if control.stage == AveragingStage.LOOKING_FOR_GROUP:
+        control.cancel()
+    else:  # others count on this peer's part of the vector
+        tag_along(control)

@@ -7,12 +7,12 @@ from typing import Any
 
 import hivemind
 import torch
-from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.control import StepControl
 
 from pipelines.training.averaging import SwarmGradientAverager
 from pipelines.training.gradient_computation import gradients_are_finite
 from pipelines.training.incomplete_rounds import MendsIncompleteRounds
-from pipelines.training.missed_rounds import MissedRoundError, wait_for_round
+from pipelines.training.missed_rounds import MissedRoundError, leave_round, wait_for_round
 from pipelines.training.peer_metrics import SwarmRecords
 from pipelines.training.progress_tracking import SwarmProgressTracker, witnessed_epoch
 from pipelines.training.round_times import RoundTimes
@@ -196,11 +196,8 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         num_lost = self.tracker.local_progress.samples_accumulated
         self.state_averager.step(wait_for_delayed_updates=True)
         for scheduled in (self.scheduled_grads, self.scheduled_state):
-            if scheduled is not None and not scheduled.done():
-                if scheduled.stage == AveragingStage.LOOKING_FOR_GROUP:
-                    scheduled.cancel()
-                else:  # others count on this peer's part of the vector
-                    self._tag_along_with_zero_weight(scheduled)
+            if scheduled is not None:
+                leave_round(scheduled, self._tag_along_with_zero_weight)
         self.scheduled_grads = self.scheduled_state = None
         self.begin_epoch()
         self.tracker.shutdown(self.shutdown_timeout)
@@ -222,8 +219,8 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         Raises:
             OutOfStepError: this has failed again and again.
         """
-        if self.scheduled_grads is not None and not self.scheduled_grads.done():
-            self._tag_along_with_zero_weight(self.scheduled_grads)
+        if self.scheduled_grads is not None:
+            leave_round(self.scheduled_grads, self._tag_along_with_zero_weight)
             self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
         first_epoch, was_outvoted = self.local_epoch, self.hand_off.is_outvoted

@@ -1,4 +1,4 @@
-"""A peer stops looking for a group when the others have had the round, and waits for one that is going on."""
+"""A peer stops looking for a group when the others have had the round, and goes through with one that has its group."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import MPFuture, get_dht_time
 
-from pipelines.training.missed_rounds import MissedRoundError, wait_for_round
+from pipelines.training.missed_rounds import MissedRoundError, leave_round, wait_for_round
 
 
 @pytest.fixture
@@ -45,3 +45,24 @@ def test_what_a_round_fails_with_comes_through(control):
     control.set_exception(ConnectionError("the leader has gone"))
     with pytest.raises(ConnectionError, match="the leader has gone"):
         wait_for_round(control, 30.0, lambda: True)
+
+
+def test_who_leaves_a_round_looks_for_no_group_any_more(control):
+    control.stage = AveragingStage.LOOKING_FOR_GROUP
+    tagged_along = []
+    leave_round(control, tagged_along.append)
+    assert control.cancelled() and tagged_along == []
+
+
+@pytest.mark.parametrize("stage", [AveragingStage.AWAITING_TRIGGER, AveragingStage.RUNNING_ALLREDUCE])
+def test_who_leaves_a_round_that_has_its_group_stays_in_it_without_weight(control, stage):
+    control.stage = stage
+    tagged_along = []
+    leave_round(control, tagged_along.append)
+    assert not control.cancelled() and tagged_along == [control]
+
+
+def test_a_round_that_is_over_is_left_already(control):
+    control.stage = AveragingStage.RUNNING_ALLREDUCE
+    control.set_result({})
+    leave_round(control, tag_along=pytest.fail)
