@@ -40,6 +40,7 @@ SWARM_FILES = (
     "averaging_reducer",
     "averaging_runner",
     "averaging_streams",
+    "delayed_rounds",
     "incomplete_rounds",
     "missed_rounds",
     "peer_admission",

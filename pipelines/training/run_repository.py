@@ -1,5 +1,6 @@
 """The run's Model Hub repository: reading and writing what peers need before they meet."""
 
+import itertools
 import json
 import logging
 from http import HTTPStatus
@@ -142,7 +143,7 @@ def _change_run(repository: str, message: str, **changes: Any) -> bool:
     Others publish at the same time: a commit that came in between is read, and the change is made on top of it.
     """
     api = HfApi()
-    for attempt in range(NUM_ATTEMPTS_TO_COMMIT):
+    for attempt in itertools.count(1):
         head = api.repo_info(repository).sha
         run = TrainingRun.from_file(Path(hf_hub_download(repository, TRAINING_RUN_FILE, revision=head)))
         changed = run.replace(**changes)
@@ -154,9 +155,8 @@ def _change_run(repository: str, message: str, **changes: Any) -> bool:
             return True
         except HfHubHTTPError as error:
             is_overtaken = error.response is not None and error.response.status_code == HTTPStatus.PRECONDITION_FAILED
-            if not is_overtaken or attempt == NUM_ATTEMPTS_TO_COMMIT - 1:
+            if not is_overtaken or attempt == NUM_ATTEMPTS_TO_COMMIT:
                 raise
-    raise AssertionError("the last attempt returns or raises")
 
 
 def model_configuration(run: TrainingRun) -> "DalleCollabConfig":

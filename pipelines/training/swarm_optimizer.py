@@ -10,6 +10,7 @@ import torch
 from hivemind.averaging.control import StepControl
 
 from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.delayed_rounds import DelaysRounds
 from pipelines.training.gradient_computation import gradients_are_finite
 from pipelines.training.incomplete_rounds import MendsIncompleteRounds
 from pipelines.training.missed_rounds import MissedRoundError, leave_round, wait_for_round
@@ -48,7 +49,7 @@ class OutOfStepError(ValueError):
     """This peer cannot catch up with the swarm."""
 
 
-class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
+class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
     """Gathers gradients until the swarm has `target_batch_size` samples, averages them and steps.
 
     `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round.
@@ -159,15 +160,18 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl) -> None:
         """Wait for the round; if it fails, step along this peer's own gradient, averaged as far as the round came.
 
-        hivemind would step along its accumulators, which are empty by then: a step along nothing.
+        hivemind would step along its accumulators, which are empty by then: a step along nothing. Where averaging is
+        delayed, this is executed in a thread, while gradients of the next epoch are gathered.
         """
         before = self.grad_averager.last_round
         try:
             wait_for_round(maybe_step_control, self.averaging_timeout, self._have_others_moved_on)
         except MissedRoundError:
-            raise  # to `step`
+            self.has_missed_a_round = True
+            raise
         except (Exception, asyncio.CancelledError) as error:
-            if self._have_others_moved_on():
+            if self.has_missed_a_round or self._have_others_moved_on():
+                self.has_missed_a_round = True
                 raise MissedRoundError(f"A round of averaging failed here, but not elsewhere: {error!r}.") from error
             logger.warning("A round of averaging failed; this peer goes on with its own gradient: %r", error)
         self._load_averaged_gradients_into_optimizer_()
@@ -184,7 +188,8 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         except MissedRoundError as error:
             logger.info("%s It takes over their state.", error)
             # What was sent to others may be in their average already.
-            was_sent, self.scheduled_grads = self.scheduled_grads.began_allreduce, None
+            was_sent = self.scheduled_grads is not None and self.scheduled_grads.began_allreduce
+            self.scheduled_grads = None
             self.load_state_from_peers(keep_gradient=not was_sent)
             return None
 
@@ -206,7 +211,6 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
     def return_to_rounds(self) -> None:
         """Take part again, with the swarm's newest state if it has gone on in the meantime."""
         self.tracker = self._make_progress_tracker(**self._tracker_arguments)
-        self._should_check_synchronization_on_update = True
         if self.tracker.global_epoch > self.local_epoch:
             self.load_state_from_peers()
 
@@ -223,9 +227,10 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             leave_round(self.scheduled_grads, self._tag_along_with_zero_weight)
             self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
-        first_epoch, was_outvoted = self.local_epoch, self.hand_off.is_outvoted
+        first_epoch, first_state = self.local_epoch, self.state_averager.state_epoch
+        was_outvoted = self.hand_off.is_outvoted
         for _ in range(NUM_LOADS_TO_CATCH_UP):
-            at_least = self.local_epoch + (0 if self.hand_off.is_outvoted else 1)
+            at_least = self.state_averager.state_epoch + (0 if self.hand_off.is_outvoted else 1)
             taken = self.hand_off.fetch(at_least=at_least, wanted=self.tracker.global_epoch, show=show)
             if taken is None or self.local_epoch >= self.tracker.global_epoch:
                 break
@@ -235,6 +240,9 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
                 self.state_averager.local_epoch = self.tracker.global_epoch
             is_fresh = self.local_epoch <= first_epoch + MAX_STALENESS
             self.begin_epoch(keep_gradient=keep_gradient and is_fresh and not was_outvoted)
+        if self.has_missed_a_round and self.state_averager.state_epoch == first_state:
+            self._call_everybody(is_own=False)  # nobody had it to hand: this peer's parameters stay apart until then
+        self.has_missed_a_round = False
         self._count_failed_loads()
         return self.local_epoch >= self.tracker.global_epoch
 
@@ -249,12 +257,13 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
             )
 
     def _should_load_state_from_peers(self) -> bool:
-        return super()._should_load_state_from_peers() or self.hand_off.is_outvoted or self._has_missed_the_round()
+        return self._has_missed_the_round() or self.hand_off.is_outvoted
 
     def _have_others_moved_on(self) -> bool:
-        """Look into the DHT, which the tracker does not while a round goes on."""
-        if self.run.delay_gradient_averaging:
-            return False  # this peer's epoch has ended already, and a thread of the averager is waiting
+        """Look into the DHT, which the tracker does not while a round goes on.
+
+        Where averaging is delayed, they have ended the epoch after the one whose gradients are to be averaged.
+        """
         own = self.dht.peer_id.to_bytes()
         others = [peer.epoch for peer in self.records.progress() if peer.peer_id != own and not peer.client_mode]
         return witnessed_epoch(others) > self.local_epoch
@@ -265,7 +274,8 @@ class SwarmOptimizer(MendsIncompleteRounds, hivemind.Optimizer):
         hivemind would look for a group for the old epoch, find one when the others end the next, and stay an epoch
         behind with few samples each time. Where averaging is delayed, peers are ahead while their round is going on.
         """
-        return not self.run.delay_gradient_averaging and self.local_epoch < self.tracker.global_epoch
+        num_ahead = 1 if self.run.delay_gradient_averaging else 0
+        return self.has_missed_a_round or self.local_epoch + num_ahead < self.tracker.global_epoch
 
     def shutdown(self) -> None:
         """Stop handing out the state, and all processes of this peer."""

@@ -1,6 +1,7 @@
 """Is the Hub there, does it know the caller, and does the run's data really arrive?"""
 
 import email.utils
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,15 +36,14 @@ USER_ERRORS = (ValueError, OSError, httpx2.HTTPError)
 
 def retried(ask: Callable[[], Value], pause_seconds: float = PAUSE_SECONDS) -> Value:
     """Ask again when the Hub does not answer or is in trouble; an answer that says no is final."""
-    for attempt in range(NUM_ATTEMPTS):
+    for attempt in itertools.count(1):
         try:
             return ask()
         except (ConnectionError, httpx2.HTTPError) as error:
             response = getattr(error, "response", None)
-            if attempt == NUM_ATTEMPTS - 1 or (response is not None and response.status_code < SERVER_ERROR):
+            if attempt == NUM_ATTEMPTS or (response is not None and response.status_code < SERVER_ERROR):
                 raise
             time.sleep(pause_seconds)
-    raise AssertionError("NUM_ATTEMPTS is at least 1")
 
 
 def failure(name: str, error: BaseException, expected: str = "") -> CheckResult:
