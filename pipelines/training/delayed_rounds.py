@@ -11,7 +11,7 @@ from typing import Any
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import get_dht_time
 
-from pipelines.training.missed_rounds import MissedRoundError, leave_round
+from pipelines.training.missed_rounds import MissedRoundError, leave_round, stop_looking
 from pipelines.training.training_run import TrainingRun
 
 
@@ -28,8 +28,8 @@ class DelaysRounds:
         if former is None or not former.triggered or former.done():
             super()._maybe_schedule_gradient_averaging()
         elif self._is_past(former):
-            self.has_missed_a_round = True
-            former.cancel()
+            self.has_missed_a_round = True  # before the thread hears of it that waits for the round
+            self.has_missed_a_round = stop_looking(former)
 
     def _is_past(self, former: StepControl) -> bool:
         """Return whether the others have had that round by now, without this peer, and look for the next one's group.

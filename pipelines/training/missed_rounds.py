@@ -6,6 +6,7 @@ a gradient of parameters that nobody has any more. It had better take over the s
 
 import time
 from collections.abc import Callable
+from concurrent.futures import InvalidStateError
 
 from hivemind.averaging.control import AveragingStage, StepControl
 
@@ -32,8 +33,7 @@ def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable
         except TimeoutError:
             if control.done():
                 raise  # the round's own
-        if control.stage == AveragingStage.LOOKING_FOR_GROUP and have_moved_on():
-            control.cancel()
+        if control.stage == AveragingStage.LOOKING_FOR_GROUP and have_moved_on() and stop_looking(control):
             raise MissedRoundError("The others have averaged without this peer.")
     raise TimeoutError(f"The round was not over after {seconds:.0f} s.")
 
@@ -45,7 +45,14 @@ def leave_round(control: StepControl, tag_along: Callable[[StepControl], None]) 
     """
     if control.done():
         return
-    if control.stage == AveragingStage.LOOKING_FOR_GROUP:
+    if control.stage != AveragingStage.LOOKING_FOR_GROUP or not stop_looking(control):
+        tag_along(control)  # others count on this peer's part of the vector
+
+
+def stop_looking(control: StepControl) -> bool:
+    """Look for no group any more; return False if one has been found at this very moment."""
+    try:
         control.cancel()
-    else:  # others count on this peer's part of the vector
-        tag_along(control)
+    except InvalidStateError:  # the averager's process does not listen any more
+        return False
+    return True

@@ -33,6 +33,14 @@ def test_a_round_that_has_its_group_is_waited_for(control):
     assert asked == [] and control.done()
 
 
+def test_a_group_that_is_found_while_its_search_is_given_up_is_waited_for(control):
+    control.stage = AveragingStage.LOOKING_FOR_GROUP
+    control._cancel.cancel()  # as the averager's process does when it has found one
+    threading.Timer(1.2, control.set_result, args=({},)).start()
+    wait_for_round(control, 30.0, lambda: True)
+    assert control.result() == {}
+
+
 def test_a_search_goes_on_while_the_others_look_too_and_ends_with_the_time_out(control):
     control.stage = AveragingStage.LOOKING_FOR_GROUP
     asked = []
@@ -52,6 +60,14 @@ def test_who_leaves_a_round_looks_for_no_group_any_more(control):
     tagged_along = []
     leave_round(control, tagged_along.append)
     assert control.cancelled() and tagged_along == []
+
+
+def test_who_leaves_a_round_whose_group_is_found_meanwhile_stays_in_it(control):
+    control.stage = AveragingStage.LOOKING_FOR_GROUP
+    control._cancel.cancel()
+    tagged_along = []
+    leave_round(control, tagged_along.append)
+    assert tagged_along == [control]
 
 
 @pytest.mark.parametrize("stage", [AveragingStage.AWAITING_TRIGGER, AveragingStage.RUNNING_ALLREDUCE])
