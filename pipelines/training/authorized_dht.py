@@ -1,5 +1,6 @@
 """The DHT node of a run with an authority: every call carries a token, and every answer does."""
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
 from pipelines.training.authorization_tokens import Admission, TokenRefusedError
 from pipelines.training.peer_admission import PeerAdmission
 
+logger = logging.getLogger(__name__)
+
 
 class SwarmDHT(hivemind.DHT):
     """A DHT node that knows its own admission, and through which the averagers, forked later, know theirs."""
@@ -21,6 +24,13 @@ class SwarmDHT(hivemind.DHT):
         self.admission = admission
         self._authorizer = None if admission is None else SwarmAuthorizer(admission)
         super().__init__(authorizer=self._authorizer, **kwargs)
+
+    def run(self) -> None:
+        """Serve the node until it is shut down, or the process that has started it is gone in the middle of a call."""
+        try:
+            super().run()
+        except EOFError:  # half of a call has arrived; hivemind expects any other error there
+            logger.info("The DHT node ends: the process that has started it did so in the middle of a call.")
 
     def bind_peers(self) -> None:
         """From now on answer only peers to whom the token in their call belongs, not all who sign with its key."""

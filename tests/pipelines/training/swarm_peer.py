@@ -105,10 +105,13 @@ def main(settings: dict) -> None:
             train(peer, run, settings, seeds, stop, events, current_epoch)
         stop.wait(settings.get("linger_seconds", 0))
         save_parameters(peer, folder / f"{name}.safetensors")
-        averaging = peer.optimizer.grad_averager.last_round
+        averaging, state_averaging = (
+            averager.last_round for averager in (peer.optimizer.grad_averager, peer.optimizer.state_averager)
+        )
         write_event(
             events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
             num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
+            num_state_rounds=state_averaging.num_rounds, state_share=state_averaging.share_averaged,
             num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
         )  # fmt: skip
 

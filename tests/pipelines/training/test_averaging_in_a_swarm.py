@@ -98,8 +98,8 @@ def test_a_peer_that_freezes_while_states_are_averaged_holds_nobody_up(tmp_path)
         ends = {step["epoch"] + 1: step for step in peer.events("step") if step["ended_epoch"]}
         assert ends[5]["num_state_rounds"] == 1 and ends[5]["state_share"] < 1, "the round of epoch 4 is tried once"
         assert ends[5]["share_averaged"] == ends[6]["share_averaged"] == 1.0
-        last = peer.events("step")[-1]
-        assert last["num_state_rounds"] == 2 and last["state_share"] == 1.0, "all are called for another one at once"
+        end = peer.events("finished")[0]  # the round may be that of the last epoch, which goes on after its last step
+        assert end["num_state_rounds"] >= 2 and end["state_share"] == 1.0, "all are called for another one at once"
     parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
     assert largest_difference(*parameters) < 1e-6
 
