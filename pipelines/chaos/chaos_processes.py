@@ -19,7 +19,7 @@ from pipelines.chaos.chaotic_peer import (
     settings_file,
 )
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.chaos.process_table import group_members, is_running, processes_with_variable, signal_members
+from pipelines.chaos.process_table import group_members, is_running, processes_with_variable, signal_processes
 
 MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
 """All that a chaos run starts inherits this variable, and is recognised by it when it has lost its parent."""
@@ -101,7 +101,7 @@ class Trainer:
 
     def _signal_all_but_guard(self, number: signal.Signals) -> None:
         guards = {event["guard"] for event in self.events() if event["event"] == "started"}
-        signal_members(self.group, number, spared=guards)
+        signal_processes(set(group_members(self.group)) - guards, number)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -128,13 +128,6 @@ def kill_group(group: int) -> None:
     """End all processes of a group with SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-
-
-def kill_processes(pids: list[int]) -> None:
-    """End processes with SIGKILL."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import resource
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,14 +19,13 @@ from pipelines.chaos.chaos_processes import (
     Trainer,
     free_port,
     kill_group,
-    kill_processes,
     left_behind,
     read_events,
 )
 from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control
 from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.link_proxy import LinkProxy, PortOwners
-from pipelines.chaos.process_table import group_members, is_running
+from pipelines.chaos.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.demo.stages import StageError
 from pipelines.training.process_group import WORKER_VARIABLE
@@ -102,7 +102,7 @@ class ChaosSwarm:
             kill_group(self.auxiliary)
         self._stack.close()
         self.orphans += left_behind(self.marker)
-        kill_processes(self.orphans)
+        signal_processes(self.orphans, signal.SIGKILL)
 
     @property
     def auxiliary_reports(self) -> list[dict[str, Any]]:

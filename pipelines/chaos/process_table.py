@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -23,12 +23,11 @@ def group_members(group: int) -> list[int]:
     return members
 
 
-def signal_members(group: int, number: int, *, spared: Collection[int]) -> None:
-    """Send a signal to the processes of a group, except for some."""
-    for pid in group_members(group):
-        if pid not in spared:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+def signal_processes(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes; those that are gone already are passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def is_running(pid: int) -> bool:

@@ -257,7 +257,14 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             )
 
     def _should_load_state_from_peers(self) -> bool:
-        return self._has_missed_the_round() or self.hand_off.is_outvoted
+        """Return whether the others have ended an epoch that this peer has not, and without it, or have outvoted it.
+
+        hivemind would look for a group for the old epoch, find one when the others end the next, and stay an epoch
+        behind with few samples each time. Where averaging is delayed, peers are ahead while their round is going on.
+        """
+        num_ahead = 1 if self.run.delay_gradient_averaging else 0
+        is_behind = self.local_epoch + num_ahead < self.tracker.global_epoch
+        return is_behind or self.has_missed_a_round or self.hand_off.is_outvoted
 
     def _have_others_moved_on(self) -> bool:
         """Look into the DHT, which the tracker does not while a round goes on.
@@ -267,15 +274,6 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         own = self.dht.peer_id.to_bytes()
         others = [peer.epoch for peer in self.records.progress() if peer.peer_id != own and not peer.client_mode]
         return witnessed_epoch(others) > self.local_epoch
-
-    def _has_missed_the_round(self) -> bool:
-        """Return whether the others have ended an epoch that this peer has not, and without it.
-
-        hivemind would look for a group for the old epoch, find one when the others end the next, and stay an epoch
-        behind with few samples each time. Where averaging is delayed, peers are ahead while their round is going on.
-        """
-        num_ahead = 1 if self.run.delay_gradient_averaging else 0
-        return self.has_missed_a_round or self.local_epoch + num_ahead < self.tracker.global_epoch
 
     def shutdown(self) -> None:
         """Stop handing out the state, and all processes of this peer."""

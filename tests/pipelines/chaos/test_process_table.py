@@ -1,11 +1,12 @@
 """Processes found by what they have inherited."""
 
 import os
+import signal
 import subprocess
 import sys
 
-from pipelines.chaos.chaos_processes import kill_processes, left_behind
-from pipelines.chaos.process_table import group_members, processes_with_variable
+from pipelines.chaos.chaos_processes import left_behind
+from pipelines.chaos.process_table import group_members, processes_with_variable, signal_processes
 
 
 def test_a_grandchild_in_a_session_of_its_own_is_found_by_its_mark_and_ended():
@@ -27,6 +28,6 @@ def test_a_grandchild_in_a_session_of_its_own_is_found_by_its_mark_and_ended():
     assert processes_with_variable("DALLE_COLLAB_CHAOS", "ab") == []
     assert group_members(orphan) == [orphan]
     assert left_behind("abc") == [orphan]
-    kill_processes([orphan])
+    signal_processes([orphan], signal.SIGKILL)
     assert left_behind("abc") == []
     os.close(end)

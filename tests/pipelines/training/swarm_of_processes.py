@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.chaos.process_table import signal_members
+from pipelines.chaos.process_table import group_members, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.training.training_run import TrainingRun
 
@@ -128,7 +128,8 @@ class PeerProcess:
         self._signal_all_but_guard(signal.SIGCONT)
 
     def _signal_all_but_guard(self, number: int) -> None:
-        signal_members(self.process.pid, number, spared=[self.events("ready")[0]["guard"]])
+        guard = self.events("ready")[0]["guard"]
+        signal_processes(set(group_members(self.process.pid)) - {guard}, number)
 
     def terminate(self) -> None:
         """Ask the peer to finish."""
