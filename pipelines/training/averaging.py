@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
@@ -25,6 +26,7 @@ from pipelines.training.admitted_averaging import AdmitsPeers
 from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
+from pipelines.training.missed_rounds import until_cancelled
 from pipelines.training.robust_aggregation import AggregationRule
 from pipelines.training.round_times import AttemptTimes
 from pipelines.training.suspects import Offence
@@ -110,6 +112,7 @@ class CountsRounds:
             await asyncio.sleep(0.05)
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        step.wait_for_cancel = partial(until_cancelled, step)
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)

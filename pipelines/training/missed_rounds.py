@@ -4,6 +4,7 @@ A peer that comes too late for a group finds none until the others have computed
 a gradient of parameters that nobody has any more. It had better take over the swarm's state at once.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
@@ -11,6 +12,7 @@ from concurrent.futures import InvalidStateError
 from hivemind.averaging.control import AveragingStage, StepControl
 
 SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_SIGNS = 0.001
 
 
 class MissedRoundError(RuntimeError):
@@ -47,6 +49,17 @@ def leave_round(control: StepControl, tag_along: Callable[[StepControl], None]) 
         return
     if control.stage != AveragingStage.LOOKING_FOR_GROUP or not stop_looking(control):
         tag_along(control)  # others count on this peer's part of the vector
+
+
+async def until_cancelled(control: StepControl) -> None:
+    """Wait, in the averager's process, until a step is cancelled.
+
+    The message that it is comes before the step says so; hivemind looks once, and if it is too early, it looks for a
+    group on and on: the peer is in a round that it has left, and its next search waits for this one.
+    """
+    await control._cancel
+    while not control.done():
+        await asyncio.sleep(SECONDS_BETWEEN_SIGNS)
 
 
 def stop_looking(control: StepControl) -> bool:

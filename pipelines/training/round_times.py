@@ -1,6 +1,7 @@
 """How long a peer waits for a round, and for one attempt at it: learnt from the last, within what the run allows."""
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ ROUNDS_NEEDED = 3
 """Before this many rounds are known, the run's own time-out holds."""
 
 PATIENCE = 3.0
-"""A round may take this many times as long as the longest of the last ones."""
+"""A round may take this many times as long as the longest of the last ones, and one attempt at it as their median."""
 
 SMALLEST_CHANGE = 0.25
 """A time-out is left as it is while the better one differs by less than this share: peers should agree roughly."""
@@ -54,7 +55,8 @@ class AttemptTimes:
     """How long one attempt at an all-reduce may last: a peer that freezes in the first is in no second one.
 
     Peers that look for a new group at once lose seconds; with the run's whole time-out they would lose the epoch. Who
-    was only slow is given twice the time in each further attempt. Without bounds (None) there is no time-out.
+    was only slow is given twice the time in each further attempt. Members should give an attempt up at about the same
+    time, to find each other; one long round among the last changes nothing. Without bounds (None) there is no time-out.
     """
 
     def __init__(self, *, lowest: float | None, highest: float | None) -> None:
@@ -66,8 +68,8 @@ class AttemptTimes:
     @property
     def seconds(self) -> float | None:
         """Time for the next attempt."""
-        longest = max(self._durations, default=math.inf)
-        wanted = max(self._lowest, PATIENCE * longest) * 2.0**self._num_failures
+        usual = statistics.median(self._durations) if self._durations else math.inf
+        wanted = max(self._lowest, PATIENCE * usual) * 2.0**self._num_failures
         bounded = min(self._highest, wanted)
         return bounded if math.isfinite(bounded) else None
 

@@ -25,6 +25,7 @@ from pipelines.training.averaging_streams import ReadingStub, until_farewell, un
 from pipelines.training.state_digest import StateManifest, named_state
 from pipelines.training.state_download import (
     WANT_MANIFEST,
+    WANT_NOTHING,
     DownloadLimits,
     DownloadReport,
     StateDownload,
@@ -226,6 +227,7 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
         except Exception as error:  # whatever it is, the trainer waits for an answer
             failed = str(error) or repr(error)
         future.set_result(dict(report=asdict(download.report()), refused=refused, failed=failed))
+        await download.take_leave()
 
     def _count_received(self, number: int) -> None:
         self._num_received.value += number
@@ -248,6 +250,9 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
         want, digest, indices = read_request(request, len(self.snapshot.layout))
         generation, manifest = self.snapshot.generation, self.snapshot.manifest()
         if not self.allow_state_sharing or manifest is None or manifest.digest != digest:
+            return
+        if want == WANT_NOTHING:
+            self.snapshot.hold(0)
             return
         self.snapshot.hold(SECONDS_TO_STAY)
         if want == WANT_MANIFEST:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 OpenStream = Callable[[str, bytes], AsyncIterator[bytes]]
 """Asks a peer (libp2p id, request) and yields the bytes of its answer."""
 
-WANT_MANIFEST, WANT_TENSORS = "manifest", "tensors"
+WANTS = WANT_MANIFEST, WANT_TENSORS, WANT_NOTHING = "manifest", "tensors", "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +94,23 @@ def tensors_request(digest: str, indices: Sequence[int]) -> bytes:
     return json.dumps(dict(want=WANT_TENSORS, digest=digest, indices=list(indices))).encode()
 
 
+def farewell_request(digest: str) -> bytes:
+    """Return what a newcomer says when it has the state with this digest: its donor may offer the next one."""
+    return json.dumps(dict(want=WANT_NOTHING, digest=digest)).encode()
+
+
 def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
     """Return what is wanted, of which digest, and which tensors.
 
     Raises:
-        ValueError: the request is not one of the two above.
+        ValueError: the request is not one of those above.
     """
     try:
         values = json.loads(text)
         want, digest, indices = values["want"], str(values["digest"]), values.get("indices", [])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"This is not a request for a state: {error!r}.") from error
-    if want not in (WANT_MANIFEST, WANT_TENSORS) or not isinstance(indices, list) or len(indices) > num_tensors:
+    if want not in WANTS or not isinstance(indices, list) or len(indices) > num_tensors:
         raise ValueError(f"This is not a request for a state: {want!r}.")
     if not all(type(index) is int and 0 <= index < num_tensors for index in indices):
         raise ValueError(f"A request names tensors that are not there; there are {num_tensors}.")
@@ -130,6 +135,7 @@ class StateDownload:
         self._snapshot, self._open_stream, self._limits, self._digest = snapshot, open_stream, limits, digest
         self._epoch, self._swarm_id, self._count_bytes = epoch, swarm_id, count_bytes
         self._idle = deque(donors)
+        self._asked: set[str] = set()
         self._failures: dict[str, str] = {}
         self._liars: set[str] = set()
         self._moved_on: set[str] = set()
@@ -156,6 +162,14 @@ class StateDownload:
                     f"{spec.name} of the state of epoch {manifest.epoch} is not finite.", self.report()
                 )
         return manifest
+
+    async def take_leave(self) -> None:
+        """Tell the donors that they need not keep this state any longer; whether they hear it matters little."""
+        await asyncio.gather(*map(self._take_leave_of, self._asked - self._failures.keys()), return_exceptions=True)
+
+    async def _take_leave_of(self, donor: str) -> None:
+        async for _ in self._timed(donor, farewell_request(self._digest)):
+            pass
 
     def report(self) -> DownloadReport:
         """Return what came from whom so far."""
@@ -241,6 +255,7 @@ class StateDownload:
 
     async def _timed(self, donor: str, request: bytes) -> AsyncIterator[bytes]:
         """Yield a donor's chunks as long as each comes in time; raises TimeoutError otherwise."""
+        self._asked.add(donor)
         stream = self._open_stream(donor, request)
         try:
             while True:

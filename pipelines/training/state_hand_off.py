@@ -71,7 +71,7 @@ class HandOffLimits:
     """After this long a newcomer gives the swarm up and turns to the checkpoint. Increase on slow links."""
 
     settling_seconds: float
-    """How long to wait until more than half of the voters agree; around the end of an epoch they do not."""
+    """How long to wait until more than half of the voters agree, if they can; at the end of an epoch they do not."""
 
     num_attempts: int = 8
     record_seconds: float = 60.0
@@ -193,7 +193,7 @@ class StateHandOff:
         deadline = time.monotonic() + self._limits.settling_seconds
         while True:
             verdict = self._verdict(refused)
-            if verdict is None or (verdict.is_clear and verdict.epoch >= wanted) or time.monotonic() > deadline:
+            if verdict is None or (verdict.is_decided and verdict.epoch >= wanted) or time.monotonic() > deadline:
                 return verdict
             time.sleep(SECONDS_BETWEEN_LOOKS)
 

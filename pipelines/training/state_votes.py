@@ -34,6 +34,9 @@ class Verdict:
     digest: str
     num_votes: int
     num_voters: int
+    num_late: int
+    """Voters that have not come to this epoch yet."""
+
     donors: tuple[str, ...]
     """libp2p ids of the peers that say they hold this very state and hand it out."""
 
@@ -44,6 +47,14 @@ class Verdict:
     def is_clear(self) -> bool:
         """Whether more than half of all voters name this state; around the end of an epoch they may be divided."""
         return 2 * self.num_votes > self.num_voters
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether waiting can change nothing: the state is clear, or none of its epoch can become so any more.
+
+        Peers whose parameters have drifted apart all name a state of their own.
+        """
+        return self.is_clear or 2 * (self.num_votes + self.num_late) <= self.num_voters
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, named by {self.num_votes} of {self.num_voters}"
@@ -72,6 +83,7 @@ def count_votes(
         digest=digest,
         num_votes=votes[epoch, digest],
         num_voters=len(voters),
+        num_late=sum(claim.epoch < epoch for claim in voters.values()),
         donors=tuple(sorted(holders[epoch, digest])),
         outvoted=tuple(sorted({claim.peer_id for claim in contradict})),
     )

@@ -231,7 +231,8 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         was_outvoted = self.hand_off.is_outvoted
         for _ in range(NUM_LOADS_TO_CATCH_UP):
             at_least = self.state_averager.state_epoch + (0 if self.hand_off.is_outvoted else 1)
-            taken = self.hand_off.fetch(at_least=at_least, wanted=self.tracker.global_epoch, show=show)
+            # Others may have told that they have it before the tracker looks again, and before they offer it.
+            taken = self.hand_off.fetch(at_least=at_least, wanted=max(at_least, self.tracker.global_epoch), show=show)
             if taken is None or self.local_epoch >= self.tracker.global_epoch:
                 break
         with self.tracker.pause_updates():

@@ -216,11 +216,15 @@ def test_an_attempt_is_given_up_when_it_takes_several_times_as_long_as_the_last_
     times.note_success(0.3)
     assert times.seconds == 4.0
     times.note_success(5.0)
+    times.note_success(5.0)
     assert times.seconds == 15.0
+    times.note_success(12.0)
+    assert times.seconds == 15.0  # one long round: the others have not waited so long
     times.note_failure()
     assert times.seconds == 30.0  # whoever was only slow gets more time
-    times.note_success(25.0)
-    assert times.seconds == 60.0
+    for _ in range(4):
+        times.note_success(25.0)
+    assert times.seconds == 55.5
     unbounded = AttemptTimes(lowest=None, highest=None)
     unbounded.note_success(1.0)
     assert unbounded.seconds is None

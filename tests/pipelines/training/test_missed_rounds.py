@@ -1,21 +1,27 @@
 """A peer stops looking for a group when the others have had the round, and goes through with one that has its group."""
 
+import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import MPFuture, get_dht_time
 
-from pipelines.training.missed_rounds import MissedRoundError, leave_round, wait_for_round
+from pipelines.training.missed_rounds import MissedRoundError, leave_round, until_cancelled, wait_for_round
 
 
-@pytest.fixture
-def control():
+def make_control():
     trigger, cancel = MPFuture(), MPFuture()  # before the control: hivemind prepares its class with the first of them
     now = get_dht_time()
     made = StepControl(scheduled_time=now, deadline=now + 60, allow_retries=True, weight=1.0, data_for_gather=b"")
     made.attach(trigger, cancel)
     return made
+
+
+@pytest.fixture
+def control():
+    return make_control()
 
 
 def test_the_search_for_a_group_is_given_up_when_the_others_have_moved_on(control):
@@ -39,6 +45,20 @@ def test_a_group_that_is_found_while_its_search_is_given_up_is_waited_for(contro
     threading.Timer(1.2, control.set_result, args=({},)).start()
     wait_for_round(control, 30.0, lambda: True)
     assert control.result() == {}
+
+
+def test_a_search_ends_when_the_step_is_cancelled_and_not_at_the_message_that_comes_before():
+    async def cancel_step_by_step():
+        control = make_control()  # of this loop, as in the averager's process
+        waiting = asyncio.create_task(until_cancelled(control))
+        control._cancel.set_result(None)
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done, "hivemind would look whether the step is cancelled now, and never again"
+        MPFuture.cancel(control)
+        await asyncio.wait_for(waiting, 5)
+
+    with ThreadPoolExecutor() as thread:  # whose loop is no other test's
+        thread.submit(asyncio.run, cancel_step_by_step()).result()
 
 
 def test_a_search_goes_on_while_the_others_look_too_and_ends_with_the_time_out(control):

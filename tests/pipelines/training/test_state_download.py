@@ -29,9 +29,11 @@ class Donor:
     def __init__(self, snapshot, spoil=None):
         self.snapshot, self.spoil = snapshot, spoil
         self.num_tensors_sent = 0
+        self.wants = []
 
     async def answer(self, request):
         want, digest, indices = read_request(request, len(self.snapshot.layout))
+        self.wants.append(want)
         manifest = self.snapshot.manifest()
         if manifest is None or manifest.digest != digest:
             return
@@ -78,6 +80,7 @@ def fetch(donors, *, target=None, digest=None, epoch=3, limits=LIMITS):
         digest=digest, epoch=epoch, swarm_id="birds",
     )  # fmt: skip
     manifest = asyncio.run(download.run())
+    asyncio.run(download.take_leave())
     return target, manifest, download.report()
 
 
@@ -97,6 +100,8 @@ def test_a_state_comes_from_several_donors_bit_by_bit():
     assert sum(report.tensors_by_donor.values()) == len(target.layout)
     assert report.num_bytes == target.num_bytes + len(manifest.encode())
     assert (report.failures, report.liars) == ({}, ())
+    for donor in donors.values():
+        assert donor.wants.index("nothing") == len(donor.wants) - 1, "who is asked no more need not keep the state"
 
 
 @pytest.mark.parametrize(

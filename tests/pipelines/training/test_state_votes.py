@@ -55,6 +55,23 @@ def test_the_newest_state_is_taken_among_equals_and_the_votes_are_not_clear():
     assert (verdict.epoch, verdict.is_clear, verdict.outvoted) == (6, False, ())
 
 
+@pytest.mark.parametrize(
+    ("states", "is_decided"),
+    [
+        ([(5, HONEST), (6, OTHER)], False),
+        ([(5, HONEST), (6, OTHER), (6, "c")], False),
+        ([(6, HONEST), (6, OTHER), (6, "c")], True),
+        ([(5, HONEST), (5, HONEST), (6, OTHER)], True),
+        ([(5, HONEST), (6, OTHER), (6, OTHER), (6, "c")], False),
+        ([(6, HONEST), (6, HONEST), (6, OTHER), (6, "c")], True),
+        ([(5, HONEST), (6, "c"), (6, OTHER), (6, "d"), (6, "e")], True),
+    ],
+)
+def test_votes_are_waited_for_as_long_as_they_can_make_a_majority(states, is_decided):
+    votes = claims(*states)
+    assert count_votes(votes, trainers=set(votes)).is_decided is is_decided
+
+
 def test_an_epoch_that_the_swarm_cannot_have_reached_wins_no_tie_and_is_named():
     verdict = count_votes(claims((5, HONEST), (6, OTHER), (10**9, OTHER)), trainers=set())
     assert (verdict.epoch, verdict.outvoted) == (6, ("peer2",))
