@@ -34,8 +34,11 @@ def write_checkpoint(
         processor.save_pretrained(folder)
         copy_codec_code(folder)
         save_training_state(folder, model, optimizer, state)
-    except SafetensorError as error:  # which is no OSError, whatever the system has said
-        raise OSError(f"{folder} cannot be written: {error}") from error
+    except Exception as error:
+        # safetensors and tokenizers say in errors of their own what the system has said, the latter in plain ones.
+        if isinstance(error, SafetensorError) or type(error) is Exception:
+            raise OSError(f"{folder} cannot be written: {error}") from error
+        raise
 
 
 def draw_loss_curve(

@@ -184,6 +184,14 @@ def test_a_full_disk_is_an_os_error_so_that_the_auxiliary_peer_tries_again_later
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_so_it_is_where_the_tokenizer_meets_the_full_disk_first(tmp_path):
+    model, optimizer = made_parts(tiny_run())
+    processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot be written: .*No space left on device"):
+        write_checkpoint(tmp_path, model=model, processor=processor, optimizer=optimizer, state=STATE)
+
+
 @pytest.mark.parametrize("num_points", [0, 1, 3])
 def test_the_loss_curve_is_a_picture_however_much_there_is_to_draw(tmp_path, num_points):
     draw_loss_curve(history(num_points), tmp_path / "loss_curve.png", [dict(epoch=2, loss=3.0)][:num_points])
