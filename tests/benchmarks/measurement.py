@@ -49,8 +49,11 @@ def median_seconds(action: Callable[[], object], repeats: int, *, cpu: bool = Fa
     return statistics.median(durations)
 
 
-def write_results(name: str, rows: list[Row]) -> Path:
-    """Print the rows as a table and write them with a description of the machine; return the file."""
+def write_results(name: str, rows: list[Row], *, is_whole: bool = True) -> Path:
+    """Print the rows as a table and write them with a description of the machine; return the file.
+
+    If they are not the whole, those of a machine of the same kind that were not measured again stay.
+    """
     table = Table("case", "metric", "unit", "ours", "peer", "floor", "to peer", "to floor", title=name)
     for row in rows:
         values = row.to_json()
@@ -66,9 +69,18 @@ def write_results(name: str, rows: list[Row]) -> Path:
         python=platform.python_version(),
         torch=torch.__version__,
     )
-    content = dict(machine=machine, rows=[row.to_json() for row in rows])
+    kept = [] if is_whole else _not_measured_again(path, machine, rows)
+    content = dict(machine=machine, rows=[*kept, *(row.to_json() for row in rows)])
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def _not_measured_again(path: Path, machine: dict[str, object], rows: list[Row]) -> list[dict[str, object]]:
+    former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(machine={}, rows=[])
+    if any(former["machine"].get(key) != machine[key] for key in ("cores", "processor")):
+        return []
+    measured = {(row.case, row.metric) for row in rows}
+    return [row for row in former["rows"] if (row["case"], row["metric"]) not in measured]
 
 
 def _short(value: object) -> str:

@@ -161,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row for name in arguments.case for row in CASES[name](arguments.quick)]
-    print(f"written to {write_results('training', rows)}")
+    print(f"written to {write_results('training', rows, is_whole=len(arguments.case) == len(CASES))}")
 
 
 if __name__ == "__main__":
