@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -28,6 +29,16 @@ def hub(tmp_path_factory):
         local_hub.alice_token = local_hub.create_user("alice")
         local_hub.create_organization("org", members={"alice": "admin"})
         yield local_hub
+
+
+@pytest.fixture(scope="module")
+def closed_event_loop():
+    """Close the event loop that hivemind makes in this thread for its futures; one that nobody closes is a warning."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 @pytest.fixture(scope="session")

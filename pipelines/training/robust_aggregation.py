@@ -85,7 +85,8 @@ class Aggregate:
     """(element,) float32: the group's vector."""
 
     excess: tuple[float, ...]
-    """Per peer, how far it was off: distance or norm as a multiple of what is let through; above 1 it was clipped."""
+    """Per peer, how far it was off: its norm, or its distance from the centre or from most others, as a multiple of
+    what is let through; above 1 it was clipped."""
 
     typical_norm: float
     """Median norm of the peers' vectors."""
@@ -132,10 +133,12 @@ def _around_the_median(
     gram = (offsets @ offsets.T).double()
     distances = gram.diagonal().clamp(min=0).sqrt()
     tau = _limits(distances, shares, rule.tau_ratio, floor)
+    apart = _distances_from_most(gram, shares > 0)
+    too_far_apart = _excess(apart, _limits(apart, shares, rule.tau_ratio, floor))
     if rule.name == "centered_clip":
         pull, distances = _centered_clip(gram, shares, tau, rule.num_iterations)
         centre = _mean(inputs, shares) if pull is None else centre + pull.to(offsets.dtype) @ offsets
-    return centre, _excess(distances, tau)
+    return centre, torch.maximum(_excess(distances, tau), too_far_apart)
 
 
 def bounded_weights(
@@ -183,6 +186,17 @@ def _centered_clip(
 def _distances(gram: torch.Tensor, pull: torch.Tensor) -> torch.Tensor:
     """Return each vector's distance from the point `pull @ offsets`, from the offsets' scalar products."""
     return (gram.diagonal() - 2 * gram @ pull + pull @ gram @ pull).clamp(min=0).sqrt()
+
+
+def _distances_from_most(gram: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Return the distance within which each peer has more than half of those that count, itself among them.
+
+    Many colluding attackers draw the coordinate median towards them and are then hardly further from it than honest
+    peers are. From most others they stay far: no minority can bring an honest peer's majority nearer or further away.
+    """
+    squares = gram.diagonal()
+    between = (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt()
+    return between[:, counted].kthvalue(int(counted.sum()) // 2 + 1, dim=1).values
 
 
 def _limits(sizes: torch.Tensor, shares: torch.Tensor, ratio: float, floor: float) -> torch.Tensor:

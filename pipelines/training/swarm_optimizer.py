@@ -22,6 +22,7 @@ from pipelines.training.state_hand_off import ShowProgress, StateHandOff
 from pipelines.training.swarm_settings import (
     averager_options,
     chunk_timeout,
+    gradient_momentum,
     hand_off_limits,
     make_state_averager,
     optimizer_parts,
@@ -99,7 +100,11 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             grad_compression=compression,
             state_averaging_compression=compression,
             grad_averager_factory=partial(
-                self.gradient_averager_type, allow_state_sharing=False, keeps_own_gradient=True, **options
+                self.gradient_averager_type,
+                allow_state_sharing=False,
+                keeps_own_gradient=True,
+                gradient_momentum=gradient_momentum(run),
+                **options,
             ),
             averager_opts=dict(options, allow_state_sharing=False),
             tracker_opts=tracker_options(run),
@@ -286,7 +291,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         if keep_gradient:
             self.grad_averager.take_back()
         else:
-            self.grad_averager.reset_accumulated_grads_()
+            self.grad_averager.forget_gradients()
         num_samples = self.grad_averager.local_samples_accumulated
         self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
         if not self.client_mode:

@@ -56,15 +56,20 @@ def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def lamb_factory(run: TrainingRun) -> partial[Lamb]:
-    """Return what makes the run's LAMB of groups of parameters."""
+    """Return what makes the run's LAMB of groups of parameters; momentum that gradients bring along is not added."""
     return partial(
         Lamb,
         lr=run.peak_learning_rate,
-        betas=run.betas,
+        betas=(0.0 if gradient_momentum(run) else run.betas[0], run.betas[1]),
         eps=run.epsilon,
         max_gradient_norm=run.max_gradient_norm,
         bits=run.optimizer_bits,
     )
+
+
+def gradient_momentum(run: TrainingRun) -> float:
+    """Return the momentum that peers add to their own gradients, of which LAMB then adds none."""
+    return run.betas[0] if run.momentum_before_averaging else 0.0
 
 
 def averager_options(run: TrainingRun) -> dict[str, Any]:

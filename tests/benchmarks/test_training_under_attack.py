@@ -1,22 +1,20 @@
 """Seven of sixteen peers attack a small training: CenteredClip ends as if they were not there, the mean does not."""
 
 import pytest
-from robust_aggregation import ATTACKS, RULES, final_loss
-
-NUM_STEPS, BATCH_SIZE = 150, 256
+from robust_aggregation import ATTACKS, QUICK_STEPS, RULES, final_loss
 
 
 @pytest.fixture(scope="module")
 def clean():
-    return final_loss(None, None, NUM_STEPS, BATCH_SIZE)
+    return final_loss(None, None, QUICK_STEPS)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_centered_clip_ends_within_five_percent_of_the_clean_loss(attack, clean):
-    assert final_loss(RULES["CenteredClip"], ATTACKS[attack], NUM_STEPS, BATCH_SIZE) <= 1.05 * clean
+    assert final_loss(RULES["CenteredClip"], ATTACKS[attack], QUICK_STEPS) <= 1.05 * clean
 
 
 # ALIE hides in the noise, which momentum has made small: it costs the mean 6 % at z = 10 and no run its convergence.
 @pytest.mark.parametrize("attack", ["sign flip x10", "IPM, epsilon 10"])
 def test_the_undefended_mean_diverges(attack, clean):
-    assert final_loss(RULES["undefended mean"], ATTACKS[attack], NUM_STEPS, BATCH_SIZE) > 3 * clean
+    assert final_loss(RULES["undefended mean"], ATTACKS[attack], QUICK_STEPS) > 3 * clean

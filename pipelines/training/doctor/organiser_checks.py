@@ -150,5 +150,20 @@ def check_required_versions(run: TrainingRun) -> CheckResult:
     )
 
 
+def check_protection(run: TrainingRun, repository: str) -> CheckResult:
+    """Attackers who know each other hide in the noise of single gradients, whatever the majority sends."""
+    name, expected = "hostile peers", "only members may join, or averages follow a majority that agrees"
+    if not run.is_open:
+        return ok(name, "the run's authority admits peers", expected)
+    door = f"Or let members alone join: dalle-collab run authorize {repository}"
+    if run.aggregation_rule == "mean":
+        seen = "everybody may join, and aggregation_rule is mean, which follows no majority"
+        return warn(name, seen, expected, f"{_set('aggregation_rule')} {door}")
+    if run.momentum_before_averaging or run.local_steps > 1:
+        return ok(name, f"everybody may join; {run.aggregation_rule} of what many samples say", expected)
+    seen = f"everybody may join; {run.aggregation_rule} of single gradients, which are mostly noise"
+    return warn(name, seen, expected, f"{_set('momentum_before_averaging')} {door}")
+
+
 def _set(name: str) -> str:
     return f"Change {name} in training_run.json; for a new run: dalle-collab run create --set {name}=..."

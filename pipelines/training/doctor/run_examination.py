@@ -38,6 +38,7 @@ def run_checklist(
         return
     run = examination.run
     yield organiser_checks.check_required_versions(run)
+    yield organiser_checks.check_protection(run, repository)
     announce("dataset")
     yield from check_dataset(examination)
     announce("course of the run so far")

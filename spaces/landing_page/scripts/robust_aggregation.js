@@ -1,6 +1,6 @@
 /**
  * What a group of peers agrees on, as `pipelines/training/robust_aggregation.py` computes it for peers of equal weight:
- * norms are bounded, CenteredClip runs from the coordinate median, and who is far off is left out.
+ * norms are bounded, CenteredClip runs from the coordinate median, and who is far off, or far from most, is left out.
  */
 
 const MIN_FOR_A_MAJORITY = 3;
@@ -40,7 +40,16 @@ function aroundTheMedian(vectors, rule, floor) {
   const centre = vectors[0].map((_, axis) => median(vectors.map((vector) => vector[axis])));
   const tau = rule.tauRatio * Math.max(median(vectors.map((vector) => distance(vector, centre))), floor);
   const values = centeredClip(vectors, centre, tau, rule.numClippingIterations);
-  return { values, excess: excessOver(vectors.map((vector) => distance(vector, values)), tau) };
+  const farOff = excessOver(vectors.map((vector) => distance(vector, values)), tau);
+  const apart = vectors.map((vector) => distanceFromMost(vector, vectors));
+  const farFromMost = excessOver(apart, rule.tauRatio * Math.max(median(apart), floor));
+  return { values, excess: farOff.map((far, peer) => Math.max(far, farFromMost[peer])) };
+}
+
+/** Return the distance within which a vector has more than half of all, itself among them. */
+function distanceFromMost(vector, vectors) {
+  const distances = vectors.map((other) => distance(vector, other)).sort((one, other) => one - other);
+  return distances[vectors.length >> 1];
 }
 
 /** v <- v + mean of clip(x_i - v), where clip shortens to tau; until no peer's weight in v moves any more. */

@@ -3,7 +3,7 @@
 import torch
 
 from pipelines.training.optimizers import linear_schedule
-from pipelines.training.swarm_settings import optimizer_parts
+from pipelines.training.swarm_settings import gradient_momentum, optimizer_parts
 from pipelines.training.training_peer import initial_model
 
 
@@ -19,11 +19,17 @@ def train_alone(run, batches_of_epochs):
     parts = optimizer_parts(run, model)
     optimizer = parts["optimizer"](parts["params"])
     schedule = linear_schedule(optimizer, run.num_warmup_epochs, run.num_epochs)
+    momentum, num_samples = gradient_momentum(run), 0.0
+    sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for batches in batches_of_epochs:
         input_ids = torch.cat([batch.input_ids for batch in batches])
         image_codes = torch.cat([batch.image_codes for batch in batches])
         model.zero_grad()
         model(input_ids=input_ids, image_codes=image_codes).loss.backward()
+        num_samples = momentum * num_samples + len(input_ids)
+        for gathered, parameter in zip(sums, model.parameters(), strict=True):
+            gathered.mul_(momentum).add_(parameter.grad, alpha=len(input_ids))
+            parameter.grad = gathered / num_samples
         optimizer.step()
         schedule.step()
     return dict(model.named_parameters())

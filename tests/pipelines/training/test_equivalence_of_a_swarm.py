@@ -24,9 +24,10 @@ def relative_difference(first: dict, second: dict) -> float:
     return (torch.stack(list(differences)).norm() / torch.stack(list(values)).norm()).item()
 
 
-def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path):
+@pytest.mark.parametrize("has_momentum", [False, True])
+def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path, has_momentum):
     """Shares of about 7:3, in other micro-batches: the average weighs samples, not peers and not micro-batches."""
-    run = tiny_run(target_batch_size=40, num_epochs=8)
+    run = tiny_run(target_batch_size=40, num_epochs=8, momentum_before_averaging=has_momentum)
     sizes = {"first": 7, "second": 3}
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         peers = [swarm.start(name, micro_batch_size=size, seconds_per_batch=0.25) for name, size in sizes.items()]

@@ -84,12 +84,20 @@ def test_seven_of_sixteen_who_are_far_off_have_no_say_at_all():
     assert min(result.excess[9:]) > 2 > max(result.excess[:9])
 
 
+def test_seven_of_sixteen_who_draw_the_median_towards_them_stay_far_from_most_and_are_left_out():
+    """Where gradients are all noise, the honest are hardly nearer to the median than those who send -10 their mean."""
+    rows = honest(9) - honest(1, noise=0.0)
+    result = aggregate(torch.cat([rows, -10 * rows.mean(0).repeat(7, 1)]), [1.0] * 16, AggregationRule(tau_ratio=1.0))
+    torch.testing.assert_close(result.values, rows.mean(0), rtol=1e-4, atol=1e-4)
+    assert min(result.excess[9:]) > 2 > max(result.excess[:9])
+
+
 def near_attack():
     """Nine honest peers and seven that stand together just beyond tau, so that they are clipped and not left out."""
     rows = honest(9)
     typical_distance = (rows - coordinate_median(rows)).norm(dim=1).median()
     direction = rows.mean(0) / rows.mean(0).norm()
-    return rows, torch.cat([rows, (rows.mean(0) - 7 * typical_distance * direction).repeat(7, 1)])
+    return rows, torch.cat([rows, (rows.mean(0) - 5 * typical_distance * direction).repeat(7, 1)])
 
 
 def test_seven_of_sixteen_who_stand_near_pull_by_no_more_than_their_share_times_tau():

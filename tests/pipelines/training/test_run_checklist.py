@@ -1,14 +1,17 @@
 """The organiser's checklist and the run's report: pure decisions about settings and history."""
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
+from pipelines.training.authorization_tokens import public_text
 from pipelines.training.doctor.organiser_checks import (
     check_card,
     check_commit_budget,
     check_entry_places,
     check_evaluation,
     check_pinned,
+    check_protection,
     check_required_versions,
     check_schedule,
     check_timeouts,
@@ -17,6 +20,7 @@ from pipelines.training.doctor.organiser_checks import (
 from pipelines.training.run_record import Contributor, PublishedCheckpoint, RunRecord
 from pipelines.training.run_report import peer_hours, report_markdown, total_bytes
 
+AUTHORITY = public_text(ed25519.Ed25519PrivateKey.generate())
 FIRST, SECOND = (
     "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo",
     "12D3KooWSEEX6HhxBQWyf9Y14TCQ6JxGG2eZPuEvQvryKy59D9bj",
@@ -119,6 +123,22 @@ def test_a_dataset_has_to_be_pinned_and_versions_named():
     assert check_pinned(paper_run(dataset_revision="main")).status == "fail"
     assert check_required_versions(paper_run()).status == "warn"
     assert check_required_versions(paper_run(required_versions={"numpy": "<2.4"})).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "words"),
+    [
+        ({}, "warn", "centered_clip of single gradients"),
+        (dict(momentum_before_averaging=True), "ok", "centered_clip of what many samples say"),
+        (dict(local_steps=10), "ok", "centered_clip of what many samples say"),
+        (dict(aggregation_rule="mean", momentum_before_averaging=True), "warn", "aggregation_rule is mean"),
+        (dict(authorization_service="https://a.example", authorization_key=AUTHORITY), "ok", "authority admits peers"),
+    ],
+)
+def test_a_run_for_everybody_should_average_what_attackers_cannot_hide_in(settings, status, words):
+    result = check_protection(paper_run(**settings), "org/run")
+    assert (result.status, words in result.seen) == (status, True)
+    assert status == "ok" or "dalle-collab run authorize org/run" in result.cure
 
 
 def record(**changes):
