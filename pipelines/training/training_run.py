@@ -278,6 +278,8 @@ def _check_communication(run: TrainingRun) -> None:
             f"momentum_before_averaging is on and local_steps is {run.local_steps}; peers that make steps of their own "
             "average how far they came, and outer_momentum follows. Cure: --set momentum_before_averaging=false"
         )
+    if run.momentum_before_averaging and not run.betas[0]:
+        raise ValueError("momentum_before_averaging is on and the first of betas is 0: there is no momentum to add.")
     if run.delay_gradient_averaging and not run.delay_optimizer_step:
         raise ValueError(
             "delay_gradient_averaging is on and delay_optimizer_step is off; the step cannot come before the "

@@ -47,6 +47,7 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(epsilon=0.0), "epsilon is 0.0"),
         (dict(betas=(1.0, 0.9)), r"betas is \(1.0, 0.9\); expected two numbers of at least 0 and less than 1"),
         (dict(betas=[0.9]), r"betas is \(0.9,\); expected two numbers"),
+        (dict(momentum_before_averaging=True, betas=(0, 0.9)), "the first of betas is 0: there is no momentum to add"),
         (dict(momentum_before_averaging=True, local_steps=2), "momentum_before_averaging is on and local_steps is 2"),
         (dict(max_gradient_norm=0.0), "max_gradient_norm is 0.0"),
         (dict(average_state_every=0), "average_state_every is 0"),
