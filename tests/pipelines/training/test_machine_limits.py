@@ -225,6 +225,8 @@ def test_an_attempt_is_given_up_when_it_takes_several_times_as_long_as_the_last_
     for _ in range(4):
         times.note_success(25.0)
     assert times.seconds == 55.5
+    times.note_success(25.0)
+    assert times.seconds == 60.0  # the run's own time-out is the bound
     unbounded = AttemptTimes(lowest=None, highest=None)
     unbounded.note_success(1.0)
     assert unbounded.seconds is None
