@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
@@ -26,6 +26,7 @@ from pipelines.training.admitted_averaging import AdmitsPeers
 from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
+from pipelines.training.group_search import GroupSearch, retry_seconds
 from pipelines.training.missed_rounds import until_cancelled
 from pipelines.training.robust_aggregation import AggregationRule
 from pipelines.training.round_times import AttemptTimes
@@ -71,10 +72,11 @@ class CountsRounds:
         self._num_senders_served = 0
         highest = kwargs.get("allreduce_timeout")
         chunk_seconds = kwargs.get("next_chunk_timeout") or highest
-        lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, kwargs["min_matchmaking_time"])
+        lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, retry_seconds(kwargs["min_matchmaking_time"]))
         self._attempt_times = AttemptTimes(lowest=lowest, highest=highest)
         self._num_attempts_left = 0
         self._control: StepControl | None = None
+        self._search: GroupSearch | None = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -97,7 +99,10 @@ class CountsRounds:
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> StreamOf[averaging_pb2.MessageFromLeader]:
-        """Accept a peer into a group or send it on; see `DecentralizedAverager`."""
+        """Accept a peer into a group, unless it is to be avoided, or send it on; see `DecentralizedAverager`."""
+        if self._search is not None and context.remote_id in self._search.avoided:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+            return
         async for message in until_reader_closes(super().rpc_join_group(request, context)):
             yield message
 
@@ -111,8 +116,17 @@ class CountsRounds:
         while self._num_senders_served:
             await asyncio.sleep(0.05)
 
+    async def _declare_for_download_periodically(self) -> None:
+        """Declare nothing: who holds which state is in the records of `StateHandOff`.
+
+        hivemind would store that once more for every tensor that a round has averaged, all at once, and the DHT would
+        be too busy to answer those who look for the next group.
+        """
+
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         step.wait_for_cancel = partial(until_cancelled, step)
+        self._search = self._search or GroupSearch(self._matchmaking)
+        self._search.begin()
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)
@@ -136,15 +150,19 @@ class CountsRounds:
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
+        seconds = self._attempt_seconds()
+        self._search.repeat()
+        others = [peer for peer, mode in zip(group_info.peer_ids, modes, strict=True) if mode != AveragingMode.CLIENT]
+        others = [peer for peer in others if peer != self.peer_id]
+        watching = asyncio.create_task(self._watch_late_round(others, seconds))
         try:
-            async with asyncio.timeout(self._attempt_seconds()) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 if is_helper:
                     async for _ in runner:
                         raise RuntimeError("a helper received averaged tensors although it has none")
                 else:
                     async for tensor, answer in azip(as_aiter(*tensors), runner):
                         tensor.copy_(answer) if self.answers_are_averages else tensor.add_(answer)
-                        self._state_updated.set()
             succeeded = True
         except TimeoutError as error:
             if not limit.expired():
@@ -157,12 +175,19 @@ class CountsRounds:
             # hivemind looks for a group again after this kind of error, unless the step has ended.
             raise reason from error
         finally:
+            watching.cancel()
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
             # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+
+    async def _watch_late_round(self, others: Collection[PeerID], seconds: float | None) -> None:
+        """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""
+        if seconds is not None:
+            await asyncio.sleep(seconds / 2)
+            await self._search.watch(others, self.greet)
 
     def _attempt_seconds(self) -> float | None:
         is_last = self._num_attempts_left == 0

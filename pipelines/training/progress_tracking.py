@@ -1,6 +1,8 @@
 """How far the swarm is: hivemind's tracker, which counts itself, and others only as far as they may be counted."""
 
 import math
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -44,6 +46,27 @@ def witnessed_epoch(epochs: Sequence[int]) -> int:
     return sorted(epochs, reverse=True)[num_witnesses - 1] if epochs else 0
 
 
+class PacedEvent(threading.Event):
+    """An event for which its waiter waits at least `period` seconds longer than the last time, unless it must hurry."""
+
+    def __init__(self, period: float) -> None:
+        super().__init__()
+        self._period, self._earliest, self._is_urgent = period, 0.0, threading.Event()
+
+    def hurry(self) -> None:
+        """Let the waiter go at once if the event is set."""
+        self._is_urgent.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the event, and then until the last time is long enough ago."""
+        if not super().wait(timeout):
+            return False
+        self._is_urgent.wait(max(0.0, self._earliest - time.monotonic()))
+        self._is_urgent.clear()
+        self._earliest = time.monotonic() + self._period
+        return True
+
+
 class SwarmProgressTracker(ProgressTracker):
     """Counts this peer among the swarm's even before its own record has come back from the DHT.
 
@@ -59,9 +82,30 @@ class SwarmProgressTracker(ProgressTracker):
 
     _records: tuple[LocalTrainingProgress, ...] = ()
 
-    def __init__(self, *args: Any, dht: hivemind.DHT, prefix: str, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, dht: hivemind.DHT, prefix: str, start: bool, report_period: float = 0.0, **kwargs: Any
+    ) -> None:
+        """`report_period`: seconds between two reports of one epoch to the DHT; others reckon with the speed meanwhile.
+
+        hivemind reports after every micro-batch, which in a swarm of quick peers is most of what the DHT has to do.
+        """
         self._admissions = AdmissionRecords(dht, prefix)
-        super().__init__(*args, dht=dht, prefix=prefix, **kwargs)
+        super().__init__(*args, dht=dht, prefix=prefix, start=False, **kwargs)
+        self.should_report_progress = PacedEvent(report_period)
+        if start:
+            self.start()
+
+    def report_local_progress(self, local_epoch: int, *args: Any, **kwargs: Any) -> None:
+        """See `ProgressTracker.report_local_progress`; others wait for the word that this peer is in a new epoch."""
+        is_new = local_epoch != self.local_progress.epoch
+        super().report_local_progress(local_epoch, *args, **kwargs)
+        if is_new:
+            self.should_report_progress.hurry()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Take this peer's record out of the DHT and stop."""
+        self.should_report_progress.hurry()
+        super().shutdown(timeout)
 
     def plausible_samples(self) -> dict[bytes, float]:
         """Return the most samples that each peer can have gathered when the round begins; see the function."""

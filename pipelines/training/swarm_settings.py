@@ -84,7 +84,7 @@ def averager_options(run: TrainingRun) -> dict[str, Any]:
 
 def reply_seconds(run: TrainingRun) -> float:
     """Return the seconds that a DHT node has to reply; a look into the DHT must fit twice into the matchmaking time."""
-    return min(3.0, max(1.0, REQUEST_SHARE * run.matchmaking_seconds))
+    return min(3.0, max(0.5, REQUEST_SHARE * run.matchmaking_seconds))
 
 
 def aggregation_rule(run: TrainingRun) -> AggregationRule:
@@ -128,5 +128,6 @@ def tracker_options(run: TrainingRun) -> dict[str, Any]:
         min_refresh_period=min(0.5, expiration / 80),
         max_refresh_period=min(10.0, expiration / 8),
         default_refresh_period=min(3.0, expiration / 25),
+        report_period=min(3.0, expiration / 20),
         metadata_expiration=expiration,
     )

@@ -113,6 +113,7 @@ def main(settings: dict) -> None:
             num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
             num_state_rounds=state_averaging.num_rounds, state_share=state_averaging.share_averaged,
             num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
+            was_declared_twice=dht.get(f"{run.swarm_id}_state_averager.all_averagers", latest=True) is not None,
         )  # fmt: skip
 
 

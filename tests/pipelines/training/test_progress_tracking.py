@@ -1,8 +1,10 @@
 """Which epoch the swarm is in, when some of its records are late and one may be a lie."""
 
+import threading
+
 import pytest
 
-from pipelines.training.progress_tracking import witnessed_epoch
+from pipelines.training.progress_tracking import PacedEvent, witnessed_epoch
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,19 @@ from pipelines.training.progress_tracking import witnessed_epoch
 )
 def test_the_swarms_epoch_is_one_that_several_have_reached(epochs, expected):
     assert witnessed_epoch(epochs) == expected
+
+
+def test_reports_of_one_epoch_wait_for_their_time_and_that_of_a_new_epoch_does_not():
+    event = PacedEvent(period=3600.0)
+    event.set()
+    assert event.wait()  # the first one goes at once
+    event.clear()
+    assert not event.wait(timeout=0.0)
+    event.set()
+    waiting = threading.Thread(target=event.wait)
+    waiting.start()
+    waiting.join(timeout=0.2)
+    assert waiting.is_alive()
+    event.hurry()
+    waiting.join(timeout=30.0)
+    assert not waiting.is_alive()
