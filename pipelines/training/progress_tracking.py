@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hivemind
@@ -15,6 +15,9 @@ from pipelines.training.admission_records import AdmissionRecords
 TRUSTED_COMPANY = 2
 SHARE_OF_WITNESSES = 0.25
 """Share of the other peers that must have reached an epoch before this peer believes that the swarm has."""
+
+REPORT_SHARE = 0.25
+"""Share of an epoch's remaining time that passes between two reports: near its end the others must know more."""
 
 GENEROSITY = 2.0
 """Times what a peer's records say that it may have gathered: records are late, and speeds vary."""
@@ -47,11 +50,11 @@ def witnessed_epoch(epochs: Sequence[int]) -> int:
 
 
 class PacedEvent(threading.Event):
-    """An event for which its waiter waits at least `period` seconds longer than the last time, unless it must hurry."""
+    """An event whose waiter is let go `pause()` seconds after the last time at the earliest, unless it must hurry."""
 
-    def __init__(self, period: float) -> None:
+    def __init__(self, pause: Callable[[], float]) -> None:
         super().__init__()
-        self._period, self._earliest, self._is_urgent = period, 0.0, threading.Event()
+        self._pause, self._earliest, self._is_urgent = pause, 0.0, threading.Event()
 
     def hurry(self) -> None:
         """Let the waiter go at once if the event is set."""
@@ -63,7 +66,7 @@ class PacedEvent(threading.Event):
             return False
         self._is_urgent.wait(max(0.0, self._earliest - time.monotonic()))
         self._is_urgent.clear()
-        self._earliest = time.monotonic() + self._period
+        self._earliest = time.monotonic() + self._pause()
         return True
 
 
@@ -82,18 +85,22 @@ class SwarmProgressTracker(ProgressTracker):
 
     _records: tuple[LocalTrainingProgress, ...] = ()
 
-    def __init__(
-        self, *args: Any, dht: hivemind.DHT, prefix: str, start: bool, report_period: float = 0.0, **kwargs: Any
-    ) -> None:
-        """`report_period`: seconds between two reports of one epoch to the DHT; others reckon with the speed meanwhile.
+    def __init__(self, *args: Any, dht: hivemind.DHT, prefix: str, start: bool, **kwargs: Any) -> None:
+        self._admissions = AdmissionRecords(dht, prefix)
+        super().__init__(*args, dht=dht, prefix=prefix, start=False, **kwargs)
+        self.should_report_progress = PacedEvent(self._seconds_to_next_report)
+        if start:
+            self.start()
+
+    def _seconds_to_next_report(self) -> float:
+        """Return how long others can reckon with the speed that this peer has reported: a share of the epoch's rest.
 
         hivemind reports after every micro-batch, which in a swarm of quick peers is most of what the DHT has to do.
         """
-        self._admissions = AdmissionRecords(dht, prefix)
-        super().__init__(*args, dht=dht, prefix=prefix, start=False, **kwargs)
-        self.should_report_progress = PacedEvent(report_period)
-        if start:
-            self.start()
+        seconds_left = self.global_progress.eta_next_epoch - get_dht_time()
+        if not math.isfinite(seconds_left):
+            return 0.0  # the epoch has just begun, and nobody knows yet
+        return min(self.default_refresh_period, max(0.0, REPORT_SHARE * seconds_left))
 
     def report_local_progress(self, local_epoch: int, *args: Any, **kwargs: Any) -> None:
         """See `ProgressTracker.report_local_progress`; others wait for the word that this peer is in a new epoch."""

@@ -128,6 +128,5 @@ def tracker_options(run: TrainingRun) -> dict[str, Any]:
         min_refresh_period=min(0.5, expiration / 80),
         max_refresh_period=min(10.0, expiration / 8),
         default_refresh_period=min(3.0, expiration / 25),
-        report_period=min(3.0, expiration / 20),
         metadata_expiration=expiration,
     )

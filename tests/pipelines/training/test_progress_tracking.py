@@ -26,7 +26,7 @@ def test_the_swarms_epoch_is_one_that_several_have_reached(epochs, expected):
 
 
 def test_reports_of_one_epoch_wait_for_their_time_and_that_of_a_new_epoch_does_not():
-    event = PacedEvent(period=3600.0)
+    event = PacedEvent(pause=lambda: 3600.0)
     event.set()
     assert event.wait()  # the first one goes at once
     event.clear()
