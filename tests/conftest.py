@@ -41,6 +41,16 @@ def closed_event_loop():
     loop.close()
 
 
+@pytest.fixture(scope="module")
+def dht(closed_event_loop):
+    """Yield a DHT node without others."""
+    from pipelines.training.authorized_dht import SwarmDHT
+
+    node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
+    yield node
+    node.shutdown()
+
+
 @pytest.fixture(scope="session")
 def training_material(hub, tmp_path_factory):
     """A tiny dataset of image codes with its codec on the embedded Hub, from which runs can be created."""

@@ -3,17 +3,9 @@
 import pytest
 import torch
 
-from pipelines.training.authorized_dht import SwarmDHT
 from pipelines.training.averaging import SwarmGradientAverager
 
 MOMENTUM = 0.8
-
-
-@pytest.fixture(scope="module")
-def dht(closed_event_loop):
-    node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
-    yield node
-    node.shutdown()
 
 
 class Peer:

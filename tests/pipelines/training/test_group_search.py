@@ -8,18 +8,10 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from pipelines.training.authorized_dht import SwarmDHT
 from pipelines.training.averaging import SwarmGradientAverager
 from pipelines.training.group_search import GroupSearch, PacedKeyManager, retry_seconds
 
 MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(3))
-
-
-@pytest.fixture(scope="module")
-def dht(closed_event_loop):
-    node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
-    yield node
-    node.shutdown()
 
 
 def make_manager(dht, pause_seconds):
