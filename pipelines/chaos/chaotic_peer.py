@@ -120,10 +120,10 @@ def main(settings: ChaoticPeerSettings) -> None:
         )  # fmt: skip
 
     with (
-        prefetched(batches, settings.micro_batch_size) as stream,
         open_dht(settings.repository, run.entry_addresses, options, reply_seconds=reply_seconds(run)) as dht,
         TrainingPeer(run, dht, options, username=settings.name, package_version="chaos") as peer,
         _stop_on_signals() as stop,
+        prefetched(batches, settings.micro_batch_size, stop) as stream,
     ):
         source = peer.synchronise(
             lambda: download_checkpoint(settings.repository) if read_run_state(settings.repository) else None

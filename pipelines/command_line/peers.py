@@ -108,6 +108,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
                 held_out_share=run.held_out_share,
             ),
             batch_size,
+            stop,
         ) as batches:
             _show_training(console, peer.train(batches, stop), run.num_epochs, events)
     events.happened("left", num_samples=peer.num_samples)

@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import itertools
+import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import datasets
@@ -15,10 +17,14 @@ import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfFileSystem
 
+from hub_tools.hub_client import is_outage
+from hub_tools.one_line_errors import explain_error
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
 from pipelines.training.training_run import stable_seed
+
+logger = logging.getLogger(__name__)
 
 NUM_OPEN_SHARDS = 2
 """Shards read at the same time. `datasets` would open 10 and fetch them whole before the first record."""
@@ -29,6 +35,15 @@ NUM_PREFETCHED_SAMPLES = 1024
 
 SECONDS_BETWEEN_PASSES = 0.1
 """Time for Arrow's reading threads to end after a pass."""
+
+SECONDS_BEFORE_NEXT_TRY = (5.0, 15.0, 60.0)
+"""`datasets` repeats a failed read for some ten minutes. After that the stream tries for ever, pausing so long."""
+
+SECONDS_BETWEEN_LOOKS = 0.2
+"""How soon who waits for a batch, or for room for one, notices that none is wanted any more."""
+
+SECONDS_TO_END = 10.0
+"""A reading thread that is in the middle of a request is not waited for any longer."""
 
 
 class Batch(NamedTuple):
@@ -73,14 +88,16 @@ def stream_batches(
 ) -> Iterator[Batch]:
     """Yield micro-batches without end, pass after pass, each pass in another order that only the seed decides.
 
-    Records that are held out for the evaluation are left out, the same ones on every peer.
+    Records that are held out for the evaluation are left out, the same ones on every peer. When the Hub is away for
+    longer than the client is patient, the next pass begins as soon as it is back.
 
     Raises:
         ValueError: the dataset has fewer records than one batch, or records that are not image codes.
     """
     prepare_streaming()
     source = datasets.load_dataset(repository, revision=revision, split="train", streaming=True)
-    for number in itertools.count():
+
+    def one_pass(number: int) -> Iterator[Batch]:
         order = source.shuffle(
             seed=stable_seed(seed, number) % 2**32,
             buffer_size=shuffle_buffer_size,
@@ -98,6 +115,30 @@ def stream_batches(
                 f"Dataset {repository} has fewer records than one micro-batch of {batch_size}. "
                 f"Choose a smaller one with --micro-batch-size."
             )
+
+    yield from passes_through_outages(one_pass)
+
+
+def passes_through_outages(
+    one_pass: Callable[[int], Iterator[Batch]], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY
+) -> Iterator[Batch]:
+    """Yield what the passes 0, 1, 2 ... yield. One that the Hub's absence ends is followed by the next, after a pause.
+
+    pauses: seconds; the last one is repeated until there is a batch again.
+    """
+    num_failures = 0
+    for number in itertools.count():
+        try:
+            for batch in one_pass(number):
+                num_failures = 0
+                yield batch
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            pause = pauses[min(num_failures, len(pauses) - 1)]
+            num_failures += 1
+            logger.warning("The dataset cannot be read (%s). Trying again in %.0f s.", explain_error(error), pause)
+            time.sleep(pause)
 
 
 def prepare_streaming() -> None:
@@ -137,27 +178,33 @@ def whole_batches(
 
 @contextlib.contextmanager
 def prefetched(
-    make_batches: Callable[[], Iterator[Batch]], batch_size: int = NUM_PREFETCHED_SAMPLES
+    make_batches: Callable[[], Iterator[Batch]],
+    batch_size: int = NUM_PREFETCHED_SAMPLES,
+    stop: threading.Event | None = None,
 ) -> Iterator[Iterator[Batch]]:
     """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order.
 
-    As many as hold `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case.
+    As many as hold `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case. The batches end when `stop` is
+    set, also while the reader waits for one.
     """
     num_batches = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // batch_size)
     ahead: queue.Queue[Batch | Exception] = queue.Queue(num_batches)
-    stop = threading.Event()
+    is_over = threading.Event()
 
     def fill() -> None:
         try:
             for batch in make_batches():
-                if not _put(ahead, batch, stop):
+                if not _put(ahead, batch, is_over):
                     return
         except Exception as error:  # handed to the consumer, which raises it
-            _put(ahead, error, stop)
+            _put(ahead, error, is_over)
 
     def drain() -> Iterator[Batch]:
-        while True:
-            item = ahead.get()
+        while stop is None or not stop.is_set():
+            try:
+                item = ahead.get(timeout=SECONDS_BETWEEN_LOOKS)
+            except queue.Empty:
+                continue
             if isinstance(item, Exception):
                 raise item
             yield item
@@ -167,13 +214,13 @@ def prefetched(
     try:
         yield drain()
     finally:
-        stop.set()
-        thread.join(timeout=10)
+        is_over.set()
+        thread.join(timeout=SECONDS_TO_END)
 
 
-def _put(ahead: queue.Queue, item: Batch | Exception, stop: threading.Event) -> bool:
-    while not stop.is_set():
+def _put(ahead: queue.Queue, item: Batch | Exception, is_over: threading.Event) -> bool:
+    while not is_over.is_set():
         with contextlib.suppress(queue.Full):
-            ahead.put(item, timeout=0.2)
+            ahead.put(item, timeout=SECONDS_BETWEEN_LOOKS)
             return True
     return False

@@ -2,7 +2,11 @@
 
 import json
 
+import httpx2
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
+from hub_tools.hub_client import is_outage
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +168,43 @@ def test_a_fork_beside_a_request_does_not_wait_for_ever(run_client):
         "thread.join()\n"
     )
     assert run_client(code=code).stdout.split() == ["alive", "0"]
+
+
+def test_a_refused_connection_leaves_the_requests_of_other_threads_alone(run_client):
+    code = (
+        "import socket, threading\n"
+        "from hub_tools.endpoint import prepare_hub_client\n"
+        "prepare_hub_client()\n"
+        "from huggingface_hub import get_session\n"
+        "from huggingface_hub.utils import http_backoff\n"
+        "import httpx2\n"
+        "slow, closed = socket.create_server(('127.0.0.1', 0)), socket.create_server(('127.0.0.1', 0))\n"
+        "nobody = closed.getsockname()[1]\n"
+        "closed.close()\n"
+        "def request():\n"
+        "    print(get_session().get(f'http://127.0.0.1:{slow.getsockname()[1]}/').text)\n"
+        "thread = threading.Thread(target=request)\n"
+        "thread.start()\n"
+        "connection, _ = slow.accept()\n"
+        "connection.recv(10_000)\n"
+        "before = get_session()\n"
+        "try:\n"
+        "    http_backoff('GET', f'http://127.0.0.1:{nobody}/', max_retries=0)\n"
+        "except httpx2.ConnectError:\n"
+        "    print('refused', get_session() is before, flush=True)\n"
+        "connection.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 8\\r\\n\\r\\nanswered')\n"
+        "thread.join()\n"
+    )
+    assert run_client(code=code).stdout.split() == ["refused", "True", "answered"]
+
+
+def test_only_what_may_succeed_later_is_an_outage():
+    def answered(status):
+        response = httpx2.Response(status, request=httpx2.Request("GET", "http://hub"))
+        return HfHubHTTPError("", response=response)
+
+    assert all(is_outage(answered(status)) for status in (429, 500, 502, 503, 504))
+    assert not any(is_outage(answered(status)) for status in (401, 403, 404, 416))
+    assert is_outage(httpx2.ConnectError("refused")) and is_outage(httpx2.ReadTimeout("late"))
+    assert is_outage(ConnectionError("Server Disconnected"))
+    assert not is_outage(FileNotFoundError("no such shard")) and not is_outage(ValueError("damaged"))

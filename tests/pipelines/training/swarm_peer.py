@@ -149,12 +149,15 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
                 yield made_up_batch(run, seed, settings["micro_batch_size"])
             time.sleep(settings.get("seconds_per_batch", 0.0))
 
+    num_rounds = 0
     for report in peer.train(batches(), stop):
+        newest = peer.optimizer.grad_averager.last_round
+        has_averaged, num_rounds = newest.num_rounds > num_rounds and newest.share_averaged == 1.0, newest.num_rounds
         write_event(
             events, event="step", epoch=report.epoch, seed=used_seeds[-1], was_used=report.was_used,
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
-            num_rounds=peer.optimizer.grad_averager.last_round.num_rounds,
+            num_rounds=num_rounds, has_averaged=has_averaged,
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
             num_state_rounds=peer.optimizer.state_averager.last_round.num_rounds,
             state_share=peer.optimizer.state_averager.last_round.share_averaged,

@@ -40,7 +40,7 @@ def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_pat
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         first = swarm.start("first", seconds_per_batch=0.2)
         second = swarm.start("second", options=dict(precision="bf16", bandwidth_limit_mbit=100))
-        together = second.wait_for("step", num_peers=2, ended_epoch=True, share_averaged=1.0)
+        together = second.wait_for("step", has_averaged=True)
         second.process.send_signal(signal.SIGUSR1)
         alone = first.wait_for("step", num_peers=1, ended_epoch=True, after=together["time"])
         num_steps = len(second.events("step"))
@@ -48,7 +48,7 @@ def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_pat
         assert len(second.events("step")) == num_steps
         second.process.send_signal(signal.SIGUSR2)
         back = second.wait_for("step", num_peers=2, was_used=True, ended_epoch=True, after=later["time"])
-        first.wait_for("step", num_peers=2, ended_epoch=True, share_averaged=1.0, after=back["time"])
+        first.wait_for("step", has_averaged=True, after=back["time"])
         for peer in (first, second):
             peer.terminate()
         finished = [peer.wait_for("finished") for peer in (first, second)]
