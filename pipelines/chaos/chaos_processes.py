@@ -89,9 +89,7 @@ class Trainer:
 
     def last_words(self) -> str:
         """Return the last line that the trainer has logged."""
-        path = self._forks.log(self.name)
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return lines[-1] if lines else "it printed nothing"
+        return last_line(self._forks.log(self.name))
 
     def last_sign_of_life(self) -> str:
         """Return the trainer's last event and last line, for whoever wonders why it does not come on."""
@@ -102,6 +100,12 @@ class Trainer:
     def _signal_all_but_guard(self, number: signal.Signals) -> None:
         guards = {event["guard"] for event in self.events() if event["event"] == "started"}
         signal_processes(set(group_members(self.group)) - guards, number)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a program has logged."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it printed nothing"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

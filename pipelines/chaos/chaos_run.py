@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipelines.chaos.chaos_report import ChaosReport, Events, Window, make_report
-from pipelines.chaos.chaos_swarm import RUN_SETTINGS, ChaosSwarm, SwarmPlan
+from pipelines.chaos.chaos_swarm import ChaosSwarm, SwarmPlan
 from pipelines.chaos.chaotic_peer import Control, parameters_file
 from pipelines.chaos.fault_injection import FaultInjection
 from pipelines.chaos.fault_script import Fault, script_text
@@ -121,7 +121,7 @@ def _finish(swarm: ChaosSwarm) -> float:
     try:
         swarm.wait_until(lambda: _all_in_step(swarm), "The trainers' being in step again", SECONDS_TO_FINISH)
         last = max(_epoch_of(trainer.events()) for trainer in swarm.trainers) + EPOCHS_TO_FINISH
-        every = int(RUN_SETTINGS["average_state_every"])
+        every = int(swarm.plan.run_settings["average_state_every"])
         for trainer in swarm.trainers:
             trainer.control(Control(finish_at_epoch=-(-last // every) * every))
         files = [parameters_file(swarm.plan.folder, trainer.name) for trainer in swarm.trainers]

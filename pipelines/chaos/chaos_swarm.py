@@ -7,7 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipelines.chaos.chaos_processes import (
     Trainer,
     free_port,
     kill_group,
+    last_line,
     left_behind,
     read_events,
 )
@@ -67,6 +68,13 @@ class SwarmPlan:
     """Length of an epoch when all trainers work, without the time for averaging."""
 
     seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run, instead of `RUN_SETTINGS` or beside them."""
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """All settings with which the run is created."""
+        return dict(RUN_SETTINGS, target_batch_size=self.target_batch_size) | dict(self.settings)
 
     @property
     def target_batch_size(self) -> int:
@@ -171,14 +179,15 @@ class ChaosSwarm:
     def _create_run(self, token: str) -> None:
         folder = self.plan.folder / "material"
         folder.mkdir()
-        settings = dict(RUN_SETTINGS, target_batch_size=self.plan.target_batch_size, run_id=f"chaos-{self.marker[:8]}")
+        settings = dict(self.plan.run_settings, run_id=f"chaos-{self.marker[:8]}")
         path = self.plan.folder / "run_settings.json"
         path.write_text(json.dumps(settings), encoding="utf-8")
         program = self._forks.start(
             "create", "pipelines.chaos.tiny_run", [str(folder), REPOSITORY, str(path)], {"HF_TOKEN": token}
         )
         if (code := self._forks.wait(program)) != 0:
-            raise StageError(f"The run could not be created (exit code {code}); see {self._forks.log('create')}.")
+            log = self._forks.log("create")
+            raise StageError(f"The run could not be created (exit code {code}): {last_line(log)}. See {log}.")
 
     def _start_auxiliary(self, token: str) -> None:
         host, announce = self._addresses(AUXILIARY)

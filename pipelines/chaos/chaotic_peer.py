@@ -153,7 +153,7 @@ class ObservedTraining:
     def __init__(self, peer: Any, settings: ChaoticPeerSettings, events: EventLog, batch: Any) -> None:
         self.peer, self._settings, self._events, self._batch = peer, settings, events, batch
         self._control = Control()
-        self._num_rounds = self._num_samples = 0
+        self._num_rounds = self._num_samples = self._num_in_round = 0
 
     def train(self, stream: Iterator[Any], stop: threading.Event) -> None:
         """Train until the control file's last epoch is reached or `stop` is set."""
@@ -195,14 +195,19 @@ class ObservedTraining:
                 self._control = control
 
     def _write_epoch(self, report: Any) -> None:
-        averaging = self.peer.optimizer.grad_averager.last_round
+        optimizer = self.peer.optimizer
+        averaging = optimizer.grad_averager.last_round
         was_averaged = averaging.num_rounds > self._num_rounds
-        num_kept = self.peer.optimizer.grad_averager.local_samples_accumulated  # of a missed round, for the next one
+        num_kept = optimizer.grad_averager.local_samples_accumulated  # of a missed round, for the next one
+        num_sent = self._num_samples - num_kept
+        if self.peer.run.delay_gradient_averaging:  # the round that is over had the samples of the epoch before
+            has_begun = optimizer.scheduled_grads is not None and optimizer.scheduled_grads.triggered
+            num_sent, self._num_in_round = self._num_in_round, num_sent if has_begun else 0
         self._events.write(
             "epoch",
             epoch=report.epoch,
-            new_epoch=self.peer.optimizer.local_epoch,
-            num_samples=self._num_samples - num_kept,
+            new_epoch=optimizer.local_epoch,
+            num_samples=num_sent,
             share_averaged=averaging.share_averaged if was_averaged else 0.0,
             group_size=averaging.group_size if was_averaged else 1,
             round_seconds=averaging.seconds if was_averaged else 0.0,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.command_line.setting_options import parse_setting
+
 if TYPE_CHECKING:
     from pipelines.chaos.chaos_report import ChaosReport
 
@@ -19,6 +21,8 @@ def chaos(
     faults: Annotated[int, typer.Option(min=0, help="How many are drawn.")] = 12,
     seed: Annotated[int, typer.Option(help="Decides kinds, times and victims: equal seeds, equal faults.")] = 1,
     script: Annotated[Path | None, typer.Option(help="JSON list of faults instead of drawn ones.")] = None,
+    epoch_seconds: Annotated[float, typer.Option(min=1.0, help="Length of an epoch, without averaging.")] = 4.0,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the run.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for logs, report.json, timeline.png.")] = Path("chaos-output"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the faults as a script and do no more.")] = False,
@@ -39,10 +43,12 @@ def chaos(
       dalle-collab chaos --dry-run > faults.json
 
       dalle-collab chaos --script faults.json
+
+      dalle-collab chaos --set delay_gradient_averaging=true
     """
     from pipelines.chaos.fault_script import draw_faults, read_script, script_text
 
-    seconds = minutes * 60
+    seconds, settings = minutes * 60, dict(parse_setting(text) for text in set_ or [])
     if script is not None:
         planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)
     else:
@@ -58,7 +64,9 @@ def chaos(
 
     console = Console(stderr=True)
     plan = ChaosPlan(
-        swarm=SwarmPlan(folder=output.resolve(), num_peers=peers, seed=seed),
+        swarm=SwarmPlan(
+            folder=output.resolve(), num_peers=peers, seed=seed, seconds_per_epoch=epoch_seconds, settings=settings
+        ),
         faults=planned,
         duration_seconds=seconds,
         reference_seconds=max(MIN_REFERENCE_SECONDS, seconds * SHARE_FOR_REFERENCE),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.command_line import run_assist, run_authorize, run_check, run_index, run_report, run_rollback
+from pipelines.command_line.setting_options import parse_setting
 
 app = typer.Typer(no_args_is_help=True)
 app.command("assist")(run_assist.assist)
@@ -49,7 +50,7 @@ def create(
     from pipelines.training.run_creation import compose_processor, compose_run
     from pipelines.training.run_repository import create_run_repository
 
-    values = _read_settings(settings) | dict(_parse_setting(text) for text in set_ or [])
+    values = _read_settings(settings) | dict(parse_setting(text) for text in set_ or [])
     layout = dataset_layout(dataset, "main")
     try:
         fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
@@ -114,13 +115,3 @@ def _read_settings(path: Path | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; expected a JSON object of settings.")
     return values
-
-
-def _parse_setting(text: str) -> tuple[str, Any]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise ValueError(f"--set got {text!r}; expected NAME=VALUE, for example --set target_batch_size=256.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value

@@ -12,7 +12,7 @@ import pytest
 from published_runs import LOOPBACK, family_of, interrupt, run_command, started_command, still_alive, the_line
 from swarm_of_processes import TINY_MODEL, tiny_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 

@@ -24,7 +24,7 @@ SPACE = Path(__file__).parents[2] / "spaces" / "join_training"
 RUN = "org/joined-from-a-page"
 PATIENCE = 120_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @dataclass(frozen=True)

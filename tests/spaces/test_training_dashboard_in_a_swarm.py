@@ -14,7 +14,7 @@ SPACE = Path(__file__).parents[2] / "spaces" / "training_dashboard"
 RUN = "org/watched-run"
 SECONDS_TO_APPEAR, SECONDS_TO_VANISH = 10, 30
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture(scope="module")

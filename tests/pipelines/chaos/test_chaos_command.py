@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.chaos.fault_script import read_script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 SCRIPT = [
     {"kind": "nan", "at_seconds": 1, "duration_seconds": 8, "peer": 0},

@@ -64,6 +64,7 @@ def make_pictures(stages, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.swarm
 @pytest.mark.timeout(900)
 def test_pictures_become_a_model_that_two_peers_trained_and_that_draws(tmp_path):
     plan, console = small_plan(tmp_path / "demo-output", opens_spaces=True), Console(quiet=True)
@@ -173,6 +174,7 @@ def test_a_second_demo_takes_the_firsts_folder(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.swarm
 def test_a_stage_that_fails_names_its_command_its_reason_and_its_log(tmp_path):
     plan = small_plan(tmp_path / "demo-output", codec_folder=tmp_path / "absent")
     with pytest.raises(

@@ -10,7 +10,7 @@ from pipelines.training.authorization_tokens import public_text
 from pipelines.training.doctor.examination import Examination, check_swarm
 from pipelines.training.peer_options import PeerOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 REPOSITORY = "org/door"
 LIFETIME_SECONDS = 20.0

@@ -9,7 +9,7 @@ from swarm_of_processes import Swarm, tiny_run
 from pipelines.chaos.hostile_peers import Attack
 from pipelines.training.suspects import Offence
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 HONEST = ("first", "second", "third", "client")
 MEMBERS = (*HONEST, "helper", "hostile")

@@ -17,7 +17,7 @@ from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleColl
 from pipelines.training.metrics_history import read_history_files
 from pipelines.training.training_run import TrainingRun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 INTERVAL = 3
 

@@ -12,7 +12,7 @@ from swarm_peer import made_up_batch
 
 from pipelines.training.training_peer import initial_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 def run_two_peers(folder, run, **settings_of_second):

@@ -75,12 +75,14 @@ def read_from_donor(method, read, wait_seconds=0.0):
 
 
 @pytest.mark.slow
+@pytest.mark.swarm
 def test_a_late_reader_gets_every_part_and_its_closing_ends_the_donors_stream():
     messages = read_from_donor("rpc_parts", until_farewell, wait_seconds=1.0)
     assert [message.tensor_part.buffer for message in messages] == [PART] * NUM_PARTS
 
 
 @pytest.mark.slow
+@pytest.mark.swarm
 def test_a_reader_that_knows_the_number_closes_the_stream_after_the_last():
     all_sent = asyncio.Event()
     all_sent.set()
@@ -91,6 +93,7 @@ def test_a_reader_that_knows_the_number_closes_the_stream_after_the_last():
 
 
 @pytest.mark.slow
+@pytest.mark.swarm
 def test_a_state_that_ends_without_farewell_is_not_taken_for_whole():
     with pytest.raises(ConnectionError, match="ended before the whole state had arrived"):
         read_from_donor("rpc_broken_parts", until_farewell)

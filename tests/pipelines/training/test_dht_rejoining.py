@@ -43,6 +43,7 @@ def test_a_node_that_stays_away_is_forgotten_and_an_entry_peer_never():
 
 
 @pytest.mark.slow
+@pytest.mark.swarm
 def test_two_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_path):
     results, settings = tmp_path / "results.json", tmp_path / "settings.json"
     settings.write_text(json.dumps(dict(results=str(results))), encoding="utf-8")

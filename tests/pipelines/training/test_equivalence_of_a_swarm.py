@@ -14,7 +14,7 @@ from swarm_peer import made_up_batch
 
 from pipelines.training.training_peer import initial_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 def relative_difference(first: dict, second: dict) -> float:

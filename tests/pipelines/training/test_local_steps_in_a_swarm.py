@@ -9,7 +9,7 @@ from swarm_peer import made_up_batch
 from pipelines.training.optimizers import weight_decay_groups
 from pipelines.training.training_peer import initial_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 MICRO_BATCH = 4
 

@@ -10,7 +10,7 @@ from swarm_peer import made_up_batch
 
 from pipelines.training.training_peer import initial_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 def test_two_processes_act_as_one_peer_with_the_joined_batch_until_its_hours_are_over(tmp_path):

@@ -18,7 +18,7 @@ from pipelines.training.peer_admission import (
 )
 from pipelines.training.peer_options import PeerOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 REPOSITORY = "org/admission"
 LIFETIME_SECONDS = 4.0

@@ -13,7 +13,7 @@ from pipelines.training.contribution_files import read_contributions
 from pipelines.training.metrics_history import read_evaluations, read_history_files
 from pipelines.training.training_run import TrainingRun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 INTERVAL = 3
 MAX_COMMITS = 40

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from swarm_of_processes import TINY_MODEL, Swarm, tiny_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 EPOCH = 7
 SETTINGS = dict(num_epochs=1000, optimizer_bits=8, progress_expiration_seconds=6.0)
