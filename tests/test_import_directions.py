@@ -41,6 +41,7 @@ SWARM_FILES = (
     "averaging_runner",
     "averaging_streams",
     "delayed_rounds",
+    "gradient_averager",
     "group_search",
     "incomplete_rounds",
     "missed_rounds",

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from pipelines.training.averaging import SwarmGradientAverager
 from pipelines.training.averaging_runner import TrustedAllReduceRunner
+from pipelines.training.gradient_averager import SwarmGradientAverager
 
 LIE_FACTOR = -1000.0
 HUGE_WEIGHT = 1e9

@@ -44,7 +44,7 @@ def chaos(
 
       dalle-collab chaos --script faults.json
 
-      dalle-collab chaos --set delay_gradient_averaging=true
+      dalle-collab chaos --epoch-seconds 10 --set aggregation_rule=mean
     """
     from pipelines.chaos.fault_script import draw_faults, read_script, script_text
 

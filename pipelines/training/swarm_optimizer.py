@@ -9,8 +9,8 @@ import hivemind
 import torch
 from hivemind.averaging.control import StepControl
 
-from pipelines.training.averaging import SwarmGradientAverager
 from pipelines.training.delayed_rounds import DelaysRounds
+from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.gradient_computation import gradients_are_finite
 from pipelines.training.incomplete_rounds import MendsIncompleteRounds
 from pipelines.training.missed_rounds import MissedRoundError, leave_round, wait_for_round

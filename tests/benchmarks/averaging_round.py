@@ -54,7 +54,7 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
 def be_a_peer(number: int, folder: Path, port: str, announced_port: str, settings: RoundSettings) -> None:
     """Average random gradients with the other peers."""
-    from pipelines.training.averaging import SwarmGradientAverager
+    from pipelines.training.gradient_averager import SwarmGradientAverager
     from pipelines.training.peer_options import PeerOptions
     from pipelines.training.swarm import open_dht, visible_addresses
     from pipelines.training.training_run import TrainingRun

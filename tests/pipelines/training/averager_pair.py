@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from swarm_peer import made_up_batch
 
-from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.optimizers import linear_schedule
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.process_group import guard_process_group

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.chaos.hostile_peers import Attack, HostileGradientAverager
-from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.process_group import guard_process_group
 from pipelines.training.swarm import SwarmUnreachableError, open_dht, visible_addresses

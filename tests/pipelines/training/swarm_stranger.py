@@ -22,7 +22,7 @@ from swarm_peer import write_event
 
 from pipelines.training.admitted_averaging import AdmissionGate
 from pipelines.training.authorized_dht import access_token
-from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.peer_admission import seek_admission
 from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
 from pipelines.training.peer_options import PeerOptions

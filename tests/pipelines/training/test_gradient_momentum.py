@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.gradient_averager import SwarmGradientAverager
 
 MOMENTUM = 0.8
 

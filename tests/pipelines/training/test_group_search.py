@@ -8,7 +8,7 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from pipelines.training.averaging import SwarmGradientAverager
+from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.group_search import GroupSearch, PacedKeyManager, retry_seconds
 
 MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(3))
