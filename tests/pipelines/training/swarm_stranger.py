@@ -39,11 +39,16 @@ METRICS = dict(
 )  # fmt: skip
 
 
-async def answer_of(call) -> str:
+async def answer_of(make_call) -> str:
     """Return the kind of the first message that a call brings, or what refuses it."""
     try:
         async with asyncio.timeout(SECONDS):
-            message = await anext(aiter(await call))
+            while True:
+                try:
+                    message = await anext(aiter(await make_call()))
+                    break
+                except ConnectionError:  # refused while the question was being written: the answer is lost
+                    continue
     except (P2PHandlerError, P2PDaemonError) as error:
         return f"refused: {error}"
     except StopAsyncIteration:  # the peer holds a newer state by now
@@ -73,18 +78,18 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
 
     gradient_stub = SwarmGradientAverager.get_stub(p2p, target, namespace=gradients)
     state_stub = SwarmStateAverager.get_stub(p2p, target, namespace=states)
-    found = dict(group=await answer_of(gradient_stub.rpc_join_group(request)))
+    found = dict(group=await answer_of(partial(gradient_stub.rpc_join_group, request)))
     for name, stub in (("gradient", gradient_stub), ("state", state_stub)):
         if door.admission:
             shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(door.admission))
             answer = await stub.rpc_introduce(shown)
             door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
             found[f"introduced to {name}"] = "yes"
-    found["aggregation"] = await answer_of(gradient_stub.rpc_aggregate_part(part()))
+    found["aggregation"] = await answer_of(lambda: gradient_stub.rpc_aggregate_part(part()))
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:  # the state changes while it is asked for, and its digest is written down later
         request = averaging_pb2.DownloadData(metadata=manifest_request(newest_digest()))
-        found["state"] = await answer_of(state_stub.rpc_download_state(request))
+        found["state"] = await answer_of(partial(state_stub.rpc_download_state, request))
         if found["state"] != "nothing":
             break
         await asyncio.sleep(0.05)
