@@ -20,6 +20,7 @@ from pipelines.chaos.chaotic_peer import (
 )
 from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.process_table import group_members, is_running, processes_with_variable, signal_processes
+from pipelines.demo.stages import last_line
 
 MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
 """All that a chaos run starts inherits this variable, and is recognised by it when it has lost its parent."""
@@ -100,12 +101,6 @@ class Trainer:
     def _signal_all_but_guard(self, number: signal.Signals) -> None:
         guards = {event["guard"] for event in self.events() if event["event"] == "started"}
         signal_processes(set(group_members(self.group)) - guards, number)
-
-
-def last_line(log: Path) -> str:
-    """Return the last line that a program has logged."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "it printed nothing"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from pipelines.chaos.chaos_processes import (
     Trainer,
     free_port,
     kill_group,
-    last_line,
     left_behind,
     read_events,
 )
@@ -28,7 +27,7 @@ from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.link_proxy import LinkProxy, PortOwners
 from pipelines.chaos.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
-from pipelines.demo.stages import StageError
+from pipelines.demo.stages import StageError, last_line
 from pipelines.training.process_group import WORKER_VARIABLE
 
 ORGANISATION = "chaos"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.command_line.setting_options import parse_setting
+from pipelines.command_line.setting_options import parse_settings
 
 if TYPE_CHECKING:
     from pipelines.chaos.chaos_report import ChaosReport
@@ -48,7 +48,7 @@ def chaos(
     """
     from pipelines.chaos.fault_script import draw_faults, read_script, script_text
 
-    seconds, settings = minutes * 60, dict(parse_setting(text) for text in set_ or [])
+    seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:
         planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.command_line import run_assist, run_authorize, run_check, run_index, run_report, run_rollback
-from pipelines.command_line.setting_options import parse_setting
+from pipelines.command_line.setting_options import parse_settings
 
 app = typer.Typer(no_args_is_help=True)
 app.command("assist")(run_assist.assist)
@@ -50,7 +50,7 @@ def create(
     from pipelines.training.run_creation import compose_processor, compose_run
     from pipelines.training.run_repository import create_run_repository
 
-    values = _read_settings(settings) | dict(parse_setting(text) for text in set_ or [])
+    values = _read_settings(settings) | parse_settings(set_)
     layout = dataset_layout(dataset, "main")
     try:
         fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)

@@ -1,15 +1,20 @@
 """`--set NAME=VALUE`: settings of a run on the command line."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Return name and value; a value that is no JSON is text.
+def parse_settings(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return values by name; a value that is no JSON is text.
 
     Raises:
-        ValueError: this is not NAME=VALUE.
+        ValueError: one of them is not NAME=VALUE.
     """
+    return dict(_parse_setting(text) for text in texts or ())
+
+
+def _parse_setting(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise ValueError(f"--set got {text!r}; expected NAME=VALUE, for example --set target_batch_size=256.")

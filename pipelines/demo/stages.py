@@ -89,12 +89,18 @@ class Stages:
 
     def failure(self, command: Sequence[str], code: int, log_name: str) -> str:
         """Say which command failed, why, and where to read on."""
-        lines = self._log(log_name).read_text(encoding="utf-8").strip().splitlines() or ["it printed nothing"]
-        return f"`{' '.join(command)}` ended with exit code {code}: {lines[-1]} Its whole log: {self._log(log_name)}"
+        log = self._log(log_name)
+        return f"`{' '.join(command)}` ended with exit code {code}: {last_line(log)} Its whole log: {log}"
 
     def _log(self, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / f"{name}.log"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a program has logged."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it printed nothing"
 
 
 def _die_with_parent() -> None:

@@ -169,8 +169,10 @@ def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
             peer.wait_for("step", has_averaged=True, was_used=True)
         for peer in (first, newcomer):
             peer.terminate()
+        finished = [peer.wait_for("finished") for peer in (first, newcomer)]
     assert ready["source"] == "peers"
     assert ready["epoch"] >= 2
+    assert all(event["num_rounds"] >= 1 for event in finished)
 
 
 def test_a_peer_behind_a_firewall_trains_with_others_that_average_for_it(tmp_path):

@@ -129,6 +129,7 @@ def test_a_newcomer_takes_over_the_synchronised_parameters_and_the_outer_momentu
         finished = [peer.wait_for("finished") for peer in (first, newcomer)]
     assert ready["source"] == "peers"
     assert ready["epoch"] >= 2
+    assert all(event["num_rounds"] >= 1 for event in finished)
     start = first.events("evaluation")[0]["loss"]
     assert newcomer.events("evaluation")[0]["loss"] < start
     assert all(event["loss"] < start for event in finished)
