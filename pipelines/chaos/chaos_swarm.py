@@ -186,7 +186,7 @@ class ChaosSwarm:
         )
         if (code := self._forks.wait(program)) != 0:
             log = self._forks.log("create")
-            raise StageError(f"The run could not be created (exit code {code}): {last_line(log)}. See {log}.")
+            raise StageError(f"The run could not be created (exit code {code}): {last_line(log)} See {log}.")
 
     def _start_auxiliary(self, token: str) -> None:
         host, announce = self._addresses(AUXILIARY)
