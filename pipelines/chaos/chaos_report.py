@@ -30,6 +30,8 @@ class Window:
 
     begin: float
     end: float
+    busy_share: float = 0.0
+    """Of the time of all processors of this machine."""
 
     @property
     def seconds(self) -> float:
@@ -66,6 +68,9 @@ class ChaosReport:
     """During the faults."""
 
     reference_samples_per_second: float
+    reference_busy_share: float
+    """Of all processors' time without faults. Close to 1, the pace is the machine's and goodput says little."""
+
     num_epochs: int
     """Epochs that the swarm went through, the fault-free part included."""
 
@@ -127,6 +132,7 @@ def make_report(
         goodput_bound=1 - struck_share(events, faults, chaos),
         samples_per_second=rates[1],
         reference_samples_per_second=rates[0],
+        reference_busy_share=reference.busy_share,
         num_epochs=max(losses, default=0),
         num_rounds=len(honest),
         num_lost_rounds=sum(not was_averaged(event) for event in honest),

@@ -16,6 +16,7 @@ from pipelines.chaos.chaos_swarm import ChaosSwarm, SwarmPlan
 from pipelines.chaos.chaotic_peer import Control, parameters_file
 from pipelines.chaos.fault_injection import FaultInjection
 from pipelines.chaos.fault_script import Fault, script_text
+from pipelines.chaos.process_table import processor_ticks
 from pipelines.demo.stages import StageError
 
 MARKER_FILE = ".dalle-collab-chaos"
@@ -100,7 +101,7 @@ def _let_pass(
     description: str,
     act: Callable[[float], None] = lambda _seconds: None,
 ) -> Window:
-    begin, started = time.time(), time.monotonic()
+    begin, started, ticks = time.time(), time.monotonic(), processor_ticks()
     task = progress.task_ids[0]
     progress.reset(task, total=seconds, description=description)
     while (passed := time.monotonic() - started) < seconds:
@@ -108,7 +109,8 @@ def _let_pass(
         swarm.tick()
         progress.update(task, completed=passed, description=f"{description}, epoch {_newest_epoch(swarm)}")
         time.sleep(0.1)
-    return Window(begin=begin, end=time.time())
+    busy, available = (after - before for after, before in zip(processor_ticks(), ticks, strict=True))
+    return Window(begin=begin, end=time.time(), busy_share=busy / max(1, available))
 
 
 def _newest_epoch(swarm: ChaosSwarm) -> int:

@@ -6,6 +6,7 @@ connection it is follows from the kernel's socket tables: the port that dialled 
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,14 @@ from pipelines.chaos.process_table import connected_inodes, group_members, socke
 CHUNK_BYTES = 2**16
 MAX_BYTES_IN_FLIGHT = 2**22
 """What a link holds at most while it delays: more than bandwidth times delay of any link shaped here."""
+
+QUEUE_SECONDS = 0.1
+"""How long bytes wait for a link of limited bandwidth, as in a router, before their writer is held up."""
+
+SEGMENT_BYTES = 1460
+RECEIVE_BUFFER_BYTES = 2**17
+"""Segments as on an Ethernet, and a small window. With loopback's own the kernel takes megabytes from a writer at once;
+what is sent behind them, flow control of the other direction too, would wait for seconds before a slow link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +137,11 @@ class LinkProxy:
         self._loop.call_soon_threadsafe(change)
 
     async def _listen(self, link: PeerLink) -> None:
+        listener = _small_socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
         server = await asyncio.start_server(
-            lambda reader, writer: self._serve(link, reader, writer), "127.0.0.1", limit=CHUNK_BYTES
+            lambda reader, writer: self._serve(link, reader, writer), sock=listener, limit=CHUNK_BYTES
         )
         link.proxy_port = server.sockets[0].getsockname()[1]
         self._servers.append(server)
@@ -140,7 +152,7 @@ class LinkProxy:
             owner = await asyncio.to_thread(self._owner_of, dialler_port)
             other = self.links.get(owner) if owner is not None else None
             await self._while_cut(link, other)
-            real_reader, real_writer = await asyncio.open_connection("127.0.0.1", link.real_port, limit=CHUNK_BYTES)
+            real_reader, real_writer = await _open_connection(link.real_port)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pass(reader, real_writer, other, link))
@@ -163,26 +175,27 @@ class LinkProxy:
         delivery = asyncio.ensure_future(self._deliver(on_the_way, writer, source, target))
         try:
             while data := await reader.read(CHUNK_BYTES):
-                arrives_at = self._arrival(len(data), source, target)
-                await on_the_way.put(arrives_at, data)
+                leaves_at, delay = self._passage(len(data), source, target)
+                await on_the_way.put(leaves_at + delay, data)
+                await asyncio.sleep(leaves_at - QUEUE_SECONDS - time.monotonic())
             await on_the_way.put(0.0, b"")
             await delivery
         finally:
             delivery.cancel()
 
     @staticmethod
-    def _arrival(num_bytes: int, source: PeerLink | None, target: PeerLink | None) -> float:
-        """Return when bytes that leave the source now are at the target."""
-        now = arrives_at = time.monotonic()
+    def _passage(num_bytes: int, source: PeerLink | None, target: PeerLink | None) -> tuple[float, float]:
+        """Return when the last of some bytes leaves the links, if they come to them now, and how late it arrives."""
+        now = leaves_at = time.monotonic()
         delay = 0.0
         if source is not None:
             source.bytes_passed += num_bytes
-            arrives_at = max(arrives_at, source.up.time_to_pass(num_bytes, source.limits, now))
+            leaves_at = max(leaves_at, source.up.time_to_pass(num_bytes, source.limits, now))
             delay += source.limits.delay_seconds
         if target is not None:
-            arrives_at = max(arrives_at, target.down.time_to_pass(num_bytes, target.limits, now))
+            leaves_at = max(leaves_at, target.down.time_to_pass(num_bytes, target.limits, now))
             delay += target.limits.delay_seconds
-        return arrives_at + delay
+        return leaves_at, delay
 
     async def _deliver(
         self,
@@ -213,6 +226,24 @@ class LinkProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _small_socket() -> socket.socket:
+    small = socket.socket()
+    small.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    return small
+
+
+async def _open_connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    small = _small_socket()
+    small.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", port))
+    except BaseException:
+        small.close()
+        raise
+    return await asyncio.open_connection(sock=small, limit=CHUNK_BYTES)
 
 
 class PortOwners:

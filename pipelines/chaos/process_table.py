@@ -1,4 +1,4 @@
-"""What /proc tells about the processes of this machine."""
+"""What /proc tells about this machine's processes and processors."""
 
 import contextlib
 import os
@@ -52,6 +52,16 @@ def _has_variable(pid: int, wanted: bytes) -> bool:
     with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
         return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
+
+
+def processor_ticks() -> tuple[int, int]:
+    """Return how long all processors have been busy since the machine's start, and for how long there have been any.
+
+    In ticks of the kernel. Time that the host gave to other machines counts as busy: it was not to be had.
+    """
+    user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9])
+    busy = user + nice + system + sum(rest)
+    return busy, busy + idle + waiting
 
 
 def connected_inodes(port: int) -> set[str]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SHARE_FOR_REFERENCE = 0.25
 MIN_REFERENCE_SECONDS = 20.0
+MAX_BUSY_SHARE = 0.95
+"""Above it, the trainers without faults go as fast as this machine lets them, and goodput measures the machine."""
 
 
 def chaos(
@@ -88,6 +90,7 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     table.add_row("goodput beside the fault-free stretch", f"{report.goodput:.3f}")
     table.add_row("at best, with the time that faults took away", f"{report.goodput_bound:.3f}")
     table.add_row("samples/s with and without faults", _pair(report))
+    table.add_row("processors busy without faults", f"{report.reference_busy_share:.0%}")
     table.add_row("epochs", str(report.num_epochs))
     table.add_row("rounds lost, of all", f"{report.num_lost_rounds} of {report.num_rounds}")
     table.add_row("evaluation loss", f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "-")
@@ -97,6 +100,11 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     for name, is_met in report.criteria.items():
         table.add_row(name, "[green]yes[/green]" if is_met else "[red]no[/red]")
     console.print(table)
+    if report.reference_busy_share > MAX_BUSY_SHARE:
+        console.print(
+            "[yellow]The processors had no time left even without faults, so goodput says more about this machine than "
+            "about the training.[/yellow] Run nothing else beside, or fewer --peers."
+        )
     console.print(f"See {output / 'timeline.png'} and {output / 'report.json'}.")
 
 

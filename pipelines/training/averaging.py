@@ -24,6 +24,7 @@ from hivemind.utils.asyncio import as_aiter, azip
 from pipelines.training.averaging_figures import AveragingRound, SharedFigures
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
+from pipelines.training.finite_values import is_finite
 from pipelines.training.group_search import GroupSearch, retry_seconds
 from pipelines.training.missed_rounds import until_cancelled
 from pipelines.training.robust_aggregation import AggregationRule
@@ -149,13 +150,12 @@ class CountsRounds:
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
         seconds = self._attempt_seconds()
-        self._search.repeat()
-        others = [
-            peer
-            for peer, mode in zip(group_info.peer_ids, modes, strict=True)
-            if mode != AveragingMode.CLIENT and peer != self.peer_id
-        ]
-        watching = asyncio.create_task(self._watch_late_round(others, seconds))
+        self._search.begin()
+        members = group_info.peer_ids
+        clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
+        watching = asyncio.create_task(
+            self._watch_late_round([peer for peer in members if peer not in clients | {self.peer_id}], seconds)
+        )
         try:
             async with asyncio.timeout(seconds) as limit:
                 if is_helper:
@@ -178,6 +178,8 @@ class CountsRounds:
         finally:
             watching.cancel()
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
+            if is_half or not succeeded:
+                self._search.meet_again(members, clients, runner.late_senders)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
@@ -201,7 +203,7 @@ class CountsRounds:
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; one that is not finite is replaced by zeros and weighs nothing."""
-        if not all(torch.isfinite(tensor).all() for tensor in tensors):
+        if not all(map(is_finite, tensors)):
             self._figures.num_withheld.value += 1
             logger.error(
                 "Values to be averaged are not finite. They stay here; this peer takes the average of the others."

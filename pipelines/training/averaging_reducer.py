@@ -5,6 +5,7 @@ holds the inputs of the current part, and of no other, so its memory is the numb
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -32,6 +33,9 @@ class RobustPartReducer(TensorPartReducer):
         self._aggregation: asyncio.Task | None = None
         self._num_parts_far_off = [0] * num_senders
         self._square_sum, self._num_aggregated = 0.0, 0
+        self._seconds_waited = [0.0] * num_senders
+        self._began = self._part_began = time.monotonic()
+        self._final_shares_waited: list[float] | None = None
         self.excess_weight_senders: set[int] = set()
         super().__init__(part_shapes, num_senders)
 
@@ -49,10 +53,24 @@ class RobustPartReducer(TensorPartReducer):
         """Root mean square of the values that the median peer sent here so far; 0 if nothing was aggregated yet."""
         return (self._square_sum / self._num_aggregated) ** 0.5 if self._num_aggregated else 0.0
 
+    @property
+    def shares_waited(self) -> list[float]:
+        """Per sender, the share of the time so far in which a part that others had sent waited for its own.
+
+        After the round's end it is what it was then: streams that are torn down with it say nothing about senders.
+        """
+        if self._final_shares_waited is not None:
+            return self._final_shares_waited
+        now, seconds = time.monotonic(), list(self._seconds_waited)
+        for index, number in enumerate(self.num_parts_received):
+            if number <= self.current_part_index and self.sender_failed_after[index] == float("inf"):
+                seconds[index] += now - self._part_began
+        return [waited / max(now - self._began, 1e-9) for waited in seconds]
+
     def reset_accumulators(self) -> None:
         """Begin the next part."""
         super().reset_accumulators()
-        self._inputs = {}
+        self._inputs, self._part_began = {}, time.monotonic()
         if not self.finished.is_set():
             self.accumulator = None  # hivemind's running sum is not used
             if self.num_senders and not self.num_current_senders:
@@ -77,6 +95,7 @@ class RobustPartReducer(TensorPartReducer):
             raise BannedException(f"sender {sender_index} was given up")
         # Counted here and not on arrival: hivemind would wait for ever for a sender that is given up in between.
         self.num_parts_received[sender_index] += 1
+        self._seconds_waited[sender_index] += time.monotonic() - self._part_began
         self._inputs[sender_index] = (tensor_part, weight)
         self.current_part_accumulated_from += 1
         future = self.current_part_future
@@ -89,6 +108,11 @@ class RobustPartReducer(TensorPartReducer):
             self.finalize()
         elif len(self._inputs) == self.num_current_senders and self._aggregation is None:
             self._aggregation = asyncio.create_task(self._finish_part(dict(self._inputs), self.current_part_future))
+
+    def finalize(self) -> None:
+        """End the round for all senders; see `TensorPartReducer`."""
+        self._final_shares_waited = self.shares_waited
+        super().finalize()
 
     async def _finish_part(self, inputs: dict[int, tuple[torch.Tensor, float]], future: asyncio.Future) -> None:
         try:

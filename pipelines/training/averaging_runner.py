@@ -38,6 +38,9 @@ MAX_ANSWER_RATIO = 10.0
 MAX_ANSWER_RATIO_TO_OTHERS = 100.0
 """... of what peers typically sent to this one for other parts of the vector; layers differ, so more is let through."""
 
+LATE_SHARE = 0.5
+"""Of the time of a round that was given up. Who had others wait for longer was the reason."""
+
 SENDER_SECONDS = 15.0
 """How long to wait for a sender if the averager was given no time-out."""
 
@@ -136,14 +139,17 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self._memory.typical_value = reducer.typical_value or self._memory.typical_value
         return self.offences
 
+    @property
+    def late_senders(self) -> set[PeerID]:
+        """Those for whom the others' parts waited here for most of the round so far; nobody if it is all of them."""
+        shares = zip(self.sender_peer_ids, self.tensor_part_reducer.shares_waited, strict=True)
+        late = {peer for peer, share in shares if share >= LATE_SHARE}
+        return late if len(late) < len(self.sender_peer_ids) else set()
+
     def name_late_senders(self) -> None:
-        """Name those for whose parts all others were waiting when the round was given up."""
-        reducer = self.tensor_part_reducer
-        has_sent = [number > reducer.current_part_index for number in reducer.num_parts_received]
-        if any(has_sent):
-            for peer, sent in zip(self.sender_peer_ids, has_sent, strict=True):
-                if not sent and peer not in self.banned_senders:
-                    self._name(peer, Offence.SILENT)
+        """Name those for whom the others were waiting when the round was given up."""
+        for peer in self.late_senders:
+            self._name(peer, Offence.SILENT)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         """Send a reducer its parts of the local vector and register what it answers; the reducer may be this peer."""

@@ -138,10 +138,3 @@ def check_manifest(manifest: StateManifest, layout: tuple[TensorSpec, ...], *, s
                 f"It has {name} of {kind}; expected {spec.name} of {spec}. That peer has another model, optimizer_bits "
                 "or package version."
             )
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Tell whether all values are finite, in one pass and without a copy; integers are."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.training.state_digest import StateManifest, TensorSpec, check_manifest, is_finite
+from pipelines.training.finite_values import is_finite
+from pipelines.training.state_digest import StateManifest, TensorSpec, check_manifest
 from pipelines.training.state_snapshot import StateSnapshot
 from pipelines.training.state_votes import cut_into_jobs
 

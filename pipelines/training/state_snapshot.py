@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from pipelines.training.finite_values import is_finite
 from pipelines.training.state_digest import (
     StateManifest,
     TensorSpec,
     hash_tensor,
-    is_finite,
     make_manifest,
     state_layout,
 )

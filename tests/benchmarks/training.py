@@ -6,6 +6,7 @@ Usage: python tests/benchmarks/training.py [--quick] [--case NAME ...]
 import argparse
 import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -43,10 +44,9 @@ def measure_steps(quick: bool) -> list[Row]:
     ]
 
 
-def measure_bytes(quick: bool) -> list[Row]:
+def measure_bytes(quick: bool) -> Iterator[Row]:
     """Bytes that a peer sends in a round, 8-bit beside float32, and the least that any all-reduce needs."""
     num_parameters = 2**20 if quick else 2**23
-    rows = []
     for num_peers in (2, 4):
         ours, peer = (
             run_rounds(
@@ -59,14 +59,12 @@ def measure_bytes(quick: bool) -> list[Row]:
         ]
         case = f"{num_peers} peers, {num_parameters / 1e6:.0f} M parameters"
         sent = [rounds[-1].bytes_sent / rounds[-1].num_rounds / num_parameters for rounds in (ours, peer)]
-        rows += [
-            Row(
-                case=case, metric="bytes sent by a peer per round", unit="B/parameter", ours=sent[0], peer=sent[1],
-                floor=2 * (num_peers - 1) / num_peers,
-            ),
-            Row(case=case, metric="all-reduce", unit="s", ours=_median_round(whole[0]), peer=_median_round(whole[1])),
-        ]  # fmt: skip
-    return rows
+        yield Row(
+            case=case, metric="bytes sent by a peer per round", unit="B/parameter", ours=sent[0], peer=sent[1],
+            floor=2 * (num_peers - 1) / num_peers,
+        )  # fmt: skip
+        times = [_median_round(rounds) for rounds in whole]
+        yield Row(case=case, metric="all-reduce", unit="s", ours=times[0], peer=times[1])
 
 
 def measure_optimizer(quick: bool) -> list[Row]:
@@ -88,45 +86,41 @@ def measure_optimizer(quick: bool) -> list[Row]:
     ]
 
 
-def measure_slow_link(quick: bool) -> list[Row]:
+def measure_slow_link(quick: bool) -> Iterator[Row]:
     """Rounds of two peers whose links carry 100 Mbit/s each way with 50 ms there and back, beside the link's limit.
 
     A small model's, in which opening the streams counts, and one of the paper's size (1.1 B, shared to an eighth).
     """
     limits = LinkLimits(bytes_per_second=LINK_BYTES_PER_SECOND, delay_seconds=ROUND_TRIP_SECONDS / 4)
-    rows = []
     for num_parameters in (2**22,) if quick else (2**24, 2**27):
         settings = RoundSettings(compression="size_adaptive_8bit", num_parameters=num_parameters, num_rounds=4)
         rounds = run_rounds(settings, limits)
         whole = [r for r in rounds if r.share_averaged == 1.0]
         sent = rounds[-1].bytes_sent / rounds[-1].num_rounds
-        rows.append(
-            Row(
-                case=f"2 peers, {num_parameters / 1e6:.0f} M parameters, 100 Mbit/s, 50 ms", metric="all-reduce",
-                unit="s", ours=_median_round(whole), floor=sent / LINK_BYTES_PER_SECOND + ROUND_TRIP_SECONDS,
-            )
+        yield Row(
+            case=f"2 peers, {num_parameters / 1e6:.0f} M parameters, 100 Mbit/s, 50 ms", metric="all-reduce",
+            unit="s", ours=_median_round(whole), floor=sent / LINK_BYTES_PER_SECOND + ROUND_TRIP_SECONDS,
         )  # fmt: skip
-    return rows
 
 
-def measure_goodput(quick: bool) -> list[Row]:
-    """Samples per second that reach the common model, beside what the peers' paces add up to."""
-    rows = []
+def measure_goodput(quick: bool) -> Iterator[Row]:
+    """Samples per second that reach the common model, beside what the peers' paces add up to.
+
+    And how busy the processors were: close to 1, the loss is this machine's and not the swarm's.
+    """
     for num_peers in (2, 4) if quick else (2, 4, 8):
         with tempfile.TemporaryDirectory() as folder:
             # Eight trainers have to fit on two cores, so all of them are as slow as that needs.
-            swarm = SwarmPlan(folder=Path(folder) / "swarm", num_peers=num_peers, seconds_per_batch=0.4)
-            seconds = 15.0 if quick else 45.0
+            swarm = SwarmPlan(
+                folder=Path(folder) / "swarm", num_peers=num_peers, seconds_per_batch=1.0, seconds_per_epoch=8.0
+            )
+            seconds = 24.0 if quick else 64.0
             plan = ChaosPlan(swarm=swarm, faults=(), duration_seconds=1.0, reference_seconds=seconds)
             report = run_chaos(plan, Console(stderr=True))
         ideal = num_peers * swarm.micro_batch_size / swarm.seconds_per_batch
-        rows.append(
-            Row(
-                case=f"{num_peers} peers, epochs of {swarm.seconds_per_epoch:.0f} s", metric="goodput", unit="1/s",
-                ours=report.reference_samples_per_second, floor=ideal,
-            )
-        )  # fmt: skip
-    return rows
+        case = f"{num_peers} peers, epochs of {swarm.seconds_per_epoch:.0f} s"
+        yield Row(case=case, metric="goodput", unit="1/s", ours=report.reference_samples_per_second, floor=ideal)
+        yield Row(case=case, metric="processors busy", unit="1", ours=report.reference_busy_share)
 
 
 def measure_joining(quick: bool) -> list[Row]:
@@ -160,8 +154,16 @@ def main() -> None:
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for name in arguments.case for row in CASES[name](arguments.quick)]
-    print(f"written to {write_results('training', rows, is_whole=len(arguments.case) == len(CASES))}")
+    rows: list[Row] = []
+    is_whole = False
+    try:
+        for name in arguments.case:
+            for row in CASES[name](arguments.quick):
+                print(f"{row.case}: {row.metric} {row.ours:.4g} {row.unit}", flush=True)
+                rows.append(row)
+        is_whole = len(arguments.case) == len(CASES)
+    finally:  # what was measured before something failed is kept
+        print(f"written to {write_results('training', rows, is_whole=is_whole)}")
 
 
 if __name__ == "__main__":

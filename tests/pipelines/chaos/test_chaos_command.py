@@ -49,6 +49,7 @@ def test_training_survives_faults_with_equal_parameters_and_leaves_nothing_behin
     }, done.stderr[-3000:]
     assert (done.returncode == 0) == all(report["criteria"].values())
     assert report["goodput"] > 0 and report["num_unexpected_exits"] == 0
+    assert 0 < report["reference_busy_share"] <= 1
     assert read_script(output / "faults.json", seed=0, duration_seconds=36, num_peers=3) == read_script(
         script, seed=0, duration_seconds=36, num_peers=3
     )

@@ -57,7 +57,7 @@ def test_the_report_puts_the_rate_under_faults_beside_the_rate_without():
     report = make_report(
         EVENTS,
         [Fault(kind=FaultKind.NAN, at_seconds=10, duration_seconds=10, peer=1)],
-        reference=Window(begin=0, end=20),
+        reference=Window(begin=0, end=20, busy_share=0.75),
         chaos=Window(begin=20, end=40.001),
         parameter_difference=0.0,
         num_orphans=0,
@@ -65,6 +65,7 @@ def test_the_report_puts_the_rate_under_faults_beside_the_rate_without():
         num_checkpoints=3,
     )
     assert report.goodput == pytest.approx(0.5, rel=1e-3)
+    assert report.reference_busy_share == 0.75
     assert report.goodput_bound == pytest.approx(0.75, rel=1e-3)
     assert (report.num_rounds, report.num_lost_rounds) == (3, 1)
     assert report.evaluation_losses == pytest.approx({2: 4.0, 3: 3.1, 4: 2.25, 5: 1.0})

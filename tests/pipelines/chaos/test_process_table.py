@@ -4,9 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 from pipelines.chaos.chaos_processes import left_behind
-from pipelines.chaos.process_table import group_members, processes_with_variable, signal_processes
+from pipelines.chaos.process_table import (
+    group_members,
+    processes_with_variable,
+    processor_ticks,
+    signal_processes,
+)
 
 
 def test_a_grandchild_in_a_session_of_its_own_is_found_by_its_mark_and_ended():
@@ -31,3 +37,13 @@ def test_a_grandchild_in_a_session_of_its_own_is_found_by_its_mark_and_ended():
     signal_processes([orphan], signal.SIGKILL)
     assert left_behind("abc") == []
     os.close(end)
+
+
+def test_work_makes_the_processors_busy():
+    busy, available = processor_ticks()
+    done_at = time.process_time() + 0.5
+    while time.process_time() < done_at:
+        pass
+    busy_after, available_after = processor_ticks()
+    ticks_of_the_work = 0.4 * os.sysconf("SC_CLK_TCK")
+    assert ticks_of_the_work < busy_after - busy <= available_after - available

@@ -123,7 +123,9 @@ def test_where_only_transformers_and_taming_are_installed_pictures_are_the_decod
     assert drawn["codes"] == expected_codes.tolist()
     expected = expected_pixels(VQGANCodec.from_pretrained(tiny_codec), expected_codes.flatten(0, 1))
     pixels = torch.tensor(drawn["pixels"]).view(6, 16, 16, 3).permute(0, 3, 1, 2)
-    assert torch.equal(pixels.to(torch.uint8), expected)
+    # The other process adds in another order, so that what lies between two shades may become either.
+    differences = (pixels - expected.long()).abs()
+    assert differences.max() <= 1 and (differences > 0).float().mean() < 0.01
 
 
 @pytest.mark.slow

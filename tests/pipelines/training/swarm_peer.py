@@ -3,6 +3,7 @@
 Usage: python swarm_peer.py SETTINGS.json. Writes events to `events`, parameters to `parameters`, and its address.
 """
 
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -68,6 +69,21 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
     averaging.CountsRounds.runner_type = StruckRunner
 
 
+def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
+    """In the round of one epoch, greet everybody and send the parts much later, as over a link that is slow."""
+    current_epoch = multiprocessing.Value("q", 0)
+    current_epochs.append(current_epoch)
+
+    class DawdlingRunner(averaging.TrustedAllReduceRunner):
+        async def _generate_input_for_peer(self, peer_index):
+            if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
+                await asyncio.sleep(seconds)
+            async for message in super()._generate_input_for_peer(peer_index):
+                yield message
+
+    averaging.CountsRounds.runner_type = DawdlingRunner
+
+
 def main(settings: dict) -> None:
     guard = guard_process_group()
     torch.set_num_threads(1)
@@ -83,6 +99,8 @@ def main(settings: dict) -> None:
     if "struck_in_round_of_epoch" in settings:
         averager = settings.get("struck_averager", "grad_averager")
         strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
+    if "dawdles_in_round_of_epoch" in settings:
+        dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=10.0)
     with (
         seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
         open_dht("test/run", settings["entry_addresses"], options, admission) as dht,

@@ -89,6 +89,21 @@ def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_r
     assert largest_difference(*parameters) < 1e-4
 
 
+def test_three_of_four_meet_again_without_the_one_whose_parts_come_too_late(tmp_path):
+    run = tiny_run(num_epochs=6, target_batch_size=64, average_state_every=100)
+    with Swarm(tmp_path, run, num_peers=4) as swarm:
+        punctual = [swarm.start(name, save_epochs=True) for name in ("first", "second", "third")]
+        swarm.start("dawdler", dawdles_in_round_of_epoch=3)
+        for peer in punctual:
+            peer.wait_for("step", epoch=4, seconds=200)
+    for peer in punctual:
+        ends = {step["epoch"]: step for step in peer.events("step") if step["ended_epoch"]}
+        assert ends[3]["num_rounds"] - ends[2]["num_rounds"] == 2, "a second all-reduce for the same gradients"
+        assert ends[3]["share_averaged"] == 1.0, "nobody is left out of it"
+    parameters = [load_file(tmp_path / f"{peer.name}-4.safetensors") for peer in punctual]
+    assert largest_difference(*parameters[:2]) == largest_difference(*parameters[1:]) == 0.0
+
+
 def test_a_peer_that_freezes_while_states_are_averaged_holds_nobody_up(tmp_path):
     run = tiny_run(num_epochs=7, target_batch_size=48, average_state_every=4, averaging_timeout_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=3) as swarm:

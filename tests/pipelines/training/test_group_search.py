@@ -1,6 +1,7 @@
 """With whom a peer looks for a group, for how long, and how often it asks the DHT who else does."""
 
 import asyncio
+import itertools
 
 import pytest
 from hivemind.averaging.key_manager import GroupKeyManager
@@ -11,7 +12,7 @@ from hivemind.utils import get_dht_time
 from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.group_search import GroupSearch, PacedKeyManager, retry_seconds
 
-MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(3))
+MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
 
 
 def make_manager(dht, pause_seconds):
@@ -57,18 +58,30 @@ async def make_search(dht):
     return matchmaking, GroupSearch(matchmaking)
 
 
+OTHERS = MEMBERS[1:]
+"""All members but the first, which is this peer wherever a search is made."""
+
+
+async def make_own_search(dht, own=0):
+    """Return the search of one of the members, which the real peer is called here."""
+    matchmaking, search = await make_search(dht)
+    matchmaking.peer_id = MEMBERS[own]
+    return matchmaking, search
+
+
 @pytest.mark.parametrize(("num_silent", "num_avoided"), [(0, 0), (1, 1), (2, 0), (3, 0)])
 def test_who_does_not_answer_in_a_late_round_is_avoided_unless_most_do_not(dht, num_silent, num_avoided):
-    silent = MEMBERS[:num_silent]
+    silent = OTHERS[:num_silent]
 
     async def ask(member):
         if member in silent:
             await asyncio.Event().wait()
 
     async def watch_until_others_have_answered():
-        _, search = await make_search(dht)
-        watching = asyncio.create_task(search.watch(MEMBERS, ask))
+        _, search = await make_own_search(dht)
+        watching = asyncio.create_task(search.watch(OTHERS, ask))
         await asyncio.wait([watching], timeout=0.3)
+        search.meet_again(MEMBERS)
         watching.cancel()
         await asyncio.wait([watching])
         avoided = set(search.avoided)
@@ -86,19 +99,79 @@ def test_a_member_that_refuses_to_answer_is_avoided_too(dht):
             raise ConnectionResetError
 
     async def watch():
-        _, search = await make_search(dht)
-        await search.watch(MEMBERS, ask)
-        return set(search.avoided)
+        _, search = await make_own_search(dht)
+        await search.watch(OTHERS, ask)
+        avoided_in_time = set(search.avoided)
+        search.meet_again(MEMBERS)
+        return avoided_in_time, set(search.avoided)
 
-    assert asyncio.run(watch()) == {MEMBERS[1]}
+    assert asyncio.run(watch()) == (set(), {MEMBERS[1]}), "nobody is avoided while the round may succeed"
+
+
+@pytest.mark.parametrize(
+    ("silent", "late", "avoided"), [((), (1,), {1}), ((1,), (1,), {1}), ((2,), (1,), set()), ((), (1, 2), set())]
+)
+def test_for_whom_a_round_has_waited_is_avoided_in_the_next_search_and_no_longer(dht, silent, late, avoided):
+    async def ask(member):
+        if member in [MEMBERS[number] for number in silent]:
+            raise ConnectionResetError
+
+    async def search_twice():
+        _, search = await make_own_search(dht)
+        await search.watch(OTHERS, ask)
+        search.meet_again(MEMBERS, late=[MEMBERS[number] for number in late])
+        first = set(search.avoided)
+        search.begin()
+        return first, set(search.avoided)
+
+    assert asyncio.run(search_twice()) == ({MEMBERS[number] for number in avoided}, set())
+
+
+@pytest.mark.parametrize(
+    ("own", "late", "clients", "asked"),
+    [(0, (), (), []), (2, (), (), [0, 1]), (3, (1,), (), [0, 2]), (3, (0,), (1,), [2]), (1, (), (1,), [0, 2, 3])],
+)
+def test_members_meet_again_under_the_first_in_their_order_who_can_lead(dht, own, late, clients, asked):
+    def named(numbers):
+        return [MEMBERS[number] for number in numbers]
+
+    async def meet():
+        matchmaking, search = await make_own_search(dht, own)
+        search.meet_again(MEMBERS, clients=named(clients), late=named(late))
+        found = await look(matchmaking.group_key_manager)
+        seconds, size = matchmaking.potential_leaders.min_matchmaking_time, matchmaking.target_group_size
+        search.begin()
+        return found, seconds, size, await look(matchmaking.group_key_manager), matchmaking.target_group_size
+
+    before = get_dht_time()
+    found, seconds, size, found_in_the_next_round, former_size = asyncio.run(meet())
+    assert [peer for peer, _ in found] == named(asked)
+    assert all(before < first < second for (_, first), (_, second) in itertools.pairwise(found))
+    assert size == len(MEMBERS) - len(late) and former_size is None
+    assert (seconds == retry_seconds(2.0)) == (not asked), "followers look longer than their leader"
+    assert found_in_the_next_round == []
+
+
+def test_a_group_that_meets_again_does_not_wait_for_its_declaration(dht):
+    async def declare():
+        manager = make_manager(dht, pause_seconds=0.01)
+        manager.meet_again((), seconds=60.0)
+        until = get_dht_time() + 60.0
+        assert await manager.declare_averager(manager.current_key, dht.peer_id, until)
+        manager.meet_again((), seconds=0.0)
+        while not (found := await look(manager)):
+            pass  # the declaration goes on by itself
+        return found == [(dht.peer_id, until)]
+
+    assert asyncio.run(asyncio.wait_for(declare(), 30))
 
 
 def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):
     async def search_seconds():
-        matchmaking, search = await make_search(dht)
+        matchmaking, search = await make_own_search(dht)
         search.begin()
         first = matchmaking.potential_leaders.min_matchmaking_time
-        search.repeat()
+        search.meet_again(MEMBERS)
         second = matchmaking.potential_leaders.min_matchmaking_time
         search.begin()
         return first, second, matchmaking.potential_leaders.min_matchmaking_time
