@@ -62,8 +62,11 @@ class CountsRounds:
         rule: AggregationRule = PLAIN_RULE,
         min_share_averaged: float = MIN_SHARE_AVERAGED,
         upload_limit: UploadLimit | None = None,
+        rounds_begin_together: bool = True,
         **kwargs: Any,
     ) -> None:
+        """`rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`."""
+        self._rounds_begin_together = rounds_begin_together
         self._rule, self._min_share_averaged, self._upload_limit = rule, min_share_averaged, upload_limit
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
         self._memory = RoundMemory()
@@ -124,7 +127,7 @@ class CountsRounds:
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         step.wait_for_cancel = partial(until_cancelled, step)
-        self._search = self._search or GroupSearch(self._matchmaking)
+        self._search = self._search or GroupSearch(self._matchmaking, self._rounds_begin_together)
         self._search.begin()
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1

@@ -38,9 +38,14 @@ def retry_seconds(matchmaking_seconds: float) -> float:
 class GroupSearch:
     """How an averager's searches go, in its process: for how long, how often it looks, and with whom it does not go."""
 
-    def __init__(self, matchmaking: Matchmaking) -> None:
-        """`matchmaking` is the averager's, whose next searches are changed."""
+    def __init__(self, matchmaking: Matchmaking, rounds_begin_together: bool = True) -> None:
+        """`matchmaking` is the averager's, whose next searches are changed.
+
+        Members of a round that do not begin it together, because each averages behind its own next epoch, do not give
+        it up together either: then nobody is late for the others, and they look for each other in the DHT.
+        """
         self._matchmaking, self._seconds = matchmaking, matchmaking.min_matchmaking_time
+        self._rounds_begin_together = rounds_begin_together
         self._group_size = matchmaking.target_group_size
         pause_seconds = min(LONGEST_PAUSE_SECONDS, self._seconds / LOOKS_PER_MATCHMAKING)
         self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds)
@@ -100,13 +105,17 @@ class GroupSearch:
             return
         own = self._matchmaking.peer_id
         num_others = len(self._members) - (own in self._members)
-        suspects = (self._silent | self._late) & frozenset(self._members) - {own}
+        suspects = self._silent | self._late if self._rounds_begin_together else self._silent
+        suspects &= frozenset(self._members) - {own}
         avoided = suspects if 2 * len(suspects) <= num_others else frozenset()
+        self._key_manager.avoid(avoided)
+        if not self._rounds_begin_together:
+            self._set_search(retry_seconds(self._seconds), self._group_size)
+            return
         group = [member for member in self._members if member not in avoided]
         leaders = [member for member in group if member not in self._clients]
         above = leaders[: leaders.index(own)] if own in leaders else leaders
         seconds = retry_seconds(self._seconds)
-        self._key_manager.avoid(avoided)
         self._key_manager.meet_again(above, FOLLOWERS_PATIENCE * seconds)
         self._set_search(FOLLOWERS_PATIENCE * seconds if above else seconds, len(group))
 

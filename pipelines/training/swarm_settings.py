@@ -79,6 +79,7 @@ def averager_options(run: TrainingRun) -> dict[str, Any]:
         min_group_size=2,
         rule=aggregation_rule(run),
         min_share_averaged=run.min_share_averaged,
+        rounds_begin_together=not run.delay_gradient_averaging,
     )
 
 

@@ -50,21 +50,21 @@ def test_what_is_found_is_what_others_have_declared_but_for_those_to_be_avoided(
     assert found_then == []
 
 
-async def make_search(dht):
+async def make_search(dht, rounds_begin_together=True):
     matchmaking = Matchmaking(
         await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix="search",
         target_group_size=None, min_group_size=2, min_matchmaking_time=2.0, request_timeout=0.5, client_mode=False,
     )  # fmt: skip
-    return matchmaking, GroupSearch(matchmaking)
+    return matchmaking, GroupSearch(matchmaking, rounds_begin_together)
 
 
 OTHERS = MEMBERS[1:]
 """All members but the first, which is this peer wherever a search is made."""
 
 
-async def make_own_search(dht, own=0):
+async def make_own_search(dht, own=0, rounds_begin_together=True):
     """Return the search of one of the members, which the real peer is called here."""
-    matchmaking, search = await make_search(dht)
+    matchmaking, search = await make_search(dht, rounds_begin_together)
     matchmaking.peer_id = MEMBERS[own]
     return matchmaking, search
 
@@ -150,6 +150,16 @@ def test_members_meet_again_under_the_first_in_their_order_who_can_lead(dht, own
     assert size == len(MEMBERS) - len(late) and former_size is None
     assert (seconds == retry_seconds(2.0)) == (not asked), "followers look longer than their leader"
     assert found_in_the_next_round == []
+
+
+def test_members_that_did_not_begin_a_round_together_look_for_each_other_in_the_dht(dht):
+    async def meet():
+        matchmaking, search = await make_own_search(dht, own=2, rounds_begin_together=False)
+        search.meet_again(MEMBERS, late=MEMBERS[:1])
+        seconds, size = matchmaking.potential_leaders.min_matchmaking_time, matchmaking.target_group_size
+        return await look(matchmaking.group_key_manager), set(search.avoided), seconds, size
+
+    assert asyncio.run(meet()) == ([], set(), retry_seconds(2.0), None)
 
 
 def test_a_group_that_meets_again_does_not_wait_for_its_declaration(dht):
