@@ -8,7 +8,9 @@ import typer
 
 def doctor(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
-    micro_batch_size: Annotated[int, typer.Option(help="Samples per local step that memory is judged for.")] = 4,
+    micro_batch_size: Annotated[
+        str, typer.Option(help="Samples per local step that memory is judged for; auto: 1, which join can begin with.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     client_mode: Annotated[bool, typer.Option("--client-mode", help="As a peer that accepts no connections.")] = False,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
@@ -36,10 +38,11 @@ def doctor(
     """
     from pipelines.command_line import peers
     from pipelines.command_line.peer_events import EventFile
+    from pipelines.command_line.setting_options import number_or_auto
     from pipelines.training.peer_options import PeerOptions
 
     options = PeerOptions(
-        micro_batch_size=micro_batch_size,
+        micro_batch_size=number_or_auto("--micro-batch-size", micro_batch_size),
         device=device,
         host_addresses=tuple(host or PeerOptions.host_addresses),
         announce_addresses=tuple(announce or ()),

@@ -50,12 +50,13 @@ def join(
     """
     from pipelines.command_line import peers
     from pipelines.command_line.peer_events import EventFile
+    from pipelines.command_line.setting_options import number_or_auto
     from pipelines.training.peer_options import PeerOptions
 
     options = PeerOptions(
-        micro_batch_size=_number_or_auto("--micro-batch-size", micro_batch_size),
+        micro_batch_size=number_or_auto("--micro-batch-size", micro_batch_size),
         device=device,
-        num_devices=_number_or_auto("--num-devices", num_devices),
+        num_devices=number_or_auto("--num-devices", num_devices),
         precision=precision,
         compile=compile_,
         use_relay=relay,
@@ -71,12 +72,3 @@ def join(
         max_epochs=max_epochs,
     )
     peers.run_training_peer(repository, options, events=EventFile(events, step_seconds=event_seconds))
-
-
-def _number_or_auto(option: str, text: str) -> int | None:
-    if text == "auto":
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"{option} is {text!r}; expected auto or a whole number.") from error

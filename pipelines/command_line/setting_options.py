@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: settings of a run on the command line."""
+"""Options whose text is more than one plain value: `--set NAME=VALUE`, settings of a run, and numbers or `auto`."""
 
 import json
 from collections.abc import Sequence
@@ -12,6 +12,20 @@ def parse_settings(texts: Sequence[str] | None) -> dict[str, Any]:
         ValueError: one of them is not NAME=VALUE.
     """
     return dict(_parse_setting(text) for text in texts or ())
+
+
+def number_or_auto(option: str, text: str) -> int | None:
+    """Return the value of an option that is a whole number or, for None, `auto`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{option} is {text!r}; expected auto or a whole number.") from error
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:

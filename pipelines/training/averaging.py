@@ -79,6 +79,7 @@ class CountsRounds:
         self._num_attempts_left = 0
         self._control: StepControl | None = None
         self._search: GroupSearch | None = None
+        self._epoch: int | None = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -128,10 +129,15 @@ class CountsRounds:
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         step.wait_for_cancel = partial(until_cancelled, step)
         self._search = self._search or GroupSearch(self._matchmaking, self._rounds_begin_together)
+        self._search.average_epoch(self._epoch)
         self._search.begin()
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)
+
+    async def _average_epoch(self, epoch: int | None) -> None:
+        """From the next step on, meet only those that average the same epoch's values; None: whoever looks."""
+        self._epoch = epoch
 
     async def _run_allreduce_inplace_(
         self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any

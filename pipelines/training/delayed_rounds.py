@@ -2,16 +2,17 @@
 
 hivemind looks for the group of the next round while the last one may be going on. After a round that not all had, some
 look for the group of that round again and others for that of the next: they form one group, average gradients of
-different parameters, and the swarm comes apart (seen in a swarm of four, whose epochs lasted 4 s).
+different parameters, and the swarm comes apart (seen in a swarm of four, whose epochs lasted 4 s). Here a peer looks
+for one group at a time, and finds only peers that average the gradients of the same epoch.
 """
 
 import concurrent.futures
 from typing import Any
 
-from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.utils import get_dht_time
+from hivemind.averaging.control import StepControl
 
-from pipelines.training.missed_rounds import MissedRoundError, leave_round, stop_looking
+from pipelines.training.gradient_averager import SwarmGradientAverager
+from pipelines.training.missed_rounds import MissedRoundError, leave_round
 from pipelines.training.training_run import TrainingRun
 
 
@@ -19,27 +20,17 @@ class DelaysRounds:
     """Mixed into `hivemind.Optimizer`, before it. Set `run` before its constructor."""
 
     run: TrainingRun
+    grad_averager: SwarmGradientAverager
     scheduled_grads: StepControl | None
     has_missed_a_round = False
     """Whether the others have had a round that this peer has not; it is to take over their state."""
 
     def _maybe_schedule_gradient_averaging(self) -> None:
+        if self.run.delay_gradient_averaging:
+            self.grad_averager.epoch_to_average = self.local_epoch
         former = self.scheduled_grads
         if former is None or not former.triggered or former.done():
             super()._maybe_schedule_gradient_averaging()
-        elif self._is_past(former):
-            self.has_missed_a_round = True  # before the thread hears of it that waits for the round
-            self.has_missed_a_round = stop_looking(former)
-
-    def _is_past(self, former: StepControl) -> bool:
-        """Return whether the others have had that round by now, without this peer, and look for the next one's group.
-
-        They look for it before their epoch ends; they had that round if there was time for two searches of its group.
-        """
-        now = get_dht_time()
-        has_group = former.began_allreduce or former.stage != AveragingStage.LOOKING_FOR_GROUP
-        ends_soon = self.tracker.estimated_next_update_time - now <= self.matchmaking_time
-        return not has_group and ends_soon and now > former.scheduled_time + self.matchmaking_time
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if self.run.delay_gradient_averaging:

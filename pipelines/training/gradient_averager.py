@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import PeerID
 
@@ -17,6 +18,9 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
     notices_replays = True
     answers_are_averages = True
     may_be_skipped = False
+    epoch_to_average: int | None = None
+    """Of the gradients of the next round, if it is to be only with peers that say the same; see `PacedKeyManager`."""
+
     _rpc_handlers = _stub_type = None  # hivemind caches these per class and would hand out the parent's
 
     def __init__(
@@ -32,6 +36,11 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
         self._num_earlier_samples = 0.0  # of earlier epochs, as far as they count still; their gradients are kept too
         self._expected_weights: dict[bytes, float] = {}
         super().__init__(*args, **kwargs)
+
+    def schedule_step(self, *args: Any, **kwargs: Any) -> StepControl:
+        """See `GradientAverager.schedule_step`."""
+        self._outer_pipe.send(("_average_epoch", [self.epoch_to_average], {}))
+        return super().schedule_step(*args, **kwargs)
 
     def step(self, weight: float | None = None, reset_accumulators: bool = True, **kwargs: Any) -> Any:
         """See `GradientAverager.step`."""

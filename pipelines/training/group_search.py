@@ -60,6 +60,10 @@ class GroupSearch:
         """Peers in whose group this one does not want to be now."""
         return self._key_manager.avoided
 
+    def average_epoch(self, epoch: int | None) -> None:
+        """The next searches are for a round of this epoch's values; see `PacedKeyManager.epoch`."""
+        self._key_manager.epoch = epoch
+
     def begin(self) -> None:
         """The next search is the first one for a round, or a group has been found."""
         self._silent = self._late = self._clients = frozenset()
@@ -131,10 +135,17 @@ class PacedKeyManager(GroupKeyManager):
     def __init__(self, former: GroupKeyManager, pause_seconds: float) -> None:
         super().__init__(former.dht, former.prefix, former.group_bits, former.target_group_size)
         self.avoided: frozenset[PeerID] = frozenset()
+        self.epoch: int | None = None
+        """Only those meet who say the same of the values that they average; None is said by all others."""
         self._pause_seconds, self._next_look = pause_seconds, 0.0
         self._leaders: tuple[PeerID, ...] = ()
         self._meets_until = 0.0
         self._declarations: set[asyncio.Future] = set()
+
+    @property
+    def current_key(self) -> str:
+        """See `GroupKeyManager`: a leader refuses those who look under another key."""
+        return super().current_key if self.epoch is None else f"{self.prefix}_{self.epoch}.0b{self.group_bits}"
 
     def avoid(self, peers: Collection[PeerID]) -> None:
         """Leave out these peers, and no others, from the next look on, which need not be waited for."""

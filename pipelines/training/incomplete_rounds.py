@@ -12,6 +12,7 @@ from hivemind.utils import MPFuture
 
 from pipelines.training.averaging_figures import AveragingRound
 from pipelines.training.peer_metrics import SwarmRecords
+from pipelines.training.state_hand_off import NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,15 @@ class MendsIncompleteRounds:
     @average_state_every.setter
     def average_state_every(self, epochs: int) -> None:
         self._regular_every = epochs
+
+    def stays_behind(self) -> bool:
+        """Return whether this peer's parameters lack a step of the others, and no averaging of the state is near.
+
+        Near: before the peer would take the state over once more because it is outvoted.
+        """
+        epochs_to_averaging = self._regular_every - self.local_epoch % self._regular_every
+        lacks_a_step = self.state_averager.state_epoch < self.local_epoch
+        return lacks_a_step and epochs_to_averaging > NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
 
     def _maybe_schedule_gradient_averaging(self) -> None:
         super()._maybe_schedule_gradient_averaging()

@@ -35,7 +35,8 @@ def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable
         except TimeoutError:
             if control.done():
                 raise  # the round's own
-        if control.stage == AveragingStage.LOOKING_FOR_GROUP and have_moved_on() and stop_looking(control):
+        # A group may be found while the question takes its time, and it is with this peer that they have moved on then.
+        if _is_looking(control) and have_moved_on() and _is_looking(control) and stop_looking(control):
             raise MissedRoundError("The others have averaged without this peer.")
     raise TimeoutError(f"The round was not over after {seconds:.0f} s.")
 
@@ -47,7 +48,7 @@ def leave_round(control: StepControl, tag_along: Callable[[StepControl], None]) 
     """
     if control.done():
         return
-    if control.stage != AveragingStage.LOOKING_FOR_GROUP or not stop_looking(control):
+    if not (_is_looking(control) and stop_looking(control)):
         tag_along(control)  # others count on this peer's part of the vector
 
 
@@ -60,6 +61,10 @@ async def until_cancelled(control: StepControl) -> None:
     await control._cancel
     while not control.done():
         await asyncio.sleep(SECONDS_BETWEEN_SIGNS)
+
+
+def _is_looking(control: StepControl) -> bool:
+    return control.stage == AveragingStage.LOOKING_FOR_GROUP
 
 
 def stop_looking(control: StepControl) -> bool:

@@ -246,8 +246,9 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
                 self.state_averager.local_epoch = self.tracker.global_epoch
             is_fresh = self.local_epoch <= first_epoch + MAX_STALENESS
             self.begin_epoch(keep_gradient=keep_gradient and is_fresh and not was_outvoted)
-        if self.has_missed_a_round and self.state_averager.state_epoch == first_state:
-            self._call_everybody(is_own=False)  # nobody had it to hand: this peer's parameters stay apart until then
+        nobody_had_it = self.has_missed_a_round and self.state_averager.state_epoch == first_state
+        if nobody_had_it or self.stays_behind():
+            self._call_everybody(is_own=False)  # this peer's parameters are apart until then
         self.has_missed_a_round = False
         self._count_failed_loads()
         return self.local_epoch >= self.tracker.global_epoch
@@ -275,11 +276,13 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
     def _have_others_moved_on(self) -> bool:
         """Look into the DHT, which the tracker does not while a round goes on.
 
-        Where averaging is delayed, they have ended the epoch after the one whose gradients are to be averaged.
+        Where averaging is delayed, their epochs say so only when the next one is over, but their states say it at once.
         """
         own = self.dht.peer_id.to_bytes()
         others = [peer.epoch for peer in self.records.progress() if peer.peer_id != own and not peer.client_mode]
-        return witnessed_epoch(others) > self.local_epoch
+        if witnessed_epoch(others) > self.local_epoch:
+            return True
+        return self.run.delay_gradient_averaging and self.hand_off.newest_epoch() >= self.local_epoch
 
     def shutdown(self) -> None:
         """Stop handing out the state, and all processes of this peer."""

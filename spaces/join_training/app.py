@@ -110,7 +110,8 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
                     log = gr.Textbox(
                         label="Log", lines=8, max_lines=14, interactive=False, autoscroll=True, elem_id="log"
                     )
-        quiet = dict(show_progress="hidden", concurrency_limit=16, api_name=False)
+        # Past the queue: a press that comes as the queue's stream closes is shown as a broken connection (Gradio 6.31).
+        quiet = dict(queue=False, show_progress="hidden", api_name=False)
         buttons = [check_button, start_button, pause_button, stop_button]
         gr.on(
             [interface.load, gr.Timer(1.0).tick],
@@ -145,7 +146,7 @@ def main() -> None:
     prepare_hub_client()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with JoinSession() as session:
-        build_interface(session, os.environ).queue(max_size=64).launch(css=PAGE_STYLE + STYLE + LAYOUT)
+        build_interface(session, os.environ).launch(css=PAGE_STYLE + STYLE + LAYOUT)
 
 
 if __name__ == "__main__":

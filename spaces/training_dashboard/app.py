@@ -25,7 +25,8 @@ SWARM_TAB, BOARD_TAB, CHECKPOINT_TAB, REEL_TAB = "Peers", "Leaderboard", "Checkp
 
 def build_interface(dashboard: Dashboard) -> gr.Blocks:
     """Return the page; it asks the dashboard again every few seconds."""
-    quiet = dict(show_progress="hidden", concurrency_limit=16, api_name=False)
+    # Past the queue: a look that begins as the queue's stream closes is shown as a broken connection (Gradio 6.31).
+    quiet = dict(queue=False, show_progress="hidden", api_name=False)
     with gr.Blocks(title=f"{dashboard.settings.run}: training dashboard") as interface:
         headline, notices = gr.HTML(), gr.HTML()
         with gr.Tab("Course"):

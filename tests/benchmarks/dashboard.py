@@ -191,9 +191,10 @@ def main() -> None:
     """Measure all, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="50 peers, 3000 epochs, two visits")
-    num_epochs, num_peers, repeats = (3_000, 50, 2) if parser.parse_args().quick else (30_000, 500, 5)
+    quick = parser.parse_args().quick
+    num_epochs, num_peers, repeats = (3_000, 50, 2) if quick else (30_000, 500, 5)
     rows = measure_drawing(num_epochs) + measure_page(num_epochs, num_peers, repeats)
-    print(f"written to {write_results('dashboard', rows)}")
+    print(f"written to {write_results('dashboard', rows, is_quick=quick)}")
 
 
 if __name__ == "__main__":

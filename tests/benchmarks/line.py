@@ -113,7 +113,7 @@ def main() -> None:
     if arguments.stream:
         stream(arguments.stream[0], Path(arguments.stream[1]))
         return
-    print(f"written to {write_results('line', measure_dataset(arguments.quick))}")
+    print(f"written to {write_results('line', measure_dataset(arguments.quick), is_quick=arguments.quick)}")
 
 
 if __name__ == "__main__":

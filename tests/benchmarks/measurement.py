@@ -49,18 +49,20 @@ def median_seconds(action: Callable[[], object], repeats: int, *, cpu: bool = Fa
     return statistics.median(durations)
 
 
-def write_results(name: str, rows: list[Row], *, is_whole: bool = True) -> Path:
+def write_results(name: str, rows: list[Row], *, is_whole: bool = True, is_quick: bool = False) -> Path:
     """Print the rows as a table and write them with a description of the machine; return the file.
 
-    If they are not the whole, those of a machine of the same kind that were not measured again stay.
+    If they are not the whole, those of a machine of the same kind that were not measured again stay. A quick look has
+    a folder of its own, because the README's figures are those of the files of full runs.
     """
     table = Table("case", "metric", "unit", "ours", "peer", "floor", "to peer", "to floor", title=name)
     for row in rows:
         values = row.to_json()
         table.add_row(row.case, row.metric, row.unit, *(_short(values[key]) for key in tuple(values)[3:]))
     Console(width=None if sys.stdout.isatty() else 150).print(table)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = RESULTS / "quick" if is_quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     machine = dict(
         cores=os.cpu_count(),
         threads=torch.get_num_threads(),

@@ -90,7 +90,7 @@ def main() -> None:
             peer=step.activations / 1e9)
         for name, settings, estimate, step in found
     ]  # fmt: skip
-    print(f"written to {write_results('memory_estimate', rows)}")
+    print(f"written to {write_results('memory_estimate', rows, is_quick=quick)}")
     if not quick:
         text = DOCUMENT.read_text(encoding="utf-8").partition(HEAD)[0]
         rule = "|" + " --- |" * HEAD.count(" | ") + " --- |\n"

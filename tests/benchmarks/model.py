@@ -48,7 +48,7 @@ def main() -> None:
                 rows += measure_gpu(case, arguments.peak_tflops or peak_tflops(), console.log)
     except LossesDiffer as error:
         sys.exit(str(error))
-    print(f"written to {write_results('model', rows, is_whole=arguments.case is None)}")
+    print(f"written to {write_results('model', rows, is_whole=arguments.case is None, is_quick=arguments.quick)}")
 
 
 if __name__ == "__main__":

@@ -144,9 +144,10 @@ def main() -> None:
     """Train, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps, as in the test")
-    arguments = parser.parse_args()
+    quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    print(f"written to {write_results('robust_aggregation', run(QUICK_STEPS if arguments.quick else 1500))}")
+    rows = run(QUICK_STEPS if quick else 1500)
+    print(f"written to {write_results('robust_aggregation', rows, is_quick=quick)}")
 
 
 if __name__ == "__main__":

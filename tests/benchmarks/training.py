@@ -163,7 +163,7 @@ def main() -> None:
                 rows.append(row)
         is_whole = len(arguments.case) == len(CASES)
     finally:  # what was measured before something failed is kept
-        print(f"written to {write_results('training', rows, is_whole=is_whole)}")
+        print(f"written to {write_results('training', rows, is_whole=is_whole, is_quick=arguments.quick)}")
 
 
 if __name__ == "__main__":

@@ -148,9 +148,16 @@ def test_a_port_that_is_taken_is_named_and_not_mistaken_for_a_swarm_that_is_down
     assert "--host /ip4/0.0.0.0/tcp/PORT" in line
 
 
-def test_a_bad_option_is_refused_before_anything_starts(commands, without_address):
-    line = the_line(commands.run("join", without_address, "--micro-batch-size", "0"))
-    assert "micro_batch_size is 0; expected at least 1." in line
+@pytest.mark.parametrize("command", ["join", "doctor"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0", "micro_batch_size is 0; expected at least 1."),
+        ("many", "--micro-batch-size is 'many'; expected auto or a whole number."),
+    ],
+)
+def test_a_bad_option_is_refused_before_anything_starts(commands, without_address, command, value, said):
+    assert said in the_line(commands.run(command, without_address, "--micro-batch-size", value))
 
 
 def wait_for_line(path, process, log, seconds=150):

@@ -124,10 +124,16 @@ def donate(run, dht, settings, events):
 
 
 def probe(run, dht, settings, events):
-    """Ask the peers that the test names for their state, whatever the votes say."""
-    averager, limits = start_averager(run, dht, "honest"), hand_off_limits(run).download
+    """Ask the peers that the test names for their state, whatever the votes say, or wait until they offer one."""
+    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id)
+    limits = hand_off_limits(run).download
     write_event(events, event="ready", addresses=visible_addresses(dht))
     for order in orders_in(Path(settings["orders"])):
+        if "await_offers_of" in order:
+            wanted = set(order["await_offers_of"])
+            wait_until(lambda wanted=wanted: wanted <= {claim.peer_id for claim in records.states().values()})
+            write_event(events, event="offers_found")
+            continue
         try:
             averager.download(**order, limits=limits, total_seconds=20.0, show=lambda done, of: None)
             write_event(events, event="probed", donor=order["donors"][0], got=True, moved_on=[])

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 import pytest
-from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.averaging.key_manager import GroupKeyManager, is_valid_group
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
@@ -48,6 +48,23 @@ def test_what_is_found_is_what_others_have_declared_but_for_those_to_be_avoided(
     expiration, found, found_then = asyncio.run(declare_and_look())
     assert found == [(dht.peer_id, expiration)]
     assert found_then == []
+
+
+def test_who_averages_another_epochs_values_is_not_found(dht):
+    async def declare_for_one_epoch_and_look_for_it_and_another():
+        _, search = await make_search(dht)
+        manager = search._key_manager
+        search.average_epoch(7)
+        key = manager.current_key
+        await manager.declare_averager(key, dht.peer_id, get_dht_time() + 60.0)
+        found = await look(manager)
+        search.average_epoch(8)
+        search.begin()
+        return key, found, manager.current_key, await look(manager)
+
+    key, found, next_key, found_then = asyncio.run(declare_for_one_epoch_and_look_for_it_and_another())
+    assert is_valid_group(key) and is_valid_group(next_key) and key != next_key
+    assert [peer for peer, _ in found] == [dht.peer_id] and found_then == []
 
 
 async def make_search(dht, rounds_begin_together=True):

@@ -47,6 +47,18 @@ def test_a_group_that_is_found_while_its_search_is_given_up_is_waited_for(contro
     assert control.result() == {}
 
 
+def test_a_group_that_is_found_while_the_others_are_asked_is_waited_for(control):
+    control.stage = AveragingStage.LOOKING_FOR_GROUP
+
+    def have_moved_on():
+        control.stage = AveragingStage.RUNNING_ALLREDUCE
+        threading.Timer(0.6, control.set_result, args=({},)).start()
+        return True  # with this peer
+
+    wait_for_round(control, 30.0, have_moved_on)
+    assert control.result() == {}
+
+
 def test_a_search_ends_when_the_step_is_cancelled_and_not_at_the_message_that_comes_before():
     async def cancel_step_by_step():
         control = make_control()  # of this loop, as in the averager's process

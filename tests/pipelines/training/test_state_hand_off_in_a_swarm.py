@@ -41,12 +41,14 @@ class HandOff:
     def start_newcomer(self, name):
         return self.swarm.start(name, "state_peer.py", role="newcomer", checkpoint=str(self.folder / "checkpoint"))
 
-    def probe_state_of(self, peer_id):
-        """Ask a peer for the state, and return what came of it."""
-        order = dict(donors=[peer_id], digest=self.ready["one"]["digest"], epoch=EPOCH)
-        num_before = len(self.probe.events("probed"))
+    def tell_probe(self, **order):
         with (self.folder / "orders").open("a", encoding="utf-8") as orders:
             orders.write(json.dumps(order) + "\n")
+
+    def probe_state_of(self, peer_id):
+        """Ask a peer for the state, and return what came of it."""
+        num_before = len(self.probe.events("probed"))
+        self.tell_probe(donors=[peer_id], digest=self.ready["one"]["digest"], epoch=EPOCH)
         while len(self.probe.events("probed")) == num_before:
             assert self.probe.process.poll() is None, self.probe.log()
             time.sleep(0.05)
@@ -109,6 +111,9 @@ def test_when_no_honest_donor_is_left_the_checkpoint_is_taken(hand_off):
     for peer in hand_off.swarm.peers:
         if peer.name not in ("probe", "nan", "stranger"):
             peer.kill()
+    # The nodes that kept their records may have died with the others; records are renewed.
+    hand_off.tell_probe(await_offers_of=sorted(hand_off.peer_ids("nan", "stranger")))
+    hand_off.probe.wait_for("offers_found")
     newcomer = hand_off.start_newcomer("last")
     ready = newcomer.wait_for("ready")
     assert (ready["source"], ready["epoch"]) == ("checkpoint", EPOCH)
