@@ -21,6 +21,10 @@ for folder in FOLDERS:
 # under test must hear it wherever the tests are started from.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# hivemind's futures ask for the event loop of the thread that makes them. A main thread that never said which it has is
+# given one, which nobody closes: a warning, in whichever test runs when it is collected.
+asyncio.set_event_loop(None)
+
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory):
@@ -32,17 +36,7 @@ def hub(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def closed_event_loop():
-    """Close the event loop that hivemind makes in this thread for its futures; one that nobody closes is a warning."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    asyncio.set_event_loop(None)
-    loop.close()
-
-
-@pytest.fixture(scope="module")
-def dht(closed_event_loop):
+def dht():
     """Yield a DHT node without others."""
     from pipelines.training.authorized_dht import SwarmDHT
 

@@ -7,7 +7,7 @@ import psutil
 from pipelines.training.authorized_dht import SwarmDHT
 
 
-def test_a_node_whose_parent_ends_in_the_middle_of_a_call_ends_without_an_error(closed_event_loop):
+def test_a_node_whose_parent_ends_in_the_middle_of_a_call_ends_without_an_error():
     dht = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     daemons = psutil.Process(dht.pid).children(recursive=True)
     try:
