@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from hivemind.proto import averaging_pb2, runtime_pb2
 
+from pipelines.training.averaging_lanes import Lane
 from pipelines.training.averaging_runner import TrustedAllReduceRunner
 from pipelines.training.gradient_averager import SwarmGradientAverager
 
@@ -73,9 +74,9 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
         self._attack = attack
 
-    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _generate_input_for_peer(self, peer_index: int, lane: Lane) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
-        async for message in super()._generate_input_for_peer(peer_index):
+        async for message in super()._generate_input_for_peer(peer_index, lane):
             first = first or message
             if self._attack == Attack.REPLAYED:
                 message = first

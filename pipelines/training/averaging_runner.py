@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from hivemind.utils.asyncio import (
     attach_event_on_finished,
 )
 
+from pipelines.training.averaging_lanes import Lane, in_turn
 from pipelines.training.averaging_reducer import RobustPartReducer
 from pipelines.training.averaging_streams import first_messages, held_back, open_greeted
 from pipelines.training.robust_aggregation import AggregationRule
@@ -110,7 +111,8 @@ class TrustedAllReduceRunner(AllReduceRunner):
         # Copied, because the container forgets them when this peer has its result, and others may still wait.
         own_parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         self._own_part_infos = tuple(info for _, info in own_parts)
-        self._all_sent = tuple(asyncio.Event() for _ in self.ordered_peer_ids)
+        self._lanes = Lane.all_for(len(own_parts), self.group_size)
+        self._lanes_open: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
         self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
         recorded = recorded_weights or {}
         self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever came
@@ -180,20 +182,26 @@ class TrustedAllReduceRunner(AllReduceRunner):
             answer = await self._answer(average, part, part_index)
             yield await loop.run_in_executor(None, self._read, answer, part_index)
 
-    async def _answers(self, peer_id: PeerID, peer_index: int) -> AsyncIterator[torch.Tensor]:
+    def _answers(self, peer_id: PeerID, peer_index: int) -> AsyncGenerator[torch.Tensor, None]:
+        lanes = Lane.all_for(self.tensor_part_container.num_parts_by_peer[peer_index], self.group_size)
+        return in_turn([self._answers_of_lane(peer_id, peer_index, lane) for lane in lanes])
+
+    async def _answers_of_lane(
+        self, peer_id: PeerID, peer_index: int, lane: Lane
+    ) -> AsyncGenerator[torch.Tensor, None]:
         seconds = self.sender_timeout or SENDER_SECONDS
+        parts = self._parts_of_lane(peer_index, lane)
+        all_sent = asyncio.Event()
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
-            hello=averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=self.group_id),
-            messages=self._generate_input_for_peer(peer_index),
+            hello=_hello(self.group_id, lane),
+            messages=attach_event_on_finished(self._generate_input_for_peer(peer_index, lane), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
             seconds=seconds / OPENINGS_PER_TIMEOUT,
             attempts=2 * OPENINGS_PER_TIMEOUT,
         )
-        all_sent = self._all_sent[peer_index]
         if self.should_delay_results(self.peer_id):
             await all_sent.wait()
-        parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
         async for answer in amap_in_executor(
             self._check_answer,
             aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout),
@@ -218,21 +226,27 @@ class TrustedAllReduceRunner(AllReduceRunner):
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return answer
 
-    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        try:
-            async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
-                self._count_bytes(len(part.buffer))
-                await pass_bytes(self._upload_limit, len(part.buffer))
-                yield averaging_pb2.AveragingData(
-                    code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight
-                )
-        finally:
-            self._all_sent[peer_index].set()
+    def _parts_of_lane(self, peer_index: int, lane: Lane) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
+        parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
+        return tuple(parts[index] for index in lane.part_indices(len(parts)))
+
+    async def _generate_input_for_peer(self, peer_index: int, lane: Lane) -> AsyncIterator[averaging_pb2.AveragingData]:
+        container = self.tensor_part_container
+        async for part in amap_in_executor(
+            lambda part_and_info: container.compression.compress(*part_and_info),
+            as_aiter(*self._parts_of_lane(peer_index, lane)),
+            max_prefetch=container.prefetch,
+        ):
+            self._count_bytes(len(part.buffer))
+            await pass_bytes(self._upload_limit, len(part.buffer))
+            yield averaging_pb2.AveragingData(
+                code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight
+            )
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Greet a sender, take its parts and answer with what they come to together with the others'.
+        """Greet a sender, take the parts of one lane and answer with what they come to together with the others'.
 
         A stream that ends before its first part says nothing about the sender, who may open another one; one that ends
         later ends the sender's part in the round.
@@ -247,17 +261,20 @@ class TrustedAllReduceRunner(AllReduceRunner):
             first = await asyncio.wait_for(anext(stream), self.sender_timeout)
         except (StopAsyncIteration, TimeoutError):
             return
-        if sender in self.active_senders | self.banned_senders:
-            if sender in self.active_senders:
+        lane, lanes_open = self._lanes[_lane_number(hello)], self._lanes_open[sender]
+        if lane.number in lanes_open or sender in self.banned_senders:
+            if lane.number in lanes_open:
                 self._name(sender, Offence.REPLAYED)
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        self.active_senders.add(sender)
+        lanes_open.add(lane.number)
+        if len(lanes_open) == len(self._lanes):
+            self.active_senders.add(sender)
         if len(self.active_senders) == len(self.sender_peer_ids):
             self.all_senders_started.set()
         all_received = asyncio.Event()
         parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
-        answers = self._accumulate_parts_streaming(parts, self.sender_peer_ids.index(sender))
+        answers = self._answers_to_lane(parts, self.sender_peer_ids.index(sender), lane)
         if self.should_delay_results(sender):
             answers = held_back(answers, all_received)
         try:
@@ -273,23 +290,27 @@ class TrustedAllReduceRunner(AllReduceRunner):
             if context.remote_id in self.ordered_peer_ids:
                 self._name(context.remote_id, Offence.NOT_A_SENDER)
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        if _lane_number(hello) not in range(len(self._lanes)):
+            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         return self._check_reasons_to_reject(hello, context)
 
-    async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
+    async def _answers_to_lane(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, lane: Lane
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Aggregate a sender's parts and answer in the run's own codec."""
-        sender, reducer, part_index = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
+        """Aggregate the parts of a sender's lane and answer in the run's own codec."""
+        sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
+        part_indices = lane.part_indices(reducer.num_parts)
         try:
             async for received in amap_in_executor(
-                partial(self._check_input, sender),
+                partial(self._check_input, sender, part_indices),
                 aenumerate(aiter_with_timeout(stream, self.sender_timeout)),
                 max_prefetch=self.tensor_part_container.prefetch,
             ):
+                part_index = part_indices[num_answered]
                 average = await reducer.accumulate_part(sender_index, part_index, received.part, received.weight)
                 answer = await self._answer(average, received.part, part_index)
                 self._count_bytes(len(answer.buffer))
-                part_index += 1
+                num_answered += 1
                 yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=answer)
         except (PartRefusedError, BannedException) as error:
             if isinstance(error, PartRefusedError):
@@ -297,17 +318,19 @@ class TrustedAllReduceRunner(AllReduceRunner):
             await self._ban_sender(sender)  # at once: the others wait for this sender's part
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         finally:
-            if part_index != reducer.num_parts:
+            if num_answered != len(part_indices):
                 await self._ban_sender(sender)
 
-    def _check_input(self, sender: PeerID, numbered_message: tuple[int, averaging_pb2.AveragingData]) -> _Received:
+    def _check_input(
+        self, sender: PeerID, part_indices: range, numbered_message: tuple[int, averaging_pb2.AveragingData]
+    ) -> _Received:
         """Return a sender's part and weight; runs in a thread. Raises PartRefusedError."""
-        part_index, message = numbered_message
-        if part_index >= self.tensor_part_reducer.num_parts:
+        number, message = numbered_message
+        if number >= len(part_indices):
             raise PartRefusedError(Offence.REPLAYED, "more parts than the vector has")
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise PartRefusedError(Offence.BAD_WEIGHT, f"weight {message.weight}")
-        part = self._read(message.tensor_part, part_index)
+        part = self._read(message.tensor_part, part_indices[number])
         if part.any():
             if message.weight == 0:
                 self._name(sender, Offence.NO_WEIGHT)
@@ -352,6 +375,16 @@ class TrustedAllReduceRunner(AllReduceRunner):
 
     def _name(self, peer_id: PeerID, offence: Offence) -> None:
         self.offences.add((peer_id, offence))
+
+
+def _hello(group_id: bytes, lane: Lane) -> averaging_pb2.AveragingData:
+    """Return the first message of a lane; its number is in a field of hivemind's that nobody reads."""
+    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([lane.number]))
+
+
+def _lane_number(hello: averaging_pb2.AveragingData) -> int:
+    """Return the lane that a hello names, or -1 for one that names none."""
+    return hello.peer_id[0] if len(hello.peer_id) == 1 else -1
 
 
 def _norm(part: torch.Tensor) -> float:

@@ -22,7 +22,6 @@ Message = TypeVar("Message")
 SECONDS_FOR_A_READER = 30.0
 """How long a writer stays for a reader that does not close the stream; readers of this project always do."""
 
-
 PAUSE_SECONDS = 0.25
 """Between two attempts to open a stream."""
 

@@ -27,7 +27,7 @@ from pipelines.training.training_run import TrainingRun
 from pipelines.training.wire_codec import averaging_compression
 
 SHAPES = ((300, 100), (20_000,), (77,))
-PART_BYTES = 2**14
+PART_BYTES = 2**12  # more than one lane to every reducer
 NUM_SAMPLES = 16
 NOISE = 0.2
 MAX_ATTEMPTS = 5

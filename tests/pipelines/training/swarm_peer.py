@@ -57,8 +57,8 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
     current_epochs.append(current_epoch)
 
     class StruckRunner(averaging.TrustedAllReduceRunner):
-        async def _generate_input_for_peer(self, peer_index):
-            async for message in super()._generate_input_for_peer(peer_index):
+        async def _generate_input_for_peer(self, peer_index, lane):
+            async for message in super()._generate_input_for_peer(peer_index, lane):
                 yield message
                 if current_epoch.value >= epoch and self._prefix.endswith(averager):
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
@@ -75,10 +75,10 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
     current_epochs.append(current_epoch)
 
     class DawdlingRunner(averaging.TrustedAllReduceRunner):
-        async def _generate_input_for_peer(self, peer_index):
+        async def _generate_input_for_peer(self, peer_index, lane):
             if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
                 await asyncio.sleep(seconds)
-            async for message in super()._generate_input_for_peer(peer_index):
+            async for message in super()._generate_input_for_peer(peer_index, lane):
                 yield message
 
     averaging.CountsRounds.runner_type = DawdlingRunner
