@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from pipelines.training.averaging_lanes import Lane
 from pipelines.training.averaging_runner import TrustedAllReduceRunner
 from pipelines.training.gradient_averager import SwarmGradientAverager
 
@@ -38,7 +37,7 @@ class Attack(StrEnum):
     """The true gradient times -1000."""
 
     CONSTANT = "constant"
-    """Every value 1, as if to push all parameters one way, at ten times the gradient's norm."""
+    """Values from 1 to 2, as if to push all parameters one way, at fifteen times the gradient's norm."""
 
     DELAYED = "delayed"
     """The gradient of two rounds ago."""
@@ -59,7 +58,10 @@ VALUE_ATTACKS = {
     Attack.HUGE_WEIGHT: lambda own, earlier: earlier,
     Attack.NO_WEIGHT: lambda own, earlier: torch.full_like(own, 1e30),
     Attack.LIAR: lambda own, earlier: LIE_FACTOR * own,
-    Attack.CONSTANT: lambda own, earlier: torch.full_like(own, 10 * float(own.square().mean().sqrt())),
+    # Not the same value everywhere: parts that equal each other are noticed as repetitions.
+    Attack.CONSTANT: lambda own, earlier: (
+        10 * own.square().mean().sqrt() * torch.linspace(1.0, 2.0, own.numel()).view_as(own)
+    ),
     Attack.DELAYED: lambda own, earlier: earlier,
 }
 """What is sent instead of one's own tensor; `earlier` is the tensor of two rounds ago."""
@@ -74,7 +76,7 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
         self._attack = attack
 
-    async def _generate_input_for_peer(self, peer_index: int, lane: Lane) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
         async for message in super()._generate_input_for_peer(peer_index, lane):
             first = first or message

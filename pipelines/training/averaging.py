@@ -22,6 +22,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
 from pipelines.training.averaging_figures import AveragingRound, SharedFigures
+from pipelines.training.averaging_lanes import PART_BYTES
 from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner
 from pipelines.training.averaging_streams import until_reader_closes
 from pipelines.training.finite_values import is_finite
@@ -80,7 +81,7 @@ class CountsRounds:
         self._control: StepControl | None = None
         self._search: GroupSearch | None = None
         self._epoch: int | None = None
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"part_size_bytes": PART_BYTES, **kwargs})
 
     @property
     def last_round(self) -> AveragingRound:

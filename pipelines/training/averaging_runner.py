@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from hivemind.utils.asyncio import (
     attach_event_on_finished,
 )
 
-from pipelines.training.averaging_lanes import Lane, in_turn
+from pipelines.training.averaging_lanes import Lanes, in_turn
 from pipelines.training.averaging_reducer import RobustPartReducer
 from pipelines.training.averaging_streams import first_messages, held_back, open_greeted
 from pipelines.training.robust_aggregation import AggregationRule
@@ -111,7 +111,11 @@ class TrustedAllReduceRunner(AllReduceRunner):
         # Copied, because the container forgets them when this peer has its result, and others may still wait.
         own_parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
         self._own_part_infos = tuple(info for _, info in own_parts)
-        self._lanes = Lane.all_for(len(own_parts), self.group_size)
+        self._lanes_by_reducer = tuple(
+            Lanes.deal([part.numel() for part, _ in parts], self.group_size)
+            for parts in self.tensor_part_container._input_parts_by_peer
+        )
+        self._lanes = self._lanes_by_reducer[self.ordered_peer_ids.index(self.peer_id)]
         self._lanes_open: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
         self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
         recorded = recorded_weights or {}
@@ -183,12 +187,10 @@ class TrustedAllReduceRunner(AllReduceRunner):
             yield await loop.run_in_executor(None, self._read, answer, part_index)
 
     def _answers(self, peer_id: PeerID, peer_index: int) -> AsyncGenerator[torch.Tensor, None]:
-        lanes = Lane.all_for(self.tensor_part_container.num_parts_by_peer[peer_index], self.group_size)
-        return in_turn([self._answers_of_lane(peer_id, peer_index, lane) for lane in lanes])
+        lanes = self._lanes_by_reducer[peer_index]
+        return in_turn([self._answers_of_lane(peer_id, peer_index, lane) for lane in lanes.numbers], lanes.of_parts)
 
-    async def _answers_of_lane(
-        self, peer_id: PeerID, peer_index: int, lane: Lane
-    ) -> AsyncGenerator[torch.Tensor, None]:
+    async def _answers_of_lane(self, peer_id: PeerID, peer_index: int, lane: int) -> AsyncGenerator[torch.Tensor, None]:
         seconds = self.sender_timeout or SENDER_SECONDS
         parts = self._parts_of_lane(peer_index, lane)
         all_sent = asyncio.Event()
@@ -226,11 +228,12 @@ class TrustedAllReduceRunner(AllReduceRunner):
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return answer
 
-    def _parts_of_lane(self, peer_index: int, lane: Lane) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
-        parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
-        return tuple(parts[index] for index in lane.part_indices(len(parts)))
+    def _parts_of_lane(self, peer_index: int, lane: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
+        parts = self.tensor_part_container._input_parts_by_peer[peer_index]  # none when the round is over
+        of_parts = self._lanes_by_reducer[peer_index].of_parts
+        return tuple(part for part, of_part in zip(parts, of_parts, strict=False) if of_part == lane)
 
-    async def _generate_input_for_peer(self, peer_index: int, lane: Lane) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         container = self.tensor_part_container
         async for part in amap_in_executor(
             lambda part_and_info: container.compression.compress(*part_and_info),
@@ -261,14 +264,14 @@ class TrustedAllReduceRunner(AllReduceRunner):
             first = await asyncio.wait_for(anext(stream), self.sender_timeout)
         except (StopAsyncIteration, TimeoutError):
             return
-        lane, lanes_open = self._lanes[_lane_number(hello)], self._lanes_open[sender]
-        if lane.number in lanes_open or sender in self.banned_senders:
-            if lane.number in lanes_open:
+        lane, lanes_open = _lane_of(hello), self._lanes_open[sender]
+        if lane in lanes_open or sender in self.banned_senders:
+            if lane in lanes_open:
                 self._name(sender, Offence.REPLAYED)
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        lanes_open.add(lane.number)
-        if len(lanes_open) == len(self._lanes):
+        lanes_open.add(lane)
+        if len(lanes_open) == len(self._lanes.numbers):
             self.active_senders.add(sender)
         if len(self.active_senders) == len(self.sender_peer_ids):
             self.all_senders_started.set()
@@ -290,16 +293,16 @@ class TrustedAllReduceRunner(AllReduceRunner):
             if context.remote_id in self.ordered_peer_ids:
                 self._name(context.remote_id, Offence.NOT_A_SENDER)
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        if _lane_number(hello) not in range(len(self._lanes)):
+        if _lane_of(hello) not in self._lanes.numbers:
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         return self._check_reasons_to_reject(hello, context)
 
     async def _answers_to_lane(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, lane: Lane
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, lane: int
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Aggregate the parts of a sender's lane and answer in the run's own codec."""
         sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
-        part_indices = lane.part_indices(reducer.num_parts)
+        part_indices = self._lanes.part_indices(lane)
         try:
             async for received in amap_in_executor(
                 partial(self._check_input, sender, part_indices),
@@ -322,7 +325,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
                 await self._ban_sender(sender)
 
     def _check_input(
-        self, sender: PeerID, part_indices: range, numbered_message: tuple[int, averaging_pb2.AveragingData]
+        self, sender: PeerID, part_indices: Sequence[int], numbered_message: tuple[int, averaging_pb2.AveragingData]
     ) -> _Received:
         """Return a sender's part and weight; runs in a thread. Raises PartRefusedError."""
         number, message = numbered_message
@@ -377,12 +380,12 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self.offences.add((peer_id, offence))
 
 
-def _hello(group_id: bytes, lane: Lane) -> averaging_pb2.AveragingData:
+def _hello(group_id: bytes, lane: int) -> averaging_pb2.AveragingData:
     """Return the first message of a lane; its number is in a field of hivemind's that nobody reads."""
-    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([lane.number]))
+    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([lane]))
 
 
-def _lane_number(hello: averaging_pb2.AveragingData) -> int:
+def _lane_of(hello: averaging_pb2.AveragingData) -> int:
     """Return the lane that a hello names, or -1 for one that names none."""
     return hello.peer_id[0] if len(hello.peer_id) == 1 else -1
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.chaos.hostile_peers import Attack, HostileGradientAverager
+from pipelines.training import averaging_lanes
 from pipelines.training.gradient_averager import SwarmGradientAverager
 from pipelines.training.peer_options import PeerOptions
 from pipelines.training.process_group import guard_process_group
@@ -27,7 +28,7 @@ from pipelines.training.training_run import TrainingRun
 from pipelines.training.wire_codec import averaging_compression
 
 SHAPES = ((300, 100), (20_000,), (77,))
-PART_BYTES = 2**12  # more than one lane to every reducer
+PART_BYTES = 2**11
 NUM_SAMPLES = 16
 NOISE = 0.2
 MAX_ATTEMPTS = 5
@@ -158,6 +159,7 @@ def fork_member(settings: dict) -> int:
 
 
 def main(settings: dict) -> None:
+    averaging_lanes.MIN_VALUES_PER_LANE = 1  # two lanes to every reducer, as for a long vector
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
     children = [fork_member(settings | dict(name=name)) for name in settings["members"]]
