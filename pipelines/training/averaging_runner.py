@@ -109,13 +109,13 @@ class TrustedAllReduceRunner(AllReduceRunner):
         # Counted as they leave: answers to slower peers go on after this peer's own result is complete.
         self._count_bytes, self._upload_limit = count_bytes, upload_limit
         # Copied, because the container forgets them when this peer has its result, and others may still wait.
-        own_parts = self.tensor_part_container._input_parts_by_peer[self.ordered_peer_ids.index(self.peer_id)]
-        self._own_part_infos = tuple(info for _, info in own_parts)
+        parts_by_reducer = self.tensor_part_container._input_parts_by_peer
+        own_index = self.ordered_peer_ids.index(self.peer_id)
+        self._own_part_infos = tuple(info for _, info in parts_by_reducer[own_index])
         self._lanes_by_reducer = tuple(
-            Lanes.deal([part.numel() for part, _ in parts], self.group_size)
-            for parts in self.tensor_part_container._input_parts_by_peer
+            Lanes.deal([part.numel() for part, _ in parts], self.group_size) for parts in parts_by_reducer
         )
-        self._lanes = self._lanes_by_reducer[self.ordered_peer_ids.index(self.peer_id)]
+        self._lanes = self._lanes_by_reducer[own_index]
         self._lanes_open: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
         self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
         recorded = recorded_weights or {}
@@ -229,9 +229,10 @@ class TrustedAllReduceRunner(AllReduceRunner):
         return answer
 
     def _parts_of_lane(self, peer_index: int, lane: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
-        parts = self.tensor_part_container._input_parts_by_peer[peer_index]  # none when the round is over
-        of_parts = self._lanes_by_reducer[peer_index].of_parts
-        return tuple(part for part, of_part in zip(parts, of_parts, strict=False) if of_part == lane)
+        parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
+        if not parts:  # the round is over
+            return ()
+        return tuple(parts[index] for index in self._lanes_by_reducer[peer_index].part_indices(lane))
 
     async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         container = self.tensor_part_container
