@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hub_tools.local_hub.consistency import check_consistency
+from hub_tools.local_hub.store.consistency import check_consistency
 from pipelines.training.contribution_files import read_contributions
 from pipelines.training.metrics_history import read_history_files
 

@@ -12,13 +12,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 
-from .accounts import Caller
+from ..protocol.client_paths import check_path_in_repository
+from ..protocol.hub_error import bad_request, entry_not_found
+from ..store.accounts import Caller
+from ..store.history import resolve_revision
+from ..store.lfs_files import is_deleted
+from ..store.repositories import readable_repository, writable_repository
+from ..store.storage import HubStorage
+from ..store.trees import find_entry, list_tree, paths_info, with_last_commits
 from .cards import CardError, front_matter
-from .client_paths import check_path_in_repository
-from .history import resolve_revision
-from .hub_error import bad_request, entry_not_found
-from .lfs_files import is_deleted
-from .repositories import readable_repository, writable_repository
 from .request_parts import (
     Address,
     CallerOf,
@@ -28,8 +30,6 @@ from .request_parts import (
     Storage,
     page_address,
 )
-from .storage import HubStorage
-from .trees import find_entry, list_tree, paths_info, with_last_commits
 
 router = APIRouter()
 API = "/api/{kind}/{namespace}/{name}"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import BinaryIO
 
+from ..protocol.client_paths import check_path_in_repository
+from ..protocol.hub_error import HubError, bad_request, entry_not_found, revision_not_found
 from .accounts import Caller
-from .client_paths import check_path_in_repository
 from .history import add_commit, find_reference, set_reference
-from .hub_error import HubError, bad_request, entry_not_found, revision_not_found
 from .object_store import ObjectStore
 from .repositories import Repository
 from .trees import git_blob_oid, lfs_pointer

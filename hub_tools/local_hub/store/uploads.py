@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from ..protocol.hub_error import forbidden
 from .accounts import Caller
-from .hub_error import forbidden
 from .object_store import ObjectStore
 from .repositories import Repository, may_read, repository_of_row
 

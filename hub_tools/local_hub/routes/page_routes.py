@@ -7,12 +7,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 
-from .accounts import Caller
-from .history import list_commits, resolve_revision
-from .repositories import list_repositories, readable_repository
+from ..store.accounts import Caller
+from ..store.history import list_commits, resolve_revision
+from ..store.repositories import list_repositories, readable_repository
+from ..store.storage import HubStorage
+from ..store.trees import entries_below, find_entry
 from .request_parts import CallerOf, RepositoryAddress, Storage, page_address
-from .storage import HubStorage
-from .trees import entries_below, find_entry
 
 router = APIRouter()
 COMMITS_SHOWN = 20

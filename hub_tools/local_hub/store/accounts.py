@@ -6,9 +6,9 @@ import sqlite3
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from .client_paths import check_namespace
+from ..protocol.client_paths import check_namespace
+from ..protocol.hub_error import HubError, bad_request, invalid_token, login_needed
 from .database import timestamp
-from .hub_error import HubError, bad_request, invalid_token, login_needed
 
 ROLES = ("read", "write", "admin")
 

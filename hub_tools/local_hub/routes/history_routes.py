@@ -7,9 +7,10 @@ import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from .accounts import Caller
-from .commits import apply_commit, commit_lines, read_commit_request
-from .history import (
+from ..protocol.hub_error import not_offered
+from ..store.accounts import Caller
+from ..store.commits import apply_commit, commit_lines, read_commit_request
+from ..store.history import (
     create_reference,
     delete_reference,
     list_commits,
@@ -17,8 +18,8 @@ from .history import (
     resolve_revision,
     squash_branch,
 )
-from .hub_error import not_offered
-from .repositories import readable_repository, writable_repository
+from ..store.repositories import readable_repository, writable_repository
+from ..store.storage import HubStorage
 from .request_parts import (
     Address,
     CallerOf,
@@ -29,7 +30,6 @@ from .request_parts import (
     endpoint_of,
     receive_body,
 )
-from .storage import HubStorage
 
 router = APIRouter(prefix="/api/{kind}/{namespace}/{name}")
 COMMITS_PER_PAGE = 100

@@ -8,11 +8,13 @@ import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from .accounts import Caller
-from .commits import SHA256_PATTERN
-from .hub_error import HubError, bad_request, not_offered
-from .object_store import digest_of_file, disk_full_as_answer
-from .repositories import Repository, writable_repository
+from ..protocol.hub_error import HubError, bad_request, not_offered
+from ..store.accounts import Caller
+from ..store.commits import SHA256_PATTERN
+from ..store.object_store import digest_of_file, disk_full_as_answer
+from ..store.repositories import Repository, writable_repository
+from ..store.storage import HubStorage
+from ..store.uploads import UploadGrant, grant_of_query, is_available, new_grant, record_upload
 from .request_parts import (
     CallerOf,
     HubSettings,
@@ -26,8 +28,6 @@ from .request_parts import (
     page_address,
     receive_body,
 )
-from .storage import HubStorage
-from .uploads import UploadGrant, grant_of_query, is_available, new_grant, record_upload
 
 router = APIRouter()
 NO_XET = "Xet storage. Switch it off in the client: set HF_HUB_DISABLE_XET=1"

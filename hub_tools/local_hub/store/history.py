@@ -6,9 +6,9 @@ import re
 import sqlite3
 from http import HTTPStatus
 
-from .client_paths import check_reference_name
+from ..protocol.client_paths import check_reference_name
+from ..protocol.hub_error import HubError, bad_request, revision_not_found
 from .database import timestamp
-from .hub_error import HubError, bad_request, revision_not_found
 from .repositories import Repository
 
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{7,40}")

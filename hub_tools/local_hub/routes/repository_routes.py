@@ -7,13 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from .accounts import Caller, check_can_write
-from .cards import card_of_commit, tags_of_card
-from .commits import GITATTRIBUTES, first_commit, store_small_file
-from .history import add_commit, copy_entries, find_reference, resolve_revision, set_reference
-from .hub_error import HubError, bad_request
-from .object_store import ObjectStore
-from .repositories import (
+from ..protocol.hub_error import HubError, bad_request
+from ..store.accounts import Caller, check_can_write
+from ..store.commits import GITATTRIBUTES, first_commit, store_small_file
+from ..store.history import add_commit, copy_entries, find_reference, resolve_revision, set_reference
+from ..store.object_store import ObjectStore
+from ..store.repositories import (
     Repository,
     change_settings,
     create_repository,
@@ -24,10 +23,11 @@ from .repositories import (
     wants_private,
     writable_repository,
 )
+from ..store.space_settings import apply_space_payload, copy_variables, forget_space, runtime_of
+from ..store.storage import HubStorage
+from ..store.trees import describe_file, entries_below
+from .cards import card_of_commit, tags_of_card
 from .request_parts import KINDS, Address, CallerOf, Decoded, JsonObject, Storage, endpoint_of
-from .space_settings import apply_space_payload, copy_variables, forget_space, runtime_of
-from .storage import HubStorage
-from .trees import describe_file, entries_below
 
 router = APIRouter()
 

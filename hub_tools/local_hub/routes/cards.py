@@ -5,8 +5,8 @@ import sqlite3
 
 import yaml
 
-from .object_store import ObjectStore
-from .trees import find_entry
+from ..store.object_store import ObjectStore
+from ..store.trees import find_entry
 
 FRONT_MATTER = re.compile(r"\A﻿?\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 MAX_CARD_BYTES = 4 << 20

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
-from .accounts import Caller, members_of, namespace_kind, organizations_of
-from .hub_error import HubError, login_needed
+from ..protocol.hub_error import HubError, login_needed
+from ..store.accounts import Caller, members_of, namespace_kind, organizations_of
 from .request_parts import CallerOf, Decoded, Storage, endpoint_of
 
 router = APIRouter()

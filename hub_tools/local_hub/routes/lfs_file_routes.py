@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from .hub_error import bad_request, not_offered
-from .lfs_files import delete_contents, list_contents
-from .repositories import readable_repository, writable_repository
+from ..protocol.hub_error import bad_request, not_offered
+from ..store.lfs_files import delete_contents, list_contents
+from ..store.repositories import readable_repository, writable_repository
 from .request_parts import Address, CallerOf, JsonObject, Storage
 
 router = APIRouter(prefix="/api/{kind}/{namespace}/{name}/lfs-files")

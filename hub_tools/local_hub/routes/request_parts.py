@@ -11,10 +11,10 @@ import anyio.to_thread
 from fastapi import Depends, Request
 from pydantic import AfterValidator
 
-from .accounts import Caller, caller_with_token
-from .hub_error import HTTPStatus, HubError, bad_request, invalid_token
-from .object_store import READ_BYTES
-from .storage import HubStorage
+from ..protocol.hub_error import HTTPStatus, HubError, bad_request, invalid_token
+from ..store.accounts import Caller, caller_with_token
+from ..store.object_store import READ_BYTES
+from ..store.storage import HubStorage
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 MAX_JSON_BYTES = 64 << 20

@@ -9,9 +9,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-from .client_paths import NAME_PATTERN
+from ..protocol.client_paths import NAME_PATTERN
+from ..protocol.hub_error import bad_request
 from .database import timestamp
-from .hub_error import bad_request
 from .repositories import Repository
 from .storage import HubStorage
 

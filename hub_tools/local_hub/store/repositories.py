@@ -4,10 +4,10 @@ import sqlite3
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from ..protocol.client_paths import check_name
+from ..protocol.hub_error import HubError, bad_request, not_offered, repository_not_found
 from .accounts import Caller, check_can_write, namespace_kind
-from .client_paths import check_name
 from .database import timestamp
-from .hub_error import HubError, bad_request, not_offered, repository_not_found
 
 TYPES = ("model", "dataset", "space")
 SPACE_SDKS = ("gradio", "streamlit", "docker", "static")

@@ -4,7 +4,7 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator
 
-from .hub_error import entry_not_found
+from ..protocol.hub_error import entry_not_found
 
 
 def git_blob_oid(content: bytes) -> str:

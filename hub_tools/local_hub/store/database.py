@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .hub_error import disk_full
+from ..protocol.hub_error import disk_full
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_SECONDS = 30

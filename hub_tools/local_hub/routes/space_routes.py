@@ -2,11 +2,10 @@
 
 from fastapi import APIRouter
 
-from .accounts import Caller
-from .hub_error import not_offered
-from .repositories import find_repository, readable_repository, writable_repository
-from .request_parts import CallerOf, Decoded, JsonObject, Storage
-from .space_settings import (
+from ..protocol.hub_error import not_offered
+from ..store.accounts import Caller
+from ..store.repositories import find_repository, readable_repository, writable_repository
+from ..store.space_settings import (
     NO_APP_STAGES,
     delete_setting,
     list_settings,
@@ -17,7 +16,8 @@ from .space_settings import (
     set_sleep_seconds,
     set_stage,
 )
-from .storage import HubStorage
+from ..store.storage import HubStorage
+from .request_parts import CallerOf, Decoded, JsonObject, Storage
 
 router = APIRouter(prefix="/api/spaces/{namespace}/{name}")
 
