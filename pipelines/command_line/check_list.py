@@ -11,7 +11,7 @@ from pipelines.command_line.peer_events import EventFile
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipelines.training.doctor.check_result import CheckResult
+    from pipelines.doctor.check_result import CheckResult
 
 MARKS = {
     "ok": "[green]ok[/green]",
@@ -35,7 +35,7 @@ def show_checks(
     """
     from rich.console import Console
 
-    from pipelines.training.doctor.check_result import exit_code
+    from pipelines.doctor.check_result import exit_code
 
     console = Console(stderr=as_json)
     results = []
@@ -65,7 +65,7 @@ def report_obstacles(console: "Console", repository: str, results: "Iterable[Che
     Raises:
         ValueError: one of them makes training impossible.
     """
-    from pipelines.training.doctor.examination import is_certain
+    from pipelines.doctor.examination import is_certain
 
     for result in results:
         if is_certain(result):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.training.finetuning_options import FinetuningOptions as Options
+from pipelines.finetuning.finetuning_options import FinetuningOptions as Options
 
 if TYPE_CHECKING:
-    from pipelines.training.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
+    from pipelines.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -73,7 +73,7 @@ def _finetune(options: Options, output: Path, names: tuple[str, str], **revision
 
     # peft imports bitsandbytes, which on some processors misses an optional library that nothing here uses.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    from pipelines.training import finetuned_folder, finetuning
+    from pipelines.finetuning import finetuned_folder, finetuning
 
     finetuned_folder.check_output(output)
     source = finetuning.find_source(*names, **revisions)
@@ -96,7 +96,7 @@ def _train(
     write: "Callable[[FinetuningProgress], object]",
 ) -> "tuple[FinetuningProgress, FinetuningProgress]":
     """Train to the end or to Ctrl-C, write now and then, and return the first and the newest step."""
-    from pipelines.training import finetuning
+    from pipelines.finetuning import finetuning
     from pipelines.training.image_code_stream import prefetched
 
     first = newest = None

@@ -40,9 +40,9 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
 
     from pipelines.command_line.check_list import report_obstacles
     from pipelines.command_line.peer_entry import admitted, stop_when_refused, who_may_join
+    from pipelines.doctor.examination import quick_checks
+    from pipelines.doctor.machine import raise_open_files
     from pipelines.torch_devices import torch_device
-    from pipelines.training.doctor.examination import quick_checks
-    from pipelines.training.doctor.machine import raise_open_files
     from pipelines.training.generation_watch import watching_generation
     from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
     from pipelines.training.pausing import pause_on_signals
@@ -174,8 +174,8 @@ def examine_machine(repository: str, options: PeerOptions, *, as_json: bool, str
     import dataclasses
 
     from pipelines.command_line.check_list import show_checks
+    from pipelines.doctor.examination import run_checks
     from pipelines.torch_devices import torch_device
-    from pipelines.training.doctor.examination import run_checks
 
     _start_logging()
     options = dataclasses.replace(options, device=torch_device(options.device))
@@ -192,7 +192,7 @@ def examine_run(repository: str, options: PeerOptions, *, as_json: bool, strict:
     """Print whether a run is set up so that it lasts, and leave with an exit code."""
     _become_worker()
     from pipelines.command_line.check_list import show_checks
-    from pipelines.training.doctor.run_examination import run_checklist
+    from pipelines.doctor.run_examination import run_checklist
 
     _start_logging()
     show_checks(

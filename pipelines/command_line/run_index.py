@@ -37,9 +37,9 @@ def index(
       dalle-collab run index my-org/birds --dataset ./shards --every 10 --output birds-index
     """
     from pipelines.generation.image_generation import load_codec_and_reranker
-    from pipelines.generation.stage_progress import stage_progress
     from pipelines.generation.training_index_building import build_training_index
     from pipelines.image_codes.dataset_shards import find_dataset
+    from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
     if private and publish is None:

@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.generation.clip_reranking import DEFAULT_CLIP, ClipReranker
+from pipelines.clip.clip_reranking import DEFAULT_CLIP, ClipReranker
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import TextToImage
-from pipelines.generation.stage_progress import OnProgress
+from pipelines.stage_progress import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)

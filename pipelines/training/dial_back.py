@@ -13,7 +13,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.doctor.dialling import Call, PeerAddress, call, parse_address
+from pipelines.doctor.dialling import Call, PeerAddress, call, parse_address
 
 MOST_ADDRESSES = 4
 CALL_SECONDS = 5.0

@@ -18,9 +18,9 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import dht_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from pipelines.doctor.dialling import Call, PeerAddress, call, parse_address
+from pipelines.doctor.swarm_finding import EntryFinding, SwarmFinding
 from pipelines.training.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
-from pipelines.training.doctor.dialling import Call, PeerAddress, call, parse_address
-from pipelines.training.doctor.swarm_finding import EntryFinding, SwarmFinding
 from pipelines.training.peer_options import PeerOptions
 
 STARTUP_TIMEOUTS = (15.0, 60.0, 180.0)

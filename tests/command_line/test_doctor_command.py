@@ -98,7 +98,7 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
     # The same probe and the same decision as the command's, on a machine whose clock stands 100 s ahead.
     import time
 
-    from pipelines.training.doctor.swarm_checks import check_clock, clock_sources
+    from pipelines.doctor.swarm_checks import check_clock, clock_sources
     from pipelines.training.peer_options import PeerOptions
     from pipelines.training.swarm_probe import probe_swarm
 

@@ -115,8 +115,8 @@ def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
 
 PRESS_ALL = """
 import json, os, runpy
-from pipelines.training.joining.join_session import JoinSession
-from pipelines.training.joining.join_view import JoinView
+from pipelines.pages.joining.join_session import JoinSession
+from pipelines.pages.joining.join_view import JoinView
 app = runpy.run_path("app.py")
 with JoinSession() as session:
     page = app["build_interface"](session, os.environ)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.training.doctor.dialling import Call
+from pipelines.doctor.dialling import Call
 
 
 @dataclass(frozen=True, kw_only=True)
