@@ -7,7 +7,7 @@ import httpx2
 
 from pipelines.doctor.check_result import CheckResult, fail, ok, warn
 from pipelines.doctor.hub_checks import USER_ERRORS, retried
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 SERVICE_SECONDS = 15.0
 """A Space that has slept takes a while to answer."""

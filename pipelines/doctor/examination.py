@@ -11,22 +11,23 @@ from typing import Any
 from huggingface_hub import get_token
 
 from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.admission.client import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
+from pipelines.admission.dht_gate import SwarmAuthorizer
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
 from pipelines.doctor.authorization_checks import check_authorization
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
-from pipelines.doctor.dialling import parse_address, port_objection
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs
-from pipelines.doctor.swarm_finding import SwarmFinding
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.authorized_dht import SwarmAuthorizer
-from pipelines.training.peer_admission import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.run_repository import read_processor, read_run
-from pipelines.training.swarm_probe import STARTUP_TIMEOUTS, probe_swarm
-from pipelines.training.training_run import TrainingRun
-from pipelines.training.wire_codec import averaging_compression, check_codec
+from pipelines.swarm.dialling import parse_address, port_objection
+from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
+from pipelines.swarm.probe_result import SwarmFinding
+from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.model import read_processor
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
 SECONDS_TO_SEEK_ADMISSION = 10.0

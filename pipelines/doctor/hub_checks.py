@@ -18,9 +18,9 @@ from hub_tools.one_line_errors import explain_error
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.doctor.check_result import CheckResult, fail, ok, warn
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.image_code_stream import Batch, dataset_layout, stream_batches
-from pipelines.training.run_creation import check_codec_fits, check_dataset_fits
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
+from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
 
 Value = TypeVar("Value")
 

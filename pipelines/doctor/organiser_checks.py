@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
-from pipelines.doctor.dialling import parse_address
-from pipelines.training.training_run import TrainingRun
+from pipelines.swarm.dialling import parse_address
+from pipelines.training.run.training_run import TrainingRun
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PAPERS_RATE, PAPERS_BATCH = 2.5e-3, 4096

@@ -6,8 +6,8 @@ from pipelines.doctor.machine_checks import PeerNeeds
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
 
 SHARED_BYTES_PER_PARAMETER = 8
 """float32 parameters and gradients of the offloaded optimizer lie in /dev/shm, where the averagers see them too."""

@@ -13,12 +13,13 @@ from huggingface_hub.errors import EntryNotFoundError
 from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
-from pipelines.training.checkpoints import load_training_state
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.run_repository import download_checkpoint, read_history, read_run_state
-from pipelines.training.swarm_settings import optimizer_parts
-from pipelines.training.training_peer import initial_model
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.metrics.history import read_history
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.run_repository import download_checkpoint, read_run_state
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.checkpoint_tensors import load_training_state
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 SPLITS = ("train", "validation", "test")
 

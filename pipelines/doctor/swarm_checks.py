@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
-from pipelines.doctor.dialling import parse_address
-from pipelines.doctor.swarm_finding import EntryFinding, SwarmFinding
+from pipelines.swarm.dialling import parse_address
+from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
 
 LARGEST_CLOCK_OFFSET = 3.0
 """hivemind refuses peers whose clocks differ by more (`MAX_DHT_TIME_DISCREPANCY_SECONDS`)."""

@@ -17,7 +17,7 @@ from transformers import get_linear_schedule_with_warmup
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.image_code_stream import Batch, dataset_layout, stream_batches
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
 
 LORA_MODULES = ("qkv", "output", "input")
 """The linear layers that all layers of a group share, so that one adapter serves all of them."""

@@ -34,7 +34,7 @@ from pipelines.pages.dashboard.charts import charts_html
 from pipelines.pages.dashboard.dashboard import run_charts
 from pipelines.pages.dashboard.history_columns import AXES, HistoryColumns
 from pipelines.pages.dashboard.hub_reading import HubView
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 ADDRESS = re.compile(r"Running on local URL:\s+(http://\S+)")
 RUN = "alice/large-run"

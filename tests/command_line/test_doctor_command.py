@@ -99,8 +99,8 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
     import time
 
     from pipelines.doctor.swarm_checks import check_clock, clock_sources
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.swarm_probe import probe_swarm
+    from pipelines.swarm.probe import probe_swarm
+    from pipelines.training.run.peer_options import PeerOptions
 
     options = PeerOptions(host_addresses=(LOOPBACK,), client_mode=True)
     finding = probe_swarm("any", [peers["one"], peers["two"]], options, now=lambda: time.time() + 100.0)

@@ -11,7 +11,7 @@ from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import StateVerdict
 from pipelines.pages.dashboard.text import counted
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 NUM_BEFORE = 50
 """Epochs with which the newest are compared."""

@@ -22,11 +22,11 @@ from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.swarm.swarm_process import SwarmReader, SwarmView
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 from pipelines.pages.dashboard.text import date
-from pipelines.training.epoch_tags import epoch_tag
-from pipelines.training.metrics_history import append_point
-from pipelines.training.schedule import learning_rate
-from pipelines.training.swarm_progress import EpochSummary, bounded_speeds
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.metrics.epoch_summary import EpochSummary, bounded_speeds
+from pipelines.training.metrics.history import append_point
+from pipelines.training.optimizers.schedule import learning_rate
+from pipelines.training.repository.epoch_tags import epoch_tag
+from pipelines.training.run.training_run import TrainingRun
 
 MAX_LIVE_POINTS = 5000
 """Epochs that are kept until the Hub has them."""

@@ -32,7 +32,7 @@ class HistoryColumns:
 
     @classmethod
     def from_points(cls, points: Sequence[Mapping[str, Any]], now: float) -> Self:
-        """Return the columns of points as `metrics_history` reads them; `now` is in seconds since 1970."""
+        """Return the columns of points as `metrics.history` reads them; `now` is in seconds since 1970."""
         rows = [[point[name] for name in COLUMNS] for point in points]
         table = np.array(rows, dtype=np.float64).reshape(len(points), len(COLUMNS))  # (points, columns)
         with np.errstate(invalid="ignore"):

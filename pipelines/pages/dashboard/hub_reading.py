@@ -13,14 +13,15 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.one_line_errors import explain_error
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
-from pipelines.training.contribution_files import read_contributions
-from pipelines.training.contributions import Contribution
-from pipelines.training.epoch_tags import tagged_epochs
-from pipelines.training.metrics_history import METRICS_FOLDER, read_evaluations
-from pipelines.training.progress_reel import INDEX_FILE, REEL_FOLDER, read_index, read_prompts
-from pipelines.training.run_repository import read_history, read_run
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.contributions import Contribution
+from pipelines.training.metrics.history import read_evaluations, read_history
+from pipelines.training.metrics.reel import read_index, read_prompts
+from pipelines.training.repository.epoch_tags import tagged_epochs
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
     checkpoints = tagged_epochs(api, repository)
     if commit == before.commit:
         return HubView(**{**vars(before), "checkpoints": checkpoints, "read_at": now, "problem": ""})
-    patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{INDEX_FILE}"]
+    patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
     # Files are kept by their content: of a new commit only the shards that have changed are downloaded.
     folder = Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
     reel = read_index(folder / REEL_FOLDER)

@@ -11,7 +11,7 @@ from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.text import counted, escaped, short_number
-from pipelines.training.epoch_tags import epoch_tag
+from pipelines.training.repository.epoch_tags import epoch_tag
 
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenPeer, SwarmSnapshot
-from pipelines.training.swarm_progress import NUM_EPOCHS_AHEAD, EpochSummary, credible_epoch, summarise_epoch
+from pipelines.training.metrics.epoch_summary import NUM_EPOCHS_AHEAD, EpochSummary, credible_epoch, summarise_epoch
 
 LATE_SECONDS = 5.0
 """What a renewed record may need to arrive."""

@@ -10,10 +10,10 @@ from PIL import Image
 
 from hub_tools.one_line_errors import explain_error
 from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.picture_grid import enlarged
 from pipelines.generation.progressive_drawing import Drawing, Preview, draw_progressively
 from pipelines.generation.text_to_image import encode_upper_part
 from pipelines.generation.uploaded_picture import read_picture
+from pipelines.image_codes.thumbnails import enlarged
 from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
 from pipelines.pages.drawing.drawing_speed import DrawingSpeed, TimedDrawing, in_words
 from pipelines.pages.drawing.published_checkpoints import HUB_ERRORS, Checkpoint, PublishedCheckpoints

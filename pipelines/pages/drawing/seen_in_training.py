@@ -10,7 +10,6 @@ from PIL import Image
 
 from pipelines.generation.image_generation import TextToImage
 from pipelines.generation.progressive_drawing import Drawing
-from pipelines.generation.text_to_image import to_picture
 from pipelines.generation.training_index import (
     BUILD_COMMAND,
     PROBE_CAPTION,
@@ -18,6 +17,7 @@ from pipelines.generation.training_index import (
     TrainingIndex,
     TrainingIndexError,
 )
+from pipelines.image_codes.thumbnails import to_picture
 
 NEIGHBOURS_OF_PROMPT = 4
 NEIGHBOURS_OF_PICTURE = 3

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.training.process_group import end_group, start_worker
+from pipelines.training.peer.process_group import end_group, start_worker
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pipelines.pages.joining.command_child import CommandChild, cause_of_end, fo
 from pipelines.pages.joining.join_settings import JoinSettings
 from pipelines.pages.joining.join_view import JoinView, after_event
 from pipelines.pages.joining.standing import read_standing
-from pipelines.training.process_group import START_AGAIN_EXIT_CODE
+from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 logger = logging.getLogger(__name__)
 

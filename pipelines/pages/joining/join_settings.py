@@ -7,7 +7,7 @@ from typing import Self
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from pipelines.training.peer_options import PeerOptions
+from pipelines.training.run.peer_options import PeerOptions
 
 
 @dataclass(frozen=True, kw_only=True)

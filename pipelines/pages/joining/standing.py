@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 
-from pipelines.training.metrics_history import METRICS_FOLDER, SUMMARY_FILE
+from hub_tools.run_files import METRICS_FOLDER, SUMMARY_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

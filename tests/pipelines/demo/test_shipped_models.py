@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from pipelines.clip.clip_reranking import ClipReranker
-from pipelines.demo.near_misses import near_misses
-from pipelines.demo.scene_captions import caption_of
-from pipelines.demo.scene_judge import exact_match
-from pipelines.demo.scenes import (
+from pipelines.demo.scenes.near_misses import near_misses
+from pipelines.demo.scenes.scene_captions import caption_of
+from pipelines.demo.scenes.scene_judge import exact_match
+from pipelines.demo.scenes.scenes import (
     SHAPES,
     SIZES,
     attributes_of,

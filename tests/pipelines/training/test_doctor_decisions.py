@@ -10,7 +10,6 @@ import pytest
 
 from pipelines.doctor.authorization_checks import judge_membership, judge_service
 from pipelines.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
-from pipelines.doctor.dialling import Call, parse_address
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import (
     PeerNeeds,
@@ -31,10 +30,11 @@ from pipelines.doctor.swarm_checks import (
     check_reachability,
     connected_groups,
 )
-from pipelines.doctor.swarm_finding import EntryFinding, SwarmFinding
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.run_creation import required_versions
-from pipelines.training.training_run import TrainingRun
+from pipelines.swarm.dialling import Call, parse_address
+from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.versions import required_versions
 
 GIB = 2**30
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"

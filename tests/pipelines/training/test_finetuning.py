@@ -24,7 +24,7 @@ from pipelines.finetuning.finetuning import (
 )
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
-from pipelines.training.image_code_stream import Batch
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 

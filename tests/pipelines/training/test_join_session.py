@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.pages.joining.join_session import JoinSession
 from pipelines.pages.joining.join_settings import JoinSettings
-from pipelines.training import process_group
+from pipelines.training.peer import process_group
 
 TOKEN = "token-of-alice"
 

@@ -12,7 +12,7 @@ from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.models import dalle_collab_sizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
-from pipelines.training.optimizers import Lamb
+from pipelines.training.optimizers.lamb import Lamb
 
 pytestmark = pytest.mark.slow
 

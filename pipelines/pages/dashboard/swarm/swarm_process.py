@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipelines.pages.dashboard.swarm import swarm_watch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ MAX_OUTVOTED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class AccusedPeer:
-    """A peer's word against another one; see `peer_metrics.SuspectRecord`."""
+    """A peer's word against another one; see `records.SuspectRecord`."""
 
     peer_id: str
     offence: str
@@ -27,7 +27,7 @@ class AccusedPeer:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFigures:
-    """What a peer has published after its last epoch; fits `swarm_progress.summarise_epoch`."""
+    """What a peer has published after its last epoch; fits `epoch_summary.summarise_epoch`."""
 
     epoch: int
     loss: float
@@ -67,7 +67,7 @@ class SeenPeer:
 
 @dataclass(frozen=True, kw_only=True)
 class StateVerdict:
-    """Whether peers that should hold the same training state do; see `state_votes.Verdict`."""
+    """Whether peers that should hold the same training state do; see `votes.Verdict`."""
 
     epoch: int
     num_votes: int

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.training.peer_metrics import ProgressReport, SwarmRecords
+    from pipelines.swarm.records import ProgressReport, SwarmRecords
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 PAUSE_FACTOR = 2.0
@@ -26,11 +26,11 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
     """Look at the swarm of a run again and again; end when nothing has been seen for `LONELY_SECONDS`."""
     from huggingface_hub import get_token
 
-    from pipelines.training.peer_admission import seek_admission
-    from pipelines.training.peer_metrics import SwarmRecords
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.swarm import open_dht
-    from pipelines.training.training_run import TrainingRun
+    from pipelines.admission.client import seek_admission
+    from pipelines.swarm.node import open_dht
+    from pipelines.swarm.records import SwarmRecords
+    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.training_run import TrainingRun
 
     run = TrainingRun.from_mapping(settings)
     with (
@@ -51,7 +51,7 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
 
 def look_once(records: "SwarmRecords") -> dict[str, Any]:
     """Return one look as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
-    from pipelines.training.state_votes import count_votes
+    from pipelines.training.state.votes import count_votes
 
     reports = records.progress_reports()
     metrics, introductions, states = records.metrics(), records.introductions(), records.states()
@@ -86,7 +86,7 @@ def main() -> None:
     """Watch the run that standard input names; say in one line what went wrong, if something did."""
     from hub_tools.endpoint import prepare_hub_client
     from hub_tools.one_line_errors import explain_error
-    from pipelines.training.process_group import guard_process_group
+    from pipelines.training.peer.process_group import guard_process_group
 
     guard_process_group()
     prepare_hub_client()
