@@ -49,6 +49,7 @@ SWARM_FILES = (
     "peer_identity",
     "local_steps",
     "peer_metrics",
+    "protocol_names",
     "progress_tracking",
     "state_averager",
     "dht_rejoining",

@@ -27,6 +27,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from pipelines.training.authorization_tokens import Admission, TokenRefusedError
 from pipelines.training.authorized_dht import access_token
 from pipelines.training.peer_admission import PeerAdmission
+from pipelines.training.protocol_names import NamedServicer
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class AdmissionGate:
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
 
 
-class AdmitsPeers:
+class AdmitsPeers(NamedServicer):
     """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
 
     @cached_property
