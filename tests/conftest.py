@@ -9,11 +9,8 @@ import pytest
 
 from hub_tools.local_hub import LocalHub
 
-# Test support modules lie beside the tests that use them; importlib mode puts nothing on the path by itself.
-FOLDERS = (
-    *("ancestor", "benchmarks", "golden", "isolation", "pipelines/dashboard", "pipelines/generation"),
-    *("pipelines/training", "spaces"),
-)
+# Support modules of tests lie in folders of their own; importlib mode puts nothing on the path by itself.
+FOLDERS = ("ancestor", "benchmarks", "golden", "isolation", "support")
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
@@ -38,7 +35,7 @@ def hub(tmp_path_factory):
 @pytest.fixture(scope="module")
 def dht():
     """Yield a DHT node without others."""
-    from pipelines.training.authorized_dht import SwarmDHT
+    from pipelines.admission.dht_gate import SwarmDHT
 
     node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     yield node

@@ -7,7 +7,6 @@ the server: a JSON request per line of standard input, JSON per line of answer. 
 
 import contextlib
 import json
-import multiprocessing
 import os
 import runpy
 import signal
@@ -19,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.chaos.skewed_clock import CLOCK
+from pipelines.chaos.faults.skewed_clock import CLOCK
 
 SKEWED = "--clock-can-be-skewed"
 
@@ -95,7 +94,9 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
         for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(target, stream)
         CLOCK.own()
-        _own_locks()
+        from pipelines.swarm.forked_peers import take_own_locks  # not before the clock is set
+
+        take_own_locks()
         sys.argv = [program, *arguments]
         if program.endswith(".py"):
             sys.path.insert(0, str(Path(program).parent))
@@ -113,15 +114,6 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
         os._exit(code)
 
 
-def _own_locks() -> None:
-    """Replace hivemind's locks, which all forks would share: a peer killed while it holds one would stop the rest."""
-    from hivemind.utils import mpfuture
-
-    mpfuture.SharedBytes._lock = multiprocessing.Lock()
-    mpfuture.MPFuture._initialization_lock = multiprocessing.Lock()
-    mpfuture.MPFuture._update_lock = multiprocessing.Lock()
-
-
 def serve() -> None:
     """Import what swarms need, then answer requests until the input ends."""
     if SKEWED in sys.argv:
@@ -131,7 +123,7 @@ def serve() -> None:
     import transformers  # noqa: F401
 
     from hub_tools.endpoint import prepare_hub_client
-    from pipelines.training import auxiliary_peer, image_code_stream, run_creation, training_peer  # noqa: F401
+    from pipelines.training.peer import training_peer  # noqa: F401
 
     prepare_hub_client()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,18 +7,18 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from entry_peers import started_entry_peers
 from poor_machine import NOT_ALLOWED
 from published_runs import LOOPBACK, command_environment
+from support_files import SUPPORT
 
 from hub_tools.local_hub import LocalHub
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = Path(__file__).parents[1] / "pipelines" / "training"
+PROGRAMS = SUPPORT
 DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 
 
@@ -98,9 +98,9 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
     # The same probe and the same decision as the command's, on a machine whose clock stands 100 s ahead.
     import time
 
-    from pipelines.training.doctor.swarm_checks import check_clock, clock_sources
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.swarm_probe import probe_swarm
+    from pipelines.doctor.swarm_checks import check_clock, clock_sources
+    from pipelines.swarm.probe import probe_swarm
+    from pipelines.training.run.peer_options import PeerOptions
 
     options = PeerOptions(host_addresses=(LOOPBACK,), client_mode=True)
     finding = probe_swarm("any", [peers["one"], peers["two"]], options, now=lambda: time.time() + 100.0)

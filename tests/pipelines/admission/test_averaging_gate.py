@@ -1,0 +1,136 @@
+"""Who gets through the gate of an averager, without a network: a peer that proves token, keys, group and time."""
+
+import time
+from multiprocessing import get_context
+
+import pytest
+from authorization_material import admission, der, rsa_key
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from hivemind.p2p import PeerID
+from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.serializer import MSGPackSerializer
+from swarm_of_processes import tiny_run
+
+from pipelines.admission.averaging_gate import AdmissionGate
+from pipelines.admission.client import PeerAdmission, SharedToken, seconds_to_renewal
+from pipelines.admission.record_owners import speaks_for
+from pipelines.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
+from pipelines.swarm.records import AuxiliaryStatus, PeerMetrics
+
+AUTHORITY = ed25519.Ed25519PrivateKey.generate()
+RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=public_text(AUTHORITY))
+PEER, STRANGER = (PeerID(peer_id_of(der(rsa_key(name)))) for name in ("peer", "stranger"))
+FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
+
+
+def gate_with(seconds_valid=60.0, prefix="run_grad_averager", **changes):
+    """Return the gate of a peer that holds a token as the authority would have signed it, but for the changes."""
+    held = PeerAdmission(RUN, "org/run", rsa_key("peer"), "hub-token")
+    record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
+    token = issue_token(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
+    held._token.write(token)
+    return AdmissionGate(held, prefix, seconds_valid)
+
+
+def proof(gate=None):
+    return (gate or gate_with()).prove(MSGPackSerializer.dumps(FIELDS), PEER)
+
+
+def test_an_admitted_peer_gets_through_and_is_known_until_its_token_expires():
+    gate = gate_with()
+    assert gate.admission_of(PEER) is None
+    assert MSGPackSerializer.loads(gate.open(proof(), PEER)) == FIELDS
+    assert gate.admission_of(PEER).username == "alice"
+    assert gate.admission_of(STRANGER) is None
+    expires_at = time.time() + 0.3
+    gate.open(proof(gate_with(expires_at=expires_at)), PEER)
+    assert gate.admission_of(PEER).expires_at == expires_at
+    while time.time() < expires_at:
+        time.sleep(0.01)
+    assert gate.admission_of(PEER) is None
+
+
+@pytest.mark.parametrize(
+    ("gathered", "message"),
+    [
+        (MSGPackSerializer.dumps(FIELDS), "shows no token"),
+        (b"", "shows no token"),
+        (b"\xff\x00", "shows no token"),
+        (MSGPackSerializer.dumps([*FIELDS, "token", "time", b"signature"]), "shows no token"),
+        (MSGPackSerializer.dumps([*FIELDS, "token", 1.0, b"signature"]), "token is damaged"),
+        (MSGPackSerializer.dumps([*FIELDS, 3, 1.0, b"signature"]), "There is no token"),
+    ],
+    ids=["nothing", "empty", "no msgpack", "wrong types", "damaged", "number"],
+)
+def test_who_shows_no_token_is_refused(gathered, message):
+    with pytest.raises(TokenRefusedError, match=message):
+        gate_with().open(gathered, PEER)
+
+
+@pytest.mark.parametrize(
+    ("make", "peer", "message"),
+    [
+        (lambda: proof(gate_with(run_id="other")), PEER, "admits to the run 'other'"),
+        (lambda: proof(gate_with(expires_at=time.time() - 1)), PEER, "expired"),
+        (lambda: proof(), STRANGER, "belongs to another peer"),
+        (lambda: proof(gate_with(prefix="run_state_averager")), PEER, "has not signed what it sends"),
+        (lambda: altered(0, 99.0), PEER, "has not signed what it sends"),
+        (lambda: altered(2, MSGPackSerializer.dumps(8)), PEER, "has not signed what it sends"),
+        (lambda: altered(4, time.time() - 3600), PEER, "is of another time"),
+        (lambda: altered(4, float("nan")), PEER, "is of another time"),
+    ],
+    ids=["other run", "expired", "other peer", "other group", "bandwidth", "data", "replayed", "no time"],
+)
+def test_a_proof_of_something_else_is_refused(make, peer, message):
+    with pytest.raises(TokenRefusedError, match=message):
+        gate_with().open(make(), peer)
+
+
+def altered(index, value):
+    """Return a proof, one field of which a leader has changed."""
+    values = MSGPackSerializer.loads(proof())
+    values[index] = value
+    return MSGPackSerializer.dumps(values)
+
+
+def test_a_token_is_seen_at_once_by_a_process_that_was_forked_before_it_was_written():
+    token, (ours, theirs) = SharedToken(), get_context("fork").Pipe()
+
+    def read_when_told():
+        theirs.recv()
+        theirs.send(token.read())
+
+    process = get_context("fork").Process(target=read_when_told)
+    process.start()
+    for text in ("first", "second", "third"):
+        token.write(text)
+    ours.send(None)
+    assert ours.recv() == "third" == token.read()
+    process.join()
+
+
+def test_tokens_are_renewed_before_half_of_their_life_and_soon_again_after_a_failure():
+    assert all(0.3 * 600 < seconds_to_renewal(600, 0) <= 0.4 * 600 for _ in range(100))
+    assert all(seconds_to_renewal(600, failures) <= 30 for failures in (1, 5, 50))
+    assert seconds_to_renewal(20, 1) <= 1.0
+
+
+def test_a_record_counts_only_for_the_peer_and_the_user_that_it_names():
+    held = admission(0.0)
+    figures = dict(
+        epoch=1, loss=1.0, num_samples=1, samples_per_second=1.0, share_averaged=1.0, bytes_sent=0, num_rounds=0,
+        round_seconds=0.0, num_refused_gradients=0, client_mode=False, package_version="0",
+    )  # fmt: skip
+    assert speaks_for(PeerMetrics(username="alice", **figures), held)
+    assert not speaks_for(PeerMetrics(username="bob", **figures), held)
+    assert speaks_for(AuxiliaryStatus(held_epoch=0, published_epoch=0, addresses=[]), held)
+    for peer_id, expected in ((PEER, True), (STRANGER, False)):
+        for shown in (peer_id.to_bytes(), peer_id.to_base58()):
+            assert speaks_for(type("Record", (), {"peer_id": shown})(), held) is expected
+    assert not speaks_for(type("Record", (), {"peer_id": "0OIl"})(), held)
+
+
+def test_neither_the_hub_token_nor_the_admission_is_shown():
+    gate = gate_with()
+    shown = "".join(map(repr, (gate, gate.admission, gate.admission._token)))
+    assert gate.admission.token not in shown and "hub-token" not in shown

@@ -1,0 +1,121 @@
+"""A peer's admission against the real service: renewed in time, kept through an outage, ended by a ban."""
+
+import logging
+import threading
+import time
+
+import pytest
+from authorization_material import edit_lists, publish_run, rsa_key, running_service
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from swarm_of_processes import tiny_run
+
+from pipelines.admission.client import (
+    AdmissionRefusedError,
+    AuthorizationUnreachableError,
+    PeerAdmission,
+    seek_admission,
+)
+from pipelines.admission.tokens import public_text
+from pipelines.training.run.peer_options import PeerOptions
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+REPOSITORY = "org/admission"
+LIFETIME_SECONDS = 4.0
+
+
+@pytest.fixture(scope="module")
+def member(hub):
+    token = hub.create_user("member-of-admission", token_role="read")
+    hub.add_member("org", "member-of-admission", "read")
+    return token
+
+
+@pytest.fixture(scope="module")
+def run(hub):
+    run = tiny_run(run_id="run", matchmaking_seconds=1.0, averaging_timeout_seconds=LIFETIME_SECONDS / 2)
+    publish_run(hub, REPOSITORY, run.to_json())
+    return run
+
+
+def wait_until(is_so, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not {what} within {seconds} s"
+        time.sleep(0.02)
+
+
+def admission_at(service, run, hub_token, **changes):
+    settings = dict(authorization_service=service.address, authorization_key=public_text(service.key))
+    return PeerAdmission(
+        run.replace(**(settings | changes)), REPOSITORY, rsa_key("peer"), hub_token, seconds_to_try=0.0
+    )
+
+
+def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(hub, run, member, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    with running_service(hub, REPOSITORY, tmp_path, lifetime_seconds=LIFETIME_SECONDS) as service:
+        port = int(service.address.rpartition(":")[2])
+        with admission_at(service, run, member) as admission:
+            assert admission.username == "member-of-admission"
+            first, renewed = admission.token, threading.Event()
+            admission.on_renewal(renewed.set)
+            started = time.monotonic()
+            assert renewed.wait(60) and admission.token != first
+            assert time.monotonic() - started > 0.3 * LIFETIME_SECONDS, "not more often than needed"
+            expiry = admission.check.check(first, now=0.0).expires_at
+            assert time.time() < expiry, "before the first one has expired"
+
+            service.kill()
+            held = admission.token
+            wait_until(lambda: "Admission could not be renewed" in caplog.text, "an attempt in vain")
+            assert admission.token == held and admission.refusal is None
+            renewed.clear()
+            with running_service(hub, REPOSITORY, tmp_path, port, lifetime_seconds=LIFETIME_SECONDS):
+                assert renewed.wait(60), "goes on when the service is back"
+                stopped = threading.Event()
+                admission.on_refusal(stopped.set)
+                edit_lists(hub, REPOSITORY, {"ban": ["member-of-admission"]})
+                assert stopped.wait(60)
+            with pytest.raises(AdmissionRefusedError, match="member-of-admission is banned from org/admission"):
+                admission.raise_refusal()
+    assert member not in caplog.text and first not in caplog.text
+    assert "service.log" in {path.name for path in tmp_path.iterdir()}
+    edit_lists(hub, REPOSITORY, {})
+
+
+def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path):
+    stranger = hub.create_user("stranger-of-admission", token_role="read")
+    with running_service(hub, REPOSITORY, tmp_path, lifetime_seconds=LIFETIME_SECONDS) as service:
+        with pytest.raises(AdmissionRefusedError, match=r"stranger-of-admission is no member of org. Ask to be let in"):
+            admission_at(service, run, stranger).__enter__()
+        with pytest.raises(AdmissionRefusedError, match=r"does not know your token.*hf auth login") as caught:
+            admission_at(service, run, "hf_nobody").__enter__()
+        assert "hf_nobody" not in str(caught.value)
+        other = public_text(ed25519.Ed25519PrivateKey.generate())
+        with pytest.raises(
+            AdmissionRefusedError, match=r"not signed by the run's authority.*run authorize org/admission"
+        ):
+            admission_at(service, run, member, authorization_key=other).__enter__()
+        with pytest.raises(AdmissionRefusedError, match="admits to the run 'run', not 'elsewhere'"):
+            admission_at(service, run, member, run_id="elsewhere").__enter__()
+        nobody = admission_at(service, run, member, authorization_service=f"{service.address}/nobody")
+        with pytest.raises(AdmissionRefusedError, match="it answers 404"):
+            nobody.__enter__()
+        service.kill()
+        with pytest.raises(AuthorizationUnreachableError, match=r"does not answer .*dalle-collab run authorize"):
+            admission_at(service, run, member).__enter__()
+
+
+def test_an_open_run_asks_nobody_and_a_guarded_one_needs_a_hub_token(run):
+    with seek_admission(run, REPOSITORY, PeerOptions(), None) as (options, admission):
+        assert admission is None and options == PeerOptions()
+    guarded = run.replace(
+        authorization_service="https://door.example",
+        authorization_key=public_text(ed25519.Ed25519PrivateKey.generate()),
+    )
+    with (
+        pytest.raises(AdmissionRefusedError, match=r"org/admission is not open to everybody.*hf auth login"),
+        seek_admission(guarded, REPOSITORY, PeerOptions(), None),
+    ):
+        pass

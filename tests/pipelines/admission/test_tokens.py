@@ -1,0 +1,138 @@
+"""Tokens and requests of admission: what is signed is admitted, everything else is refused with its reason."""
+
+import base64
+import dataclasses
+import json
+
+import pytest
+from authorization_material import admission, body_of, der, rsa_key, signed_request, ssh, unsigned_request
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from hivemind.p2p import P2P, PeerID
+
+from pipelines.admission.identity import read_identity
+from pipelines.admission.tokens import (
+    Admission,
+    AdmissionRequest,
+    TokenCheck,
+    TokenRefusedError,
+    check_request,
+    issue_token,
+    peer_id_of,
+    public_text,
+)
+
+NOW = 1_800_000_000.0
+AUTHORITY = ed25519.Ed25519PrivateKey.generate()
+CHECK = TokenCheck("run", public_text(AUTHORITY))
+PEER_ID, RECORD_KEY = peer_id_of(der(rsa_key("peer"))), ssh(rsa_key("record")).encode()
+
+
+def test_a_token_says_what_the_authority_signed_until_it_expires():
+    given = admission(NOW)
+    token = issue_token(given, AUTHORITY)
+    assert CHECK.check(token, NOW + 59.9, peer_id=PEER_ID, record_key=RECORD_KEY) == given
+    with pytest.raises(TokenRefusedError, match="The token of alice expired 0 s ago"):
+        CHECK.check(token, NOW + 60.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown", "message"),
+    [
+        ({"run_id": "other"}, {}, "admits to the run 'other', not to 'run'"),
+        ({}, {"peer_id": peer_id_of(der(rsa_key("stranger")))}, "belongs to another peer"),
+        ({}, {"record_key": ssh(rsa_key("stranger")).encode()}, "belongs to another record key"),
+        ({"expires_at": NOW - 5}, {}, "expired 5 s ago"),
+    ],
+    ids=["other run", "other peer", "other record key", "expired"],
+)
+def test_a_token_that_is_for_somebody_else_is_refused(changes, shown, message):
+    token = issue_token(admission(NOW, **changes), AUTHORITY)
+    with pytest.raises(TokenRefusedError, match=message):
+        CHECK.check(token, NOW, **({"peer_id": PEER_ID, "record_key": RECORD_KEY} | shown))
+
+
+def test_a_token_of_another_authority_is_refused():
+    token = issue_token(admission(NOW), ed25519.Ed25519PrivateKey.generate())
+    with pytest.raises(TokenRefusedError, match="not signed by the run's authority"):
+        CHECK.check(token, NOW)
+
+
+def test_a_token_whose_claims_were_changed_is_refused():
+    claims, _, signature = issue_token(admission(NOW), AUTHORITY).partition(".")
+    changed = json.loads(base64.urlsafe_b64decode(claims)) | {"expires_at": NOW + 1e9}
+    forged = base64.urlsafe_b64encode(json.dumps(changed).encode()).decode()
+    with pytest.raises(TokenRefusedError, match="not signed by the run's authority"):
+        CHECK.check(f"{forged}.{signature}", NOW)
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", ".", "a.b", "é.é", "x" * 5000, "e30=.e30=", None],
+    ids=["empty", "dot", "letters", "accents", "long", "json", "none"],
+)
+def test_what_is_no_token_is_refused(token):
+    with pytest.raises(TokenRefusedError):
+        CHECK.check(token, NOW)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"username": "a b"}, {"username": 3}, {"expires_at": float("nan")}, {"confirmed_at": "now"}], ids=repr
+)
+def test_even_the_authority_cannot_sign_an_admission_that_makes_no_sense(changes):
+    with pytest.raises(TokenRefusedError):
+        Admission(**(dataclasses.asdict(admission(NOW)) | changes))
+
+
+def test_a_request_proves_both_keys_and_gives_the_peer_id_that_libp2p_knows(tmp_path):
+    P2P.generate_identity(str(tmp_path / "identity"))
+    content = (tmp_path / "identity").read_bytes()
+    key = read_identity(tmp_path / "identity")
+    assert peer_id_of(der(key)) == PeerID.from_identity(content).to_bytes()
+    assert check_request(signed_request()) == PEER_ID.hex()
+
+
+@pytest.mark.parametrize("name", ["peer_signature", "record_signature"])
+def test_a_request_with_a_key_that_the_asker_does_not_hold_is_refused(name):
+    request = signed_request()
+    other = "record_signature" if name == "peer_signature" else "peer_signature"
+    forged = dataclasses.replace(request, **{name: getattr(request, other)})
+    with pytest.raises(ValueError, match=f"the request is not signed by its {name.split('_')[0]}_key"):
+        check_request(forged)
+
+
+def test_a_request_that_was_changed_after_it_was_signed_is_refused():
+    with pytest.raises(ValueError, match="not signed"):
+        check_request(dataclasses.replace(signed_request(), time=1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": 3}, "field run_id is missing, of a wrong type"),
+        ({"time": float("inf")}, "field time"),
+        ({"time": "now"}, "field time"),
+        ({"peer_key": "x" * 5000}, "field peer_key is missing, of a wrong type or too long"),
+        ({"extra": 1}, "unknown fields: 'extra'"),
+    ],
+    ids=["run", "infinite time", "time", "long key", "unknown"],
+)
+def test_a_request_with_a_wrong_field_names_it(changes, message):
+    with pytest.raises(ValueError, match=message):
+        AdmissionRequest.from_mapping(body_of(signed_request()) | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"peer_key": "AAAA"}, {"peer_key": "?"}, {"record_key": "ssh-rsa AAAA"}],
+    ids=["short", "no base64", "record"],
+)
+def test_a_request_with_a_damaged_key_is_refused(changes):
+    with pytest.raises(ValueError, match="key"):
+        check_request(signed_request(**changes))
+
+
+def test_neither_tokens_nor_signatures_are_shown():
+    request = signed_request(token="the-token-text")
+    assert "the-token-text" not in repr(request)
+    assert request.peer_signature not in repr(request) and len(request.peer_signature) > 100
+    assert "token" not in repr(unsigned_request())

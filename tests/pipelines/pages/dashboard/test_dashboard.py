@@ -1,0 +1,50 @@
+"""What looks at the swarm add up to, before the Hub has it."""
+
+import pytest
+from dashboard_material import NOW, look, metrics, peer_values
+from swarm_of_processes import tiny_run
+
+from pipelines.pages.dashboard.dashboard import Dashboard
+from pipelines.pages.dashboard.settings import DashboardSettings
+
+RUN = tiny_run(num_epochs=100, progress_expiration_seconds=30.0)
+
+
+def seen(epoch, second, *losses):
+    """Return a look in which one peer per loss reports an epoch."""
+    peers = [
+        peer_values(
+            f"p{number}", epoch=epoch, renewed=NOW + second, metrics=metrics(f"p{number}", epoch=epoch, loss=loss)
+        )
+        for number, loss in enumerate(losses)
+    ]
+    return look(*peers, time=NOW + second)
+
+
+@pytest.fixture
+def dashboard():
+    return Dashboard(DashboardSettings(run="org/run"))
+
+
+def test_an_epoch_ends_when_its_first_report_comes_and_its_figures_are_those_of_the_last_look(dashboard):
+    for epoch, second, losses in ((1, 0, [3.0]), (1, 5, [3.0, 5.0]), (2, 20, [2.0]), (2, 25, [2.0]), (3, 50, [1.0])):
+        dashboard.take_look(seen(epoch, second, *losses), RUN)
+    history = dashboard.history_values()
+    assert history["epoch"] == [1, 2, 3] and history["loss"] == [4.0, 2.0, 1.0]
+    assert history["time"] == [NOW, NOW + 20, NOW + 50] and history["epoch_seconds"] == [0, 20, 30]
+
+
+def test_a_new_generation_begins_anew(dashboard):
+    dashboard.take_look(seen(9, 0, 3.0), RUN)
+    assert [peer["username"] for peer in dashboard.peer_values()] == ["p0"]
+    dashboard.take_look(look(time=NOW + 5), RUN.replace(generation=1))
+    assert dashboard.peer_values() == [] and dashboard.history_values()["epoch"] == []
+
+
+def test_a_window_is_drawn_once_for_all_who_look_at_it(dashboard):
+    dashboard.take_look(seen(1, 0, 3.0), RUN)
+    first = dashboard.charts("epoch", 0, 100)
+    assert dashboard.charts("epoch", 0.0, 100.04) is first
+    dashboard.take_look(seen(2, 9, 2.0), RUN)
+    assert dashboard.charts("epoch", 0, 100) is not first
+    assert "Nothing to show" not in dashboard.charts("nonsense", float("nan"), None)

@@ -1,0 +1,52 @@
+"""A peer whose link was broken finds the others again: whom it asks, and two real nodes that had lost each other."""
+
+import json
+
+import pytest
+from hivemind.p2p import PeerID
+from support_files import SUPPORT
+from swarm_of_processes import ForkedProcess
+
+from pipelines.swarm.rejoining import MOST_ASKED_AT_ONCE, MOST_REMEMBERED, SECONDS_TO_REMEMBER, Acquaintances
+
+
+def peers(number):
+    return [PeerID(b"\x12\x20" + index.to_bytes(32, "big")) for index in range(number)]
+
+
+def test_who_is_present_is_not_asked_and_who_was_present_is():
+    entry, first, second = peers(3)
+    acquaintances = Acquaintances([entry])
+    assert acquaintances.whom_to_ask([entry, first, second], 0.0) == []
+    assert acquaintances.whom_to_ask([entry, first], 2.0) == [second]
+
+
+def test_a_node_without_others_asks_all_it_has_known_and_else_a_few_at_a_time_in_turn():
+    everybody = peers(3 * MOST_ASKED_AT_ONCE)
+    acquaintances = Acquaintances(everybody[:1])
+    acquaintances.whom_to_ask(everybody, 0.0)
+    assert set(acquaintances.whom_to_ask([], 2.0)) == set(everybody)
+    present = everybody[-1:]
+    asked = [acquaintances.whom_to_ask(present, 4.0 + number) for number in range(3)]
+    assert [len(some) for some in asked] == [MOST_ASKED_AT_ONCE] * 3
+    assert {peer for some in asked for peer in some} == set(everybody) - set(present)
+
+
+def test_a_node_that_stays_away_is_forgotten_and_an_entry_peer_never():
+    entry, other, third = peers(3)
+    acquaintances = Acquaintances([entry])
+    acquaintances.whom_to_ask([entry, other, third], 0.0)
+    assert acquaintances.whom_to_ask([third], SECONDS_TO_REMEMBER + 1) == [entry]
+    crowd = peers(2 * MOST_REMEMBERED)
+    acquaintances.whom_to_ask(crowd, SECONDS_TO_REMEMBER + 2)
+    assert len(acquaintances.whom_to_ask([], SECONDS_TO_REMEMBER + 3)) <= MOST_REMEMBERED + 1
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_two_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_path):
+    results, settings = tmp_path / "results.json", tmp_path / "settings.json"
+    settings.write_text(json.dumps(dict(results=str(results))), encoding="utf-8")
+    process = ForkedProcess(str(SUPPORT / "lost_nodes.py"), settings, tmp_path / "nodes.log")
+    assert process.wait(150) == 0, (tmp_path / "nodes.log").read_text()
+    assert json.loads(results.read_text()) == dict(before="before", lost=[0, 0], after="after")

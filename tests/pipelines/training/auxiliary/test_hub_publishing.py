@@ -1,0 +1,226 @@
+"""Publishing over HTTP to the embedded Hub: in order, within the budget, through outages; rolled back bit by bit."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+from support_files import SUPPORT
+
+from hub_tools.local_hub.store.consistency import check_consistency
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.history import read_history_files
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = SUPPORT / "publishing_program.py"
+LOADING = SUPPORT / "checkpoint_loading.py"
+
+
+class Publishing:
+    """A run on the embedded Hub and what is done to it."""
+
+    def __init__(self, material, commands, repository, folder):
+        self.material, self.commands, self.repository, self.folder = material, commands, repository, folder
+
+    def publish(self, *epochs, check=True, **settings):
+        """Let a publisher work; return its last words."""
+        values = dict(folder=str(self.folder / "publisher"), epochs=epochs) | settings
+        done = self.commands.run_program(PROGRAM, self.repository, json.dumps(values))
+        assert not check or done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1]) if check else done
+
+    def load(self, revision=None):
+        """Load a checkpoint in a process of its own."""
+        return self.commands.run_program(LOADING, self.repository, *([revision] if revision else []))
+
+    def loaded(self, revision=None):
+        done = self.load(revision)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def forget_downloads(self):
+        """Let the next one who loads a checkpoint download all of it."""
+        name = "models--" + self.repository.replace("/", "--")
+        shutil.rmtree(self.material.hub.root / "client_home" / "hub" / name, ignore_errors=True)
+
+    def titles(self):
+        """Titles of the publishers' commits but those of metrics alone, oldest first."""
+        titles = [commit.title for commit in self.material.api.list_repo_commits(self.repository)][::-1]
+        return [
+            title
+            for title in titles
+            if not title.startswith(("initial commit", "Create training run", "Metrics up to"))
+        ]
+
+    def tags(self):
+        return {tag.name: tag.target_commit for tag in self.material.api.list_repo_refs(self.repository).tags}
+
+    def files(self, revision=None):
+        return set(self.material.api.list_repo_files(self.repository, revision=revision))
+
+    def read(self, name):
+        return self.material.file(self.repository, name).read_text()
+
+
+@pytest.fixture
+def publishing(training_material, commands, tmp_path, request):
+    def start(name, **settings):
+        arguments = training_material.create_arguments(f"org/{name}", **settings)
+        done = commands.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return Publishing(training_material, commands, f"org/{name}", tmp_path)
+
+    return start
+
+
+@pytest.mark.timeout(600)
+def test_checkpoints_are_published_signed_tagged_and_only_the_newest_optimizer_states_are_kept(publishing):
+    run = publishing("kept-run", keep_optimizer_states=2)
+    records = [(epoch, 30 * epoch) for epoch in range(1, 10)]
+    assert run.publish(3, 6, 9, records=records) == dict(event="ended", published=9, waiting=[])
+    assert run.titles() == ["Announce entry addresses", *(f"Checkpoint of epoch {epoch}" for epoch in (3, 6, 9))]
+    assert set(run.tags()) == {"epoch-3", "epoch-6", "epoch-9"}
+    manifest = json.loads(run.read("checkpoint_manifest.json"))["manifest"]
+    assert (manifest["epoch"], manifest["parent_epoch"], manifest["parent_commit"]) == (9, 6, run.tags()["epoch-6"])
+    assert manifest["contributors"] == {"ann": 270}
+    loaded = [run.loaded(revision) for revision in (None, "epoch-9", "epoch-6")]
+    assert [state["epoch"] for state in loaded] == [9, 9, 6] and loaded[0]["digest"] == loaded[1]["digest"]
+    assert loaded[0]["history"] == list(range(1, 10))
+    # The weights of epoch 3 are there, its optimizer state is not, and nothing else has changed.
+    gone = run.load("epoch-3")
+    assert gone.returncode == 1 and "optimizer_state.safetensors" in gone.stderr
+    assert run.material.api.file_exists(run.repository, "model.safetensors", revision="epoch-3")
+    assert "optimizer_state.safetensors" in run.files("epoch-3")
+    assert check_consistency(run.material.hub.root).problems == ()
+    # What a page and a dashboard read.
+    snapshot = run.material.snapshot(run.repository)
+    summary = json.loads((snapshot / "metrics" / "summary.json").read_text())
+    assert summary["history"]["epoch"] == list(range(1, 10)) and summary["num_epochs"] == 10_000
+    (row,) = summary["leaderboard"]
+    assert (row["username"], row["samples_today"], row["samples_all"]) == ("ann", 270, 270)
+    assert [point["epoch"] for point in read_history_files(snapshot / "metrics")] == list(range(1, 10))
+    assert read_contributions(snapshot / "metrics").total()["ann"].samples == 270
+    refused = run.commands.run("run", "rollback", run.repository, "3", "--yes")
+    assert refused.returncode == 1 and "The checkpoint of epoch 3 is no longer whole on the Hub" in refused.stderr
+
+
+@pytest.mark.timeout(600)
+def test_through_an_outage_and_a_restart_every_due_checkpoint_is_published_in_order_within_the_budget(publishing):
+    run = publishing("outage-run", max_commits_per_hour=6)
+    hub, begun, away = run.material.hub, run.folder / "begun", run.folder / "away"
+    words = []
+
+    def publish():
+        settings = dict(begun_file=str(begun), wait_for_file=str(away), die_when_spooled=True)
+        words.append(run.publish(3, 6, 9, check=False, **settings))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    wait_for(begun.exists)
+    hub.kill()
+    try:
+        away.touch()  # the publisher spools three checkpoints and is killed while the Hub is away
+        thread.join(120)
+        assert words[0].returncode == 9, words[0].stderr
+    finally:
+        hub.start()
+    assert run.titles() == ["Announce entry addresses"]
+    # One is announced already, three have waited; of three more two are within the hour's budget of six.
+    assert run.publish(12, 15, 18, until=15, seconds_more=3) == dict(event="ended", published=15, waiting=[18])
+    published = [f"Checkpoint of epoch {epoch}" for epoch in (3, 6, 9, 12, 15)]
+    assert run.titles() == ["Announce entry addresses", *published]
+    assert run.loaded("epoch-3")["epoch"] == 3 and run.loaded()["epoch"] == 15
+
+
+@pytest.mark.timeout(600)
+def test_two_publishers_never_publish_the_same_epoch_twice(publishing):
+    run = publishing("fenced-run")
+    assert run.publish(3, folder=str(run.folder / "one"))["published"] == 3
+    # The second one believes itself elected, and holds an epoch that is published and one that is not.
+    assert run.publish(3, 6, folder=str(run.folder / "two")) == dict(event="ended", published=6, waiting=[])
+    assert run.publish(6, folder=str(run.folder / "one")) == dict(event="ended", published=6, waiting=[])
+    checkpoints = [title for title in run.titles() if title.startswith("Checkpoint")]
+    assert checkpoints == ["Checkpoint of epoch 3", "Checkpoint of epoch 6"]
+    assert len(json.loads(run.read("publisher_keys.json"))["keys"]) == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_byte_that_was_flipped_on_the_hub_is_refused_by_file_and_tensor(publishing):
+    from damaged_files import flip_byte_of_tensor
+
+    run = publishing("damaged-run")
+    run.publish(3)
+    files = json.loads(run.read("checkpoint_manifest.json"))["manifest"]["files"]
+    for name, tensor in [("model.safetensors", -1), ("optimizer_state.safetensors", 0)]:
+        digest, tensor = files[name]["sha256"], sorted(files[name]["tensors"])[tensor]
+        stored = run.material.hub.root / "objects" / digest[:2] / digest[2:4] / digest
+        run.forget_downloads()
+        flip_byte_of_tensor(stored, tensor)
+        refused = run.load()
+        assert refused.returncode == 1
+        assert f"{name} is damaged: its SHA-256 is" in refused.stderr and f"(tensor {tensor})" in refused.stderr
+        flip_byte_of_tensor(stored, tensor)  # back again; the copy in the cache is replaced by a second download
+        assert run.loaded()["epoch"] == 3
+
+
+@pytest.mark.timeout(600)
+def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_on_from_there(publishing):
+    run = publishing("rolled-back-run")
+    run.publish(3, 6, 9, records=[(epoch, 20 * epoch) for epoch in range(1, 10)])
+    before, commits, files = run.loaded("epoch-3"), run.titles(), run.files("epoch-3")
+    dry = run.commands.run("run", "rollback", run.repository, "3", "--dry-run")
+    assert dry.returncode == 0 and "becomes generation 1" in dry.stdout and "Nothing was changed" in dry.stdout
+    unknown = run.commands.run("run", "rollback", run.repository, "5", "--yes")
+    assert "has published no checkpoint of epoch 5; its newest are: 3, 6, 9." in unknown.stderr
+    same = run.commands.run("run", "rollback", run.repository, "9", "--yes")
+    assert "is at epoch 9 already" in same.stderr
+    assert run.titles() == commits
+    done = run.commands.run("run", "rollback", run.repository, "3", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert run.titles() == [*commits, "Roll back to epoch 3: generation 1"]
+    after = run.loaded()
+    assert (after["epoch"], after["digest"], after["generation"]) == (3, before["digest"], 1)
+    assert run.files() >= files and max(after["history"]) <= 9
+    # A publisher of the old generation can publish no more, one of the new generation goes on from epoch 3.
+    assert run.publish(6)["published"] == 6
+    assert run.titles()[-1] == "Checkpoint of epoch 6"
+    manifest = json.loads(run.read("checkpoint_manifest.json"))["manifest"]
+    assert (manifest["generation"], manifest["epoch"], manifest["parent_epoch"]) == (1, 6, 3)
+    # The epoch that was taken back is still there under a longer name.
+    (kept,) = [name for name in run.tags() if name.startswith("epoch-6-before-")]
+    assert run.loaded(kept)["epoch"] == 6 and run.tags()["epoch-6"] != run.tags()[kept]
+    total = read_contributions(run.material.snapshot(run.repository) / "metrics").total()
+    assert total["ann"].samples == 180, "contributions stay counted"
+
+
+@pytest.mark.timeout(600)
+def test_a_publisher_of_an_older_generation_gives_up_without_a_commit(publishing):
+    run = publishing("superseded-run")
+    begun, rolled_back, words = run.folder / "begun", run.folder / "rolled_back", []
+    run.publish(3, 6, folder=str(run.folder / "first"))
+
+    def publish():
+        settings = dict(begun_file=str(begun), wait_for_file=str(rolled_back))
+        words.append(run.publish(9, check=False, **settings))
+
+    # In a process of its own: the roll-back must come in the middle.
+    thread = threading.Thread(target=publish)
+    thread.start()
+    wait_for(begun.exists)
+    from published_runs import run_command
+
+    done = run_command(run.material.hub, "run", "rollback", run.repository, "3", "--yes")
+    rolled_back.touch()
+    assert done.returncode == 0, done.stderr
+    thread.join(120)
+    assert words[0].returncode == 1 and "was rolled back to epoch 3: it goes on as generation 1" in words[0].stderr
+    assert run.titles()[-1] == "Roll back to epoch 3: generation 1"
+
+
+def wait_for(is_so, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

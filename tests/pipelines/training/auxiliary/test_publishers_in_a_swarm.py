@@ -1,0 +1,120 @@
+"""Real auxiliary peers and trainers: the Hub goes away and comes back, the publisher dies, the run is rolled back."""
+
+import contextlib
+import itertools
+import json
+
+import pytest
+from assistants import assistant
+from published_runs import run_command
+from swarm_of_processes import Swarm
+
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.history import read_evaluations, read_history_files
+from pipelines.training.run.training_run import TrainingRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+INTERVAL = 3
+MAX_COMMITS = 40
+
+
+def checkpoint_epochs(material, repository):
+    """Epochs of the checkpoints on the Hub in the order of their commits."""
+    titles = [commit.title for commit in material.api.list_repo_commits(repository)][::-1]
+    return [int(title.rsplit(" ", 1)[1]) for title in titles if title.startswith("Checkpoint of epoch")]
+
+
+def read_run(material, repository):
+    return TrainingRun.from_file(material.file(repository, "training_run.json"))
+
+
+@pytest.mark.timeout(900)
+def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and_a_rollback(
+    training_material, tmp_path
+):
+    hub = training_material.hub
+    repository = training_material.create_run(
+        "org/published-run", run_id="published", checkpoint_interval_epochs=INTERVAL, held_out_share=0.2,
+        evaluation_interval_epochs=INTERVAL, num_evaluation_records=8, max_commits_per_hour=MAX_COMMITS,
+        reel_prompts=["picture number 7"], reel_interval_epochs=INTERVAL, keep_optimizer_states=100,
+    )  # fmt: skip
+    quick = ("--takeover-seconds", "10", "--retry-seconds", "0.5", "--metrics-seconds", "5")
+    (tmp_path / "swarm").mkdir()
+    with contextlib.ExitStack() as stack:
+
+        def start(name):
+            options = (*quick, "--state-folder", str(tmp_path / f"state-{name}"))
+            return stack.enter_context(assistant(hub, repository, tmp_path, name, *options))
+
+        first = start("first")
+        first.wait_until(lambda look: look["is_publisher"], "publisher")
+        second = start("second")
+        second.wait_until(lambda look: not look["is_publisher"], "standing by")
+        num_looks = len(second.looks())
+        run = read_run(training_material, repository)
+        assert len(run.entry_addresses) >= 2, "the addresses of both auxiliary peers"
+        swarm = Swarm(tmp_path / "swarm", run, num_peers=1, entry_addresses=list(run.entry_addresses))
+        trainer = stack.enter_context(swarm).start("trainer", seconds_per_batch=0.3, evaluate_epochs=True)
+        first.wait_until(lambda look: look["published_epoch"] >= INTERVAL, "published")
+
+        # The Hub is away for several checkpoints; the run goes on, and afterwards all of them are there in order.
+        hub.kill()
+        try:
+            away = first.wait_until(lambda look: look["num_waiting"] >= 3, "three checkpoints waiting")
+        finally:
+            hub.start()
+        count = len(first.looks())
+        look = first.wait_until(lambda look: look["num_waiting"] == 0, "all published", after=count)
+        assert look["published_epoch"] >= away["held_epoch"] - INTERVAL
+        assert not any(look["is_publisher"] for look in second.looks()[num_looks:]), "one publisher at a time"
+        epochs = checkpoint_epochs(training_material, repository)
+        assert epochs == sorted(set(epochs)) and max(gap(epochs)) <= INTERVAL + 2, epochs
+
+        # The publisher is killed: the other one takes over, and no epoch is published twice.
+        first.process.kill()
+        taken_over = second.wait_until(lambda look: look["is_publisher"], "publisher", seconds=90)
+        second.wait_until(lambda look: look["published_epoch"] > taken_over["published_epoch"], "published")
+        epochs = checkpoint_epochs(training_material, repository)
+        assert epochs == sorted(set(epochs)), epochs
+        check_metrics(training_material, repository)
+
+        # Rolled back: the auxiliary peer starts again by itself, and a trainer goes on from that epoch.
+        trainer.kill()
+        epoch = epochs[1]
+        before = {e["epoch"]: e["loss"] for e in trainer.events("evaluation")}[epoch]
+        done = run_command(hub, "run", "rollback", repository, str(epoch), "--yes")
+        assert done.returncode == 0, done.stderr
+        count = len(second.looks())
+        second.wait_until(lambda look: look["held_epoch"] == epoch, "in the new generation", seconds=240, after=count)
+        rolled_back = read_run(training_material, repository)
+        assert rolled_back.generation == 1
+        next_swarm = Swarm(
+            tmp_path / "swarm", rolled_back, num_peers=1, entry_addresses=list(rolled_back.entry_addresses)
+        )
+        last = stack.enter_context(next_swarm).start("last", seconds_per_batch=0.1)
+        assert (last.wait_for("ready")["source"], last.wait_for("ready")["epoch"]) == ("peers", epoch)
+        assert last.wait_for("evaluation")["loss"] == pytest.approx(before, abs=1e-5)
+        count = len(second.looks())
+        second.wait_until(lambda look: look["published_epoch"] > epoch, "published in the new generation", after=count)
+        manifest = json.loads(training_material.file(repository, "checkpoint_manifest.json").read_text())["manifest"]
+        assert manifest["generation"] == 1 and manifest["parent_epoch"] == epoch
+    commits = [commit.title for commit in training_material.api.list_repo_commits(repository)]
+    assert len(commits) <= 2 * MAX_COMMITS, "each of two peers has kept to its budget"
+
+
+def gap(epochs):
+    return [later - earlier for earlier, later in itertools.pairwise(epochs)]
+
+
+def check_metrics(material, repository):
+    """Evaluations, contributions, history and reel are on the Hub."""
+    snapshot = material.snapshot(repository)
+    history = read_history_files(snapshot / "metrics")
+    assert [point["epoch"] for point in history] == sorted({point["epoch"] for point in history})
+    evaluations = read_evaluations(snapshot / "metrics")
+    assert evaluations and all(row["num_records"] == 8 and 0 < row["loss"] < 20 for row in evaluations)
+    total = read_contributions(snapshot / "metrics").total()
+    assert total["trainer"].samples >= 32 * (history[-1]["epoch"] - 2)
+    reel = json.loads((snapshot / "progress_reel" / "index.json").read_text())
+    assert reel["pictures"] and (snapshot / "progress_reel" / reel["pictures"][0]["file"]).stat().st_size > 100

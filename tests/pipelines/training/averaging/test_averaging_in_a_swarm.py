@@ -1,0 +1,217 @@
+"""Real peers as OS processes on this machine: what they average, and what happens when some of them die."""
+
+import signal
+
+import psutil
+import pytest
+import torch
+from plain_training import largest_difference, train_alone
+from safetensors.torch import load_file
+from swarm_of_processes import Swarm, tiny_run
+from swarm_peer import made_up_batch
+
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+
+def run_two_peers(folder, run, **settings_of_second):
+    """Run two peers to the end and return them."""
+    with Swarm(folder, run, num_peers=2) as swarm:
+        peers = [swarm.start("first"), swarm.start("second", **settings_of_second)]
+        for peer in peers:
+            peer.wait_for("finished")
+    return peers
+
+
+def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
+    run = tiny_run()
+    peers = run_two_peers(tmp_path, run, seconds_per_batch=0.15)
+    finished = [peer.events("finished")[0] for peer in peers]
+    steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
+    assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
+    assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 2
+    epochs = [
+        [made_up_batch(run, step["seed"], 4) for step in steps if step["epoch"] == e] for e in range(run.num_epochs)
+    ]
+    expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
+    first, second = (load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second"))
+    assert largest_difference(first, second) == 0.0
+    assert largest_difference(first, expected) < 1e-5
+    assert largest_difference(first, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
+
+
+def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_the_same_bits(tmp_path):
+    # Large tensors, as in a real model: each part carries 1 kB of bucket means.
+    model = dict(tiny_run().model_config, hidden_size=256, num_attention_heads=4, head_dim=64)
+    run = tiny_run(
+        model_config=model,
+        averaging_compression="size_adaptive_8bit",
+        min_8bit_elements=2**16,
+        num_epochs=6,
+        optimizer_bits=8,
+        delay_optimizer_step=True,
+        average_state_every=2,
+    )
+    peers = run_two_peers(tmp_path, run)
+    finished = [peer.events("finished")[0] for peer in peers]
+    num_parameters = initial_model(run).num_parameters()
+    for event in finished:
+        assert event["share_averaged"] == 1.0
+        assert event["num_state_rounds"] > 0
+        assert not event["was_declared_twice"]  # hivemind does that for every tensor of a round, all at once
+        expected = num_parameters * 2 * (2 - 1) / 2
+        assert event["bytes_sent"] / event["num_rounds"] == pytest.approx(expected, rel=0.05)
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
+    assert largest_difference(*parameters) == 0.0
+    named = [{event["epoch"]: event["digest"] for event in peer.events("state")} for peer in peers]
+    epochs = set(named[0]) & set(named[1])
+    assert len(epochs) >= 3, "epoch by epoch peers name the digest of their whole state, also while a step is delayed"
+    assert {epoch: named[0][epoch] for epoch in epochs} == {epoch: named[1][epoch] for epoch in epochs}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, number):
+    run = tiny_run(num_epochs=8, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        first, second = swarm.start("first"), swarm.start("second")
+        victim = swarm.start("victim", struck_in_round_of_epoch=3, signal=number)
+        finished = [peer.wait_for("finished", seconds=150) for peer in (first, second)]
+    assert max(step["epoch"] for step in victim.events("step")) <= 3
+    assert [event["epoch"] for event in finished] == [run.num_epochs] * 2
+    for peer in (first, second):
+        ends = {step["epoch"]: step for step in peer.events("step") if step["ended_epoch"]}
+        assert ends[2]["num_rounds"] == 3 and ends[3]["num_rounds"] == 5, "a second all-reduce for the same gradients"
+        assert ends[3]["share_averaged"] == 1.0
+    start = first.events("evaluation")[0]["loss"]
+    assert all(event["loss"] < start for event in finished)
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
+    assert largest_difference(*parameters) < 1e-4
+
+
+def test_three_of_four_meet_again_without_the_one_whose_parts_come_too_late(tmp_path):
+    run = tiny_run(num_epochs=6, target_batch_size=64, average_state_every=100)
+    with Swarm(tmp_path, run, num_peers=4) as swarm:
+        punctual = [swarm.start(name, save_epochs=True) for name in ("first", "second", "third")]
+        swarm.start("dawdler", dawdles_in_round_of_epoch=3)
+        for peer in punctual:
+            peer.wait_for("step", epoch=4, seconds=200)
+    for peer in punctual:
+        ends = {step["epoch"]: step for step in peer.events("step") if step["ended_epoch"]}
+        assert ends[3]["num_rounds"] - ends[2]["num_rounds"] == 2, "a second all-reduce for the same gradients"
+        assert ends[3]["share_averaged"] == 1.0, "nobody is left out of it"
+    parameters = [load_file(tmp_path / f"{peer.name}-4.safetensors") for peer in punctual]
+    assert largest_difference(*parameters[:2]) == largest_difference(*parameters[1:]) == 0.0
+
+
+def test_a_peer_that_freezes_while_states_are_averaged_holds_nobody_up(tmp_path):
+    run = tiny_run(num_epochs=7, target_batch_size=48, average_state_every=4, averaging_timeout_seconds=20.0)
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        first, second = swarm.start("first"), swarm.start("second")
+        swarm.start("victim", struck_in_round_of_epoch=3, signal=signal.SIGSTOP, struck_averager="state_averager")
+        for peer in (first, second):
+            peer.wait_for("finished", seconds=150)
+    for peer in (first, second):
+        ends = {step["epoch"] + 1: step for step in peer.events("step") if step["ended_epoch"]}
+        assert ends[5]["num_state_rounds"] == 1 and ends[5]["state_share"] < 1, "the round of epoch 4 is tried once"
+        assert ends[5]["share_averaged"] == ends[6]["share_averaged"] == 1.0
+        end = peer.events("finished")[0]  # the round may be that of the last epoch, which goes on after its last step
+        assert end["num_state_rounds"] >= 2 and end["state_share"] == 1.0, "all are called for another one at once"
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
+    assert largest_difference(*parameters) < 1e-6
+
+
+def test_a_gradient_that_misses_its_round_counts_in_the_next(tmp_path):
+    run = tiny_run(num_epochs=10_000, target_batch_size=600)  # five seconds for three, enough to come back within one
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        others = [swarm.start("first"), swarm.start("second")]
+        late = swarm.start("late")
+        late.wait_for("step", epoch=1)
+        late.freeze()
+        num_gathered = late.events("step")[-1]["num_gathered"]
+        for other in others:
+            other.wait_for("step", epoch=1, ended_epoch=True)
+        late.thaw()
+        late.wait_for("step", epoch=2, was_used=True)
+        late.wait_for("step", epoch=2, ended_epoch=True)
+    steps = [step for step in late.events("step") if step["epoch"] == 2 and step["was_used"]]
+    assert steps[0]["num_gathered"] > num_gathered > 0
+    assert steps[-1]["share_averaged"] == 1.0
+    for other in others:
+        assert [step["share_averaged"] for step in other.events("step") if step["epoch"] == 2][-1] == 1.0
+
+
+def test_a_peer_that_misses_a_round_behind_the_next_epoch_does_not_take_the_swarm_apart(tmp_path):
+    run = tiny_run(num_epochs=9, target_batch_size=400, delay_optimizer_step=True, delay_gradient_averaging=True)
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        others = [swarm.start("first"), swarm.start("second")]
+        late = swarm.start("late")
+        late.wait_for("step", epoch=2)
+        late.freeze()
+        for other in others:
+            other.wait_for("step", epoch=3)
+        late.thaw()
+        finished = [peer.wait_for("finished") for peer in (*others, late)]
+    assert [event["epoch"] for event in finished] == [run.num_epochs] * 3
+    for peer in (*others, late):
+        shares = {step["epoch"]: step["share_averaged"] for step in peer.events("step") if step["ended_epoch"]}
+        assert [shares[epoch] for epoch in range(5, run.num_epochs)] == [1.0] * (run.num_epochs - 5)
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second", "late")]
+    assert largest_difference(*parameters[:2]) < 1e-6
+    assert largest_difference(*parameters[1:]) < 1e-6
+
+
+def test_a_gradient_that_is_not_finite_stays_with_its_peer(tmp_path):
+    run = tiny_run(num_epochs=3)
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        honest = swarm.start("honest")
+        broken = swarm.start("broken", first_seed=50, poisoned_seeds=[52, 55])
+        finished = [peer.wait_for("finished") for peer in (honest, broken)]
+    assert finished[0]["num_refused"] == 0
+    assert finished[1]["num_refused"] == 2
+    for name in ("honest", "broken"):
+        assert all(torch.isfinite(tensor).all() for tensor in load_file(tmp_path / f"{name}.safetensors").values())
+
+
+def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
+    run = tiny_run(num_epochs=10_000, average_state_every=1)
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        first = swarm.start("first", seconds_per_batch=0.25)
+        first.wait_for("step", epoch=2)
+        newcomer = swarm.start("newcomer")
+        ready = newcomer.wait_for("ready")
+        for peer in (first, newcomer):
+            peer.wait_for("step", has_averaged=True, was_used=True)
+        for peer in (first, newcomer):
+            peer.terminate()
+        finished = [peer.wait_for("finished") for peer in (first, newcomer)]
+    assert ready["source"] == "peers"
+    assert ready["epoch"] >= 2
+    assert all(event["num_rounds"] >= 1 for event in finished)
+
+
+def test_a_peer_behind_a_firewall_trains_with_others_that_average_for_it(tmp_path):
+    run = tiny_run(num_epochs=4)
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        reachable = swarm.start("reachable")
+        client = swarm.start("client", client_mode=True)
+        finished = [peer.wait_for("finished") for peer in (reachable, client)]
+        used = [step for step in client.events("step") if step["was_used"]]
+    assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
+    assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 2
+    assert {step["epoch"] for step in used} == set(range(run.num_epochs))
+    parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("reachable", "client")]
+    assert largest_difference(*parameters) < 1e-6
+
+
+def test_no_process_is_left_when_a_peer_is_killed_by_its_main_process_alone(tmp_path):
+    run = tiny_run(num_epochs=1000)
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        peer = swarm.start("only")
+        peer.wait_for("step")
+        family = [psutil.Process(peer.process.pid), *psutil.Process(peer.process.pid).children(recursive=True)]
+        assert any(process.name() == "p2pd" for process in family)
+        family[0].kill()
+        peer.process.wait()
+        _, alive = psutil.wait_procs(family[1:], timeout=10)
+    assert alive == []

@@ -1,0 +1,207 @@
+"""With whom a peer looks for a group, for how long, and how often it asks the DHT who else does."""
+
+import asyncio
+import itertools
+
+import pytest
+from hivemind.averaging.key_manager import GroupKeyManager, is_valid_group
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+from pipelines.training.averaging.group.matchmaking import GroupSearch, PacedKeyManager, retry_seconds
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
+
+
+def make_manager(dht, pause_seconds):
+    return PacedKeyManager(GroupKeyManager(dht, "paced", "", None), pause_seconds)
+
+
+async def look(manager):
+    return await manager.get_averagers(manager.current_key, only_active=True)
+
+
+def test_the_first_look_is_at_once_and_the_next_one_after_a_pause(dht):
+    manager = make_manager(dht, pause_seconds=3600.0)
+
+    async def look_twice():
+        first = await look(manager)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(look(manager), 0.3)
+        return first
+
+    assert asyncio.run(look_twice()) == []
+
+
+def test_what_is_found_is_what_others_have_declared_but_for_those_to_be_avoided(dht):
+    manager = make_manager(dht, pause_seconds=0.01)
+
+    async def declare_and_look():
+        expiration = get_dht_time() + 60.0
+        await manager.declare_averager(manager.current_key, dht.peer_id, expiration)
+        found = await look(manager)
+        manager.avoid([dht.peer_id])
+        return expiration, found, await look(manager)
+
+    expiration, found, found_then = asyncio.run(declare_and_look())
+    assert found == [(dht.peer_id, expiration)]
+    assert found_then == []
+
+
+def test_who_averages_another_epochs_values_is_not_found(dht):
+    async def declare_for_one_epoch_and_look_for_it_and_another():
+        _, search = await make_search(dht)
+        manager = search._key_manager
+        search.average_epoch(7)
+        key = manager.current_key
+        await manager.declare_averager(key, dht.peer_id, get_dht_time() + 60.0)
+        found = await look(manager)
+        search.average_epoch(8)
+        search.begin()
+        return key, found, manager.current_key, await look(manager)
+
+    key, found, next_key, found_then = asyncio.run(declare_for_one_epoch_and_look_for_it_and_another())
+    assert is_valid_group(key) and is_valid_group(next_key) and key != next_key
+    assert [peer for peer, _ in found] == [dht.peer_id] and found_then == []
+
+
+async def make_search(dht, rounds_begin_together=True):
+    matchmaking = Matchmaking(
+        await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix="search",
+        target_group_size=None, min_group_size=2, min_matchmaking_time=2.0, request_timeout=0.5, client_mode=False,
+    )  # fmt: skip
+    return matchmaking, GroupSearch(matchmaking, rounds_begin_together)
+
+
+OTHERS = MEMBERS[1:]
+"""All members but the first, which is this peer wherever a search is made."""
+
+
+async def make_own_search(dht, own=0, rounds_begin_together=True):
+    """Return the search of one of the members, which the real peer is called here."""
+    matchmaking, search = await make_search(dht, rounds_begin_together)
+    matchmaking.peer_id = MEMBERS[own]
+    return matchmaking, search
+
+
+@pytest.mark.parametrize(("num_silent", "num_avoided"), [(0, 0), (1, 1), (2, 0), (3, 0)])
+def test_who_does_not_answer_in_a_late_round_is_avoided_unless_most_do_not(dht, num_silent, num_avoided):
+    silent = OTHERS[:num_silent]
+
+    async def ask(member):
+        if member in silent:
+            await asyncio.Event().wait()
+
+    async def watch_until_others_have_answered():
+        _, search = await make_own_search(dht)
+        watching = asyncio.create_task(search.watch(OTHERS, ask))
+        await asyncio.wait([watching], timeout=0.3)
+        search.meet_again(MEMBERS)
+        watching.cancel()
+        await asyncio.wait([watching])
+        avoided = set(search.avoided)
+        search.begin()
+        return avoided, set(search.avoided)
+
+    avoided, avoided_in_the_next_round = asyncio.run(watch_until_others_have_answered())
+    assert avoided == set(silent[:num_avoided])
+    assert avoided_in_the_next_round == set()
+
+
+def test_a_member_that_refuses_to_answer_is_avoided_too(dht):
+    async def ask(member):
+        if member == MEMBERS[1]:
+            raise ConnectionResetError
+
+    async def watch():
+        _, search = await make_own_search(dht)
+        await search.watch(OTHERS, ask)
+        avoided_in_time = set(search.avoided)
+        search.meet_again(MEMBERS)
+        return avoided_in_time, set(search.avoided)
+
+    assert asyncio.run(watch()) == (set(), {MEMBERS[1]}), "nobody is avoided while the round may succeed"
+
+
+@pytest.mark.parametrize(
+    ("silent", "late", "avoided"), [((), (1,), {1}), ((1,), (1,), {1}), ((2,), (1,), set()), ((), (1, 2), set())]
+)
+def test_for_whom_a_round_has_waited_is_avoided_in_the_next_search_and_no_longer(dht, silent, late, avoided):
+    async def ask(member):
+        if member in [MEMBERS[number] for number in silent]:
+            raise ConnectionResetError
+
+    async def search_twice():
+        _, search = await make_own_search(dht)
+        await search.watch(OTHERS, ask)
+        search.meet_again(MEMBERS, late=[MEMBERS[number] for number in late])
+        first = set(search.avoided)
+        search.begin()
+        return first, set(search.avoided)
+
+    assert asyncio.run(search_twice()) == ({MEMBERS[number] for number in avoided}, set())
+
+
+@pytest.mark.parametrize(
+    ("own", "late", "clients", "asked"),
+    [(0, (), (), []), (2, (), (), [0, 1]), (3, (1,), (), [0, 2]), (3, (0,), (1,), [2]), (1, (), (1,), [0, 2, 3])],
+)
+def test_members_meet_again_under_the_first_in_their_order_who_can_lead(dht, own, late, clients, asked):
+    def named(numbers):
+        return [MEMBERS[number] for number in numbers]
+
+    async def meet():
+        matchmaking, search = await make_own_search(dht, own)
+        search.meet_again(MEMBERS, clients=named(clients), late=named(late))
+        found = await look(matchmaking.group_key_manager)
+        seconds, size = matchmaking.potential_leaders.min_matchmaking_time, matchmaking.target_group_size
+        search.begin()
+        return found, seconds, size, await look(matchmaking.group_key_manager), matchmaking.target_group_size
+
+    before = get_dht_time()
+    found, seconds, size, found_in_the_next_round, former_size = asyncio.run(meet())
+    assert [peer for peer, _ in found] == named(asked)
+    assert all(before < first < second for (_, first), (_, second) in itertools.pairwise(found))
+    assert size == len(MEMBERS) - len(late) and former_size is None
+    assert (seconds == retry_seconds(2.0)) == (not asked), "followers look longer than their leader"
+    assert found_in_the_next_round == []
+
+
+def test_members_that_did_not_begin_a_round_together_look_for_each_other_in_the_dht(dht):
+    async def meet():
+        matchmaking, search = await make_own_search(dht, own=2, rounds_begin_together=False)
+        search.meet_again(MEMBERS, late=MEMBERS[:1])
+        seconds, size = matchmaking.potential_leaders.min_matchmaking_time, matchmaking.target_group_size
+        return await look(matchmaking.group_key_manager), set(search.avoided), seconds, size
+
+    assert asyncio.run(meet()) == ([], set(), retry_seconds(2.0), None)
+
+
+def test_a_group_that_meets_again_does_not_wait_for_its_declaration(dht):
+    async def declare():
+        manager = make_manager(dht, pause_seconds=0.01)
+        manager.meet_again((), seconds=60.0)
+        until = get_dht_time() + 60.0
+        assert await manager.declare_averager(manager.current_key, dht.peer_id, until)
+        manager.meet_again((), seconds=0.0)
+        while not (found := await look(manager)):
+            pass  # the declaration goes on by itself
+        return found == [(dht.peer_id, until)]
+
+    assert asyncio.run(asyncio.wait_for(declare(), 30))
+
+
+def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):
+    async def search_seconds():
+        matchmaking, search = await make_own_search(dht)
+        search.begin()
+        first = matchmaking.potential_leaders.min_matchmaking_time
+        search.meet_again(MEMBERS)
+        second = matchmaking.potential_leaders.min_matchmaking_time
+        search.begin()
+        return first, second, matchmaking.potential_leaders.min_matchmaking_time
+
+    assert asyncio.run(search_seconds()) == (2.0, retry_seconds(2.0), 2.0)
+    assert retry_seconds(2.0) < 2.0

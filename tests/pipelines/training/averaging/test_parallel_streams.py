@@ -1,0 +1,185 @@
+"""Lanes: parts are dealt out and their answers put together again; a reducer takes every lane of a sender once."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hivemind.compression import NoCompression, serialize_torch_tensor
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
+from pipelines.training.averaging.reduce.suspects import Offence
+from pipelines.training.averaging.runner import RoundMemory, TrustedAllReduceRunner, _hello
+from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
+from pipelines.training.averaging.wire.parallel_streams import MAX_LANES, MIN_VALUES_PER_LANE, Lanes, in_turn
+
+REDUCER, SENDER = PeerID(b"reducer"), PeerID(b"sender")
+GROUP = b"group"
+LARGE = MIN_VALUES_PER_LANE
+FOUR_LANES = Lanes((0, 1, 2, 3) * 10)
+SECONDS = 0.5
+
+
+def loads(lanes, part_sizes):
+    return [sum(part_sizes[index] for index in lanes.part_indices(lane)) for lane in lanes.numbers]
+
+
+@pytest.mark.parametrize(
+    ("part_sizes", "group_size", "num_lanes"),
+    [
+        ((), 2, 0),
+        ((0, 0), 2, 1),
+        ((5,), 2, 1),
+        ((LARGE,) * 15, 2, 1),
+        ((LARGE,) * 16, 2, 2),
+        ((LARGE,) * 1000, 2, MAX_LANES),
+        ((LARGE,) * 1000, 4, 3),
+        ((LARGE,) * 1000, 9, 1),
+        ((LARGE,) * 1000, 100, 1),
+        ((100,) * 1000, 2, 1),
+    ],
+)
+def test_what_is_small_and_who_has_many_reducers_needs_fewer_lanes(part_sizes, group_size, num_lanes):
+    lanes = Lanes.deal(part_sizes, group_size)
+    assert len(lanes.numbers) == num_lanes
+    dealt = sorted(index for lane in lanes.numbers for index in lanes.part_indices(lane))
+    assert dealt == list(range(len(part_sizes)))
+
+
+def test_large_and_small_parts_in_turn_load_all_lanes_alike():
+    part_sizes = (LARGE, 1024) * 100  # weights and biases
+    found = loads(Lanes.deal(part_sizes, 2), part_sizes)
+    assert len(found) == MAX_LANES
+    assert max(found) - min(found) <= LARGE
+
+
+def test_the_slowest_link_waits_a_small_share_of_the_round_for_a_lanes_next_part():
+    for num_parts in range(1, 200):
+        lanes = Lanes.deal((LARGE,) * num_parts, 2)
+        assert len(lanes.numbers) == 1 or len(lanes.numbers) <= num_parts / 8
+
+
+async def numbers(lanes, lane, ended=None, fails_at=None):
+    try:
+        for index in lanes.part_indices(lane):
+            if index == fails_at:
+                raise ConnectionResetError(f"at {index}")
+            await asyncio.sleep(0.001 * (len(lanes.numbers) - lane))  # the last lane is the fastest
+            yield index
+    finally:
+        if ended is not None:
+            ended.append(lane)
+
+
+def read_all(lanes, **kwargs):
+    return in_turn([numbers(lanes, lane, **kwargs) for lane in lanes.numbers], lanes.of_parts)
+
+
+@pytest.mark.parametrize("of_parts", [(), (0,), (0, 1, 2, 3, 0, 1, 2), (0, 1, 1, 0, 2, 3, 3, 3, 3, 3, 0)])
+def test_what_was_dealt_out_comes_back_in_order(of_parts):
+    async def run():
+        return [index async for index in read_all(Lanes(of_parts))]
+
+    assert asyncio.run(run()) == list(range(len(of_parts)))
+
+
+def test_what_came_before_a_failed_lane_is_used_and_all_others_are_closed():
+    ended, received = [], []
+
+    async def run():
+        async for index in read_all(FOUR_LANES, ended=ended, fails_at=10):
+            received.append(index)
+
+    with pytest.raises(ConnectionResetError, match="at 10"):
+        asyncio.run(run())
+    assert received == list(range(10))
+    assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_all_lanes_are_closed_when_nobody_reads_on():
+    ended = []
+
+    async def run():
+        answers = read_all(FOUR_LANES, ended=ended)
+        assert await anext(answers) == 0
+        await answers.aclose()
+        return sorted(ended)
+
+    assert asyncio.run(run()) == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def make_runner(monkeypatch):
+    """A reducer of 32 parts for one sender, four lanes; it dials nobody, so all it needs of the network is a name."""
+    monkeypatch.setattr(averaging_lanes, "MIN_VALUES_PER_LANE", 1)
+    return lambda: TrustedAllReduceRunner(
+        p2p=SimpleNamespace(peer_id=REDUCER), servicer_type=TrustedAllReduceRunner, prefix="test", group_id=GROUP,
+        tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),
+        sender_timeout=SECONDS, reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096,
+        rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), notices_replays=True,
+        answers_are_averages=True, count_bytes=lambda number: None,
+    )  # fmt: skip
+
+
+async def codes_of_answers(runner, hello):
+    """Open a stream, send one part and no more, and yield the codes of the answers."""
+
+    async def messages():
+        yield hello
+        part = serialize_torch_tensor(torch.randn(1024))
+        yield averaging_pb2.AveragingData(code=averaging_pb2.PART_FOR_AVERAGING, tensor_part=part, weight=1.0)
+        await asyncio.sleep(60)
+
+    async with aclosing(runner.rpc_aggregate_part(messages(), P2PContext("", REDUCER, SENDER))) as answers:
+        return [answer.code async for answer in answers]
+
+
+@asynccontextmanager
+async def open_lanes(runner, *lane_numbers):
+    """Have some lanes of the sender open."""
+    streams = [asyncio.ensure_future(codes_of_answers(runner, _hello(GROUP, n))) for n in lane_numbers]
+    async with asyncio.timeout(10):
+        while runner._lanes_open[SENDER] != set(lane_numbers):
+            await asyncio.sleep(0.001)
+    try:
+        yield
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+@pytest.mark.parametrize("field", [b"", b"\x04", b"\xff", b"\x00\x00", SENDER.to_bytes()])
+def test_a_lane_that_does_not_exist_is_refused(make_runner, field):
+    async def run():
+        hello = _hello(GROUP, 0)
+        hello.peer_id = field
+        return await codes_of_answers(make_runner(), hello)
+
+    assert asyncio.run(run()) == [averaging_pb2.PROTOCOL_VIOLATION]
+
+
+def test_a_lane_that_is_open_is_not_opened_again_and_its_opener_is_named(make_runner):
+    async def run():
+        runner = make_runner()
+        async with open_lanes(runner, 1, 2):
+            assert not runner.offences
+            return await codes_of_answers(runner, _hello(GROUP, 1)), runner.offences
+
+    codes, offences = asyncio.run(run())
+    assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
+    assert (SENDER, Offence.REPLAYED) in offences
+
+
+@pytest.mark.parametrize("num_opened", [0, 3, 4])
+def test_a_sender_that_does_not_open_all_its_lanes_is_given_up(make_runner, num_opened):
+    async def run():
+        runner = make_runner()
+        async with open_lanes(runner, *range(num_opened)):
+            await runner._handle_missing_senders()
+            return SENDER in runner.banned_senders
+
+    assert asyncio.run(run()) == (num_opened < 4)

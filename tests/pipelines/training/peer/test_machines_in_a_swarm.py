@@ -1,0 +1,80 @@
+"""Peers on unlike machines: several devices that are one peer, pauses, limits, short precision, delayed averaging."""
+
+import signal
+
+import pytest
+from plain_training import largest_difference, train_alone
+from safetensors.torch import load_file
+from swarm_of_processes import Swarm, tiny_run
+from swarm_peer import made_up_batch
+
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+
+def test_two_processes_act_as_one_peer_with_the_joined_batch_until_its_hours_are_over(tmp_path):
+    run = tiny_run(num_epochs=10_000, target_batch_size=16)
+    options = dict(num_devices=2, max_hours=5 / 3600)
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        # 7 samples: the two shares differ.
+        peer = swarm.start("pair", micro_batch_size=7, seconds_per_batch=0.0, options=options)
+        finished = peer.wait_for("finished")
+        assert peer.process.wait(30) == 0
+    steps = peer.events("step")
+    duration = steps[-1]["time"] - steps[0]["time"]
+    assert 1 <= finished["epoch"] < run.num_epochs
+    assert duration < 30
+    epochs = [
+        [made_up_batch(run, step["seed"], 7) for step in steps if step["epoch"] == epoch]
+        for epoch in range(finished["epoch"])
+    ]
+    expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
+    pair = load_file(tmp_path / "pair.safetensors")
+    assert largest_difference(pair, expected) < 1e-5
+    assert largest_difference(pair, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
+
+
+def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_path):
+    run = tiny_run(num_epochs=10_000, average_state_every=1, progress_expiration_seconds=20.0)
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        first = swarm.start("first", seconds_per_batch=0.2)
+        second = swarm.start("second", options=dict(precision="bf16", bandwidth_limit_mbit=100))
+        together = second.wait_for("step", has_averaged=True)
+        second.process.send_signal(signal.SIGUSR1)
+        alone = first.wait_for("step", num_peers=1, ended_epoch=True, after=together["time"])
+        num_steps = len(second.events("step"))
+        later = first.wait_for("step", epoch=alone["epoch"] + 4)
+        assert len(second.events("step")) == num_steps
+        second.process.send_signal(signal.SIGUSR2)
+        back = second.wait_for("step", num_peers=2, was_used=True, ended_epoch=True, after=later["time"])
+        first.wait_for("step", has_averaged=True, after=back["time"])
+        for peer in (first, second):
+            peer.terminate()
+        finished = [peer.wait_for("finished") for peer in (first, second)]
+    assert together["epoch"] <= alone["epoch"]
+    # Four epochs alone, without a time-out (20 s) for the peer that rests.
+    assert later["time"] - alone["time"] < 4 * 10
+    assert back["epoch"] >= later["epoch"]
+    start = first.events("evaluation")[0]["loss"]
+    assert all(event["loss"] < start for event in finished)
+    assert "Paused at epoch" in second.log() or finished[1]["epoch"] > alone["epoch"]
+
+
+def test_averaging_behind_the_next_epochs_computation_converges_like_averaging_at_once(tmp_path):
+    losses = {}
+    for name, delay in (("at-once", False), ("behind", True)):
+        (tmp_path / name).mkdir()
+        run = tiny_run(
+            num_epochs=14, average_state_every=4, averaging_compression="size_adaptive_8bit",
+            delay_optimizer_step=delay, delay_gradient_averaging=delay,
+        )  # fmt: skip
+        with Swarm(tmp_path / name, run, num_peers=2) as swarm:
+            peers = [swarm.start("first"), swarm.start("second")]
+            finished = [peer.wait_for("finished") for peer in peers]
+        assert [event["epoch"] for event in finished] == [run.num_epochs] * 2
+        losses[name] = max(event["loss"] for event in finished)
+        start = peers[0].events("evaluation")[0]["loss"]
+    assert losses["at-once"] < 0.85 * start
+    assert losses["behind"] < 0.85 * start
+    assert losses["behind"] < losses["at-once"] + 0.3 * (start - losses["at-once"])

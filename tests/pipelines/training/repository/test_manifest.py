@@ -1,0 +1,146 @@
+"""Signed manifests: what is whole is taken, what was changed is refused by file and tensor."""
+
+import json
+
+import pytest
+import torch
+from damaged_files import flip_byte_of_tensor
+from safetensors.torch import save_file
+
+from pipelines.training.repository.manifest import (
+    CheckpointManifest,
+    CheckpointRefusedError,
+    digest_files,
+    read_manifest,
+    tensor_digests,
+    verify_checkpoint,
+)
+from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by, keys_from_json, keys_to_json
+
+MANIFEST = "checkpoint_manifest.json"
+
+
+@pytest.fixture
+def key(tmp_path):
+    return PublisherKey.load_or_create(tmp_path / "keys" / "key.pem")
+
+
+@pytest.fixture
+def checkpoint(tmp_path, key):
+    """A small checkpoint with a signed manifest."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    weights = {"layers.0.weight": torch.arange(12.0).reshape(3, 4), "head.bias": torch.ones(5)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({"head.bias.exp_avg": torch.zeros(5)}, folder / "optimizer_state.safetensors")
+    (folder / "run_state.json").write_text(json.dumps(dict(run_id="birds", epoch=12)))
+    (folder / "modeling.py").write_text("print('a model')\n")
+    manifest = manifest_of(folder)
+    (folder / MANIFEST).write_text(manifest.signed(key), encoding="utf-8")
+    return folder
+
+
+def manifest_of(folder, **changes):
+    values = dict(
+        run_id="birds", generation=0, epoch=12, dataset_repository="org/codes", dataset_revision="abc",
+        package_version="0.1.0", parent_commit="def", parent_epoch=9, parent_manifest="0" * 64,
+        contributors={"ann": 10, "Zoë": 7}, files=digest_files(folder),
+    )  # fmt: skip
+    return CheckpointManifest(**(values | changes))
+
+
+def test_a_whole_checkpoint_is_taken_with_all_that_its_manifest_says(checkpoint, key):
+    manifest = verify_checkpoint(checkpoint, [key.public])
+    (checkpoint / MANIFEST).unlink()
+    assert manifest == manifest_of(checkpoint)
+    assert set(manifest.files) == {"model.safetensors", "optimizer_state.safetensors", "run_state.json", "modeling.py"}
+    assert set(manifest.files["model.safetensors"].tensors) == {"layers.0.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    ("file", "tensor"),
+    [("model.safetensors", "layers.0.weight"), ("model.safetensors", "head.bias"),
+     ("optimizer_state.safetensors", "head.bias.exp_avg")],
+)  # fmt: skip
+def test_a_flipped_byte_is_refused_with_the_name_of_file_and_tensor(checkpoint, key, file, tensor):
+    flip_byte_of_tensor(checkpoint / file, tensor, position=7)
+    message = rf"{file} is damaged: .* \(tensor {tensor}\)\. Delete .* and download the checkpoint again"
+    with pytest.raises(CheckpointRefusedError, match=message):
+        verify_checkpoint(checkpoint, [key.public])
+
+
+def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
+    weights, original = checkpoint / "model.safetensors", (checkpoint / "model.safetensors").read_bytes()
+    for damaged in (original[:12] + b"!" + original[13:], b"\xff" * 8 + original[8:]):
+        weights.write_bytes(damaged)
+        with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is damaged: .* \(its header\)"):
+            verify_checkpoint(checkpoint, [key.public])
+    weights.write_bytes(original[:-1])
+    with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is damaged: it has \d+ bytes, .* says \d+"):
+        verify_checkpoint(checkpoint, [key.public])
+    weights.unlink()
+    with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is missing, but the manifest of epoch 12"):
+        verify_checkpoint(checkpoint, [key.public])
+
+
+@pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "model-00002.safetensors"])
+def test_code_and_tensors_that_nobody_signed_are_refused(checkpoint, key, name):
+    (checkpoint / name).write_bytes(b"import os\n")
+    with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12: nobody has signed"):
+        verify_checkpoint(checkpoint, [key.public])
+
+
+def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(checkpoint, key, tmp_path):
+    other = PublisherKey.load_or_create(tmp_path / "other.pem")
+    path = checkpoint / MANIFEST
+    signed = json.loads(path.read_text())
+    changed = {**signed, "manifest": {**signed["manifest"], "epoch": 13}}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(CheckpointRefusedError, match="does not fit its content: it was changed after it was signed"):
+        verify_checkpoint(checkpoint, [key.public])
+    path.write_text(json.dumps(signed))
+    with pytest.raises(CheckpointRefusedError, match=r"which is none of the 1 in the run's publisher_keys.json"):
+        verify_checkpoint(checkpoint, [other.public])
+    path.unlink()
+    with pytest.raises(CheckpointRefusedError, match=f"has no {MANIFEST}, but the run has keys"):
+        verify_checkpoint(checkpoint, [key.public])
+    assert verify_checkpoint(checkpoint, []) is None, "a run that began without keys"
+
+
+def test_a_manifest_of_another_run_state_or_format_is_refused(checkpoint, key):
+    (checkpoint / MANIFEST).unlink()
+    (checkpoint / "run_state.json").write_text(json.dumps(dict(run_id="birds", epoch=11)))
+    manifest = manifest_of(checkpoint)
+    (checkpoint / MANIFEST).write_text(manifest.signed(key), encoding="utf-8")
+    with pytest.raises(CheckpointRefusedError, match="is of run birds at epoch 11, its manifest of run birds at epoch"):
+        verify_checkpoint(checkpoint, [key.public])
+    with pytest.raises(CheckpointRefusedError, match="has format 2, this package knows 1"):
+        read_manifest(manifest_of(checkpoint, format_version=2).signed(key), [key.public])
+    for text in ("{", "[]", '{"manifest": 3}'):
+        with pytest.raises(CheckpointRefusedError, match="cannot be read"):
+            read_manifest(text, [key.public])
+
+
+def test_a_key_is_kept_in_a_private_file_and_its_signatures_are_its_own(tmp_path):
+    path = tmp_path / "key.pem"
+    key = PublisherKey.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert PublisherKey.load_or_create(path).public == key.public
+    signature = key.sign(b"text")
+    assert is_signed_by(key.public, b"text", signature)
+    other = PublisherKey.load_or_create(tmp_path / "other.pem")
+    assert not is_signed_by(key.public, b"texT", signature) and not is_signed_by(other.public, b"text", signature)
+    assert not is_signed_by("ed25519:nonsense", b"text", signature) and not is_signed_by(key.public, b"text", "?")
+    path.write_text("no key")
+    with pytest.raises(ValueError, match=r"key.pem is not a key in PEM format"):
+        PublisherKey.load_or_create(path)
+    assert keys_from_json(keys_to_json([key.public, other.public])) == (key.public, other.public)
+    with pytest.raises(ValueError, match=r"publisher_keys.json of the run cannot be read"):
+        keys_from_json('{"keys": 3}')
+
+
+def test_digests_of_tensors_are_those_of_their_bytes(checkpoint):
+    import hashlib
+
+    expected = hashlib.sha256(torch.ones(5).numpy().tobytes()).hexdigest()
+    assert tensor_digests(checkpoint / "model.safetensors")["head.bias"] == expected

@@ -1,0 +1,107 @@
+"""Which state a newcomer takes when peers disagree, and whom it asks for it."""
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from pipelines.training.state.votes import count_votes, cut_into_jobs, donors_in_turn, newest_plausible_epoch
+
+HONEST, OTHER = "a" * 64, "b" * 64
+
+
+def claims(*values, first_key=0):
+    """Return claims by key from (epoch, digest) or (epoch, digest, shares)."""
+    return {
+        bytes([first_key + number]): SimpleNamespace(
+            peer_id=f"peer{first_key + number}", epoch=value[0], digest=value[1], shares=(*value, True)[2]
+        )
+        for number, value in enumerate(values)
+    }
+
+
+def test_the_digest_that_most_trainers_name_is_taken_and_the_others_are_named():
+    votes = claims((5, HONEST), (5, OTHER), (5, HONEST))
+    verdict = count_votes(votes, trainers=set(votes))
+    assert (verdict.epoch, verdict.digest, verdict.num_votes, verdict.num_voters) == (5, HONEST, 2, 3)
+    assert verdict.donors == ("peer0", "peer2")
+    assert verdict.outvoted == ("peer1",)
+    assert verdict.is_clear
+    assert str(verdict) == "epoch 5, named by 2 of 3"
+
+
+def test_those_who_do_not_train_have_no_vote_but_may_hand_the_state_out():
+    votes = claims((5, HONEST), (5, HONEST), (5, OTHER), (5, OTHER), (5, OTHER), (5, HONEST))
+    verdict = count_votes(votes, trainers={bytes([0]), bytes([1]), bytes([2])})
+    assert (verdict.digest, verdict.num_votes, verdict.num_voters) == (HONEST, 2, 3)
+    assert verdict.donors == ("peer0", "peer1", "peer5")
+
+
+def test_without_trainers_the_auxiliary_peers_state_is_taken():
+    assert count_votes(claims((5, HONEST)), trainers={b"another"}).digest == HONEST
+    assert count_votes({}, trainers={b"another"}) is None
+
+
+def test_peers_behind_a_firewall_vote_without_being_asked():
+    votes = claims((5, HONEST, False), (5, HONEST, False), (5, HONEST), (5, OTHER), (5, OTHER))
+    verdict = count_votes(votes, trainers=set(votes))
+    assert (verdict.digest, verdict.num_votes, verdict.donors) == (HONEST, 3, ("peer2",))
+    assert count_votes(claims((5, HONEST, False)), trainers=set()) is None
+
+
+def test_the_newest_state_is_taken_among_equals_and_the_votes_are_not_clear():
+    verdict = count_votes(claims((5, HONEST), (6, OTHER)), trainers=set())
+    assert (verdict.epoch, verdict.is_clear, verdict.outvoted) == (6, False, ())
+
+
+@pytest.mark.parametrize(
+    ("states", "is_decided"),
+    [
+        ([(5, HONEST), (6, OTHER)], False),
+        ([(5, HONEST), (6, OTHER), (6, "c")], False),
+        ([(6, HONEST), (6, OTHER), (6, "c")], True),
+        ([(5, HONEST), (5, HONEST), (6, OTHER)], True),
+        ([(5, HONEST), (6, OTHER), (6, OTHER), (6, "c")], False),
+        ([(6, HONEST), (6, HONEST), (6, OTHER), (6, "c")], True),
+        ([(5, HONEST), (6, "c"), (6, OTHER), (6, "d"), (6, "e")], True),
+    ],
+)
+def test_votes_are_waited_for_as_long_as_they_can_make_a_majority(states, is_decided):
+    votes = claims(*states)
+    assert count_votes(votes, trainers=set(votes)).is_decided is is_decided
+
+
+def test_an_epoch_that_the_swarm_cannot_have_reached_wins_no_tie_and_is_named():
+    verdict = count_votes(claims((5, HONEST), (6, OTHER), (10**9, OTHER)), trainers=set())
+    assert (verdict.epoch, verdict.outvoted) == (6, ("peer2",))
+    assert newest_plausible_epoch([]) == 0
+    assert newest_plausible_epoch([7]) == 23
+    assert newest_plausible_epoch([3, 10**9]) == 19
+
+
+def test_a_state_that_was_found_unusable_is_left_to_its_voters():
+    votes = claims((5, OTHER), (5, OTHER), (5, HONEST))
+    assert count_votes(votes, trainers=set(votes), refused={OTHER}).digest == HONEST
+    assert count_votes(votes, trainers=set(votes), refused={OTHER, HONEST}) is None
+
+
+def test_newcomers_spread_over_the_donors():
+    verdict = count_votes(claims(*[(5, HONEST)] * 4), trainers=set())
+    first = Counter(donors_in_turn(verdict, (), random.Random(seed))[0] for seed in range(400))
+    assert set(first) == set(verdict.donors)
+    assert all(60 < number < 140 for number in first.values())
+    assert sorted(donors_in_turn(verdict, {"peer1"}, random.Random(0))) == ["peer0", "peer2", "peer3"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "jobs"),
+    [
+        ({0: 4, 1: 4, 2: 4, 5: 4}, [[0, 1, 2], [5]]),
+        ({0: 100, 1: 1, 2: 100}, [[0], [1, 2]]),
+        ({3: 0}, [[3]]),
+        ({}, []),
+    ],
+)
+def test_jobs_are_runs_of_tensors_of_some_size(sizes, jobs):
+    assert cut_into_jobs(sizes, job_bytes=10) == jobs

@@ -1,0 +1,64 @@
+"""A swarm computes what one process computes with the joined batches: whatever the shares, and nearly so in 8 bits."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from plain_training import train_alone
+from safetensors.torch import load_file
+from support_files import SUPPORT
+from swarm_of_processes import Swarm, tiny_run
+from swarm_peer import made_up_batch
+
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+
+def relative_difference(first: dict, second: dict) -> float:
+    """Return the L2 norm of all differences, relative to that of the second's values."""
+    assert first.keys() == second.keys()
+    differences, values = ((first[n] - second[n]).norm() for n in first), (second[n].norm() for n in second)
+    return (torch.stack(list(differences)).norm() / torch.stack(list(values)).norm()).item()
+
+
+@pytest.mark.parametrize("has_momentum", [False, True])
+def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path, has_momentum):
+    """Shares of about 7:3, in other micro-batches: the average weighs samples, not peers and not micro-batches."""
+    run = tiny_run(target_batch_size=40, num_epochs=8, momentum_before_averaging=has_momentum)
+    sizes = {"first": 7, "second": 3}
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        peers = [swarm.start(name, micro_batch_size=size, seconds_per_batch=0.25) for name, size in sizes.items()]
+        for peer in peers:
+            peer.wait_for("finished")
+    used = [(step, sizes[peer.name]) for peer in peers for step in peer.events("step") if step["was_used"]]
+    shares = [sum(size for _, size in used if size == own) / sum(size for _, size in used) for own in (7, 3)]
+    assert shares == pytest.approx([0.7, 0.3], abs=0.1)
+    epochs = [
+        [made_up_batch(run, step["seed"], size) for step, size in used if step["epoch"] == epoch]
+        for epoch in range(run.num_epochs)
+    ]
+    expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
+    for name in sizes:
+        reached = load_file(tmp_path / f"{name}.safetensors")
+        assert relative_difference(reached, expected) < 1e-6
+    assert relative_difference({n: p.detach() for n, p in initial_model(run).named_parameters()}, expected) > 1e-2
+
+
+def test_fifty_epochs_of_eight_bit_averaging_end_within_one_per_cent_of_exact_training(tmp_path):
+    run = tiny_run(averaging_compression="size_adaptive_8bit", min_8bit_elements=1024, num_epochs=50, optimizer_bits=8)
+    (tmp_path / "run.json").write_text(run.to_json())
+    program = SUPPORT / "averager_pair.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, tmp_path / "run.json"],
+        capture_output=True, text=True, start_new_session=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert losses["alone"][-1] < 0.9 * losses["alone"][0], "there is something to learn"
+    for peer in ("first", "second"):
+        assert len(losses[peer]) == 50
+        assert losses[peer][-1] == pytest.approx(losses["alone"][-1], rel=0.01)
+        assert losses[peer] != losses["alone"], "8 bits are not exact"

@@ -1,0 +1,218 @@
+"""The streaming reader with the real `datasets` against the embedded Hub, in processes of their own."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from published_runs import NUM_RECORDS
+from support_files import SUPPORT
+from transformers import AutoTokenizer
+
+from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.chaos.tiny_material import write_shards
+from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, passes_through_outages, prefetched
+
+READER = SUPPORT / "stream_reader.py"
+BATCH_SIZE = 8
+BATCHES_PER_PASS = NUM_RECORDS // BATCH_SIZE
+
+
+@pytest.fixture(scope="module")
+def processor(training_material, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processor")
+    tokenizer = AutoTokenizer.from_pretrained(training_material.tokenizer)
+    DalleCollabProcessor(tokenizer, text_sequence_length=8).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read(commands, processor):
+    """A function that streams batches in a process of its own and returns token ids and codes, record by record."""
+
+    def read_stream(repository, num_batches, *, seed=1, batch_size=BATCH_SIZE, shuffle_buffer_size=32, num_codes=16):
+        request = dict(
+            repository=repository, processor=str(processor), num_batches=num_batches, seed=seed,
+            batch_size=batch_size, shuffle_buffer_size=shuffle_buffer_size, num_codes=num_codes,
+        )  # fmt: skip
+        done = commands.run_program(READER, "stream", json.dumps(request))
+        if done.returncode != 0:
+            assert done.stderr.strip().splitlines()[-1].startswith("ValueError: "), done.stderr
+            raise ValueError(done.stderr.strip().splitlines()[-1])
+        return [pair for batch in json.loads(done.stdout) for pair in zip(*batch, strict=True)]
+
+    return read_stream
+
+
+@pytest.fixture(scope="module")
+def twice(training_material, read):
+    """Two passes over the dataset."""
+    return read(training_material.dataset, 2 * BATCHES_PER_PASS)
+
+
+def first_codes(records):
+    return [codes[0] for _, codes in records]
+
+
+def test_every_pass_has_every_record_once_in_another_order(twice):
+    first, second = twice[:NUM_RECORDS], twice[NUM_RECORDS:]
+    expected = sorted([(number + place) % 32 for place in range(16)] for number in range(NUM_RECORDS))
+    assert sorted(codes for _, codes in first) == sorted(codes for _, codes in second) == expected
+    assert len({tuple(ids) for ids, _ in first}) == NUM_RECORDS
+    assert first != second
+    assert first_codes(first) != [number % 32 for number in range(NUM_RECORDS)], "a pass is shuffled"
+
+
+def test_captions_are_tokenised_padded_and_stay_with_their_codes(twice, processor):
+    loaded = DalleCollabProcessor.from_pretrained(processor)
+    captions = [f"picture number {number}" for number in range(NUM_RECORDS)]
+    numbers = {tuple(ids): number for number, ids in enumerate(loaded(text=captions)["input_ids"].tolist())}
+    for ids, codes in twice:
+        assert len(ids) == 8 and codes[0] == numbers[tuple(ids)] % 32
+
+
+def test_the_order_depends_on_the_seed_alone(training_material, read, twice):
+    again = read(training_material.dataset, BATCHES_PER_PASS)
+    assert again == twice[:NUM_RECORDS]
+    other = read(training_material.dataset, BATCHES_PER_PASS, seed=2)
+    assert other != again and sorted(other) == sorted(again)
+
+
+def publish(material, name, folder):
+    material.api.create_repo(f"org/{name}", repo_type="dataset")
+    material.api.upload_folder(repo_id=f"org/{name}", repo_type="dataset", folder_path=str(folder))
+    return f"org/{name}"
+
+
+def test_a_dataset_smaller_than_a_batch_says_to_choose_a_smaller_batch(training_material, read, tmp_path):
+    write_shards(tmp_path, training_material.layout, num_records=5)
+    repository = publish(training_material, "five-records", tmp_path)
+    assert len(read(repository, 3, batch_size=5)) == 15
+    with pytest.raises(ValueError, match=r"has fewer records than one micro-batch of 6. .*--micro-batch-size"):
+        read(repository, 1, batch_size=6)
+
+
+def test_records_of_another_grid_are_refused(training_material, read):
+    with pytest.raises(ValueError, match=r"org/tiny-dataset has images of 16 codes, expected 64."):
+        read(training_material.dataset, 1, num_codes=64)
+
+
+def test_an_unknown_dataset_and_an_unknown_revision_are_one_line(commands, training_material):
+    for arguments in (("org/no-dataset", "main"), (training_material.dataset, "no-revision")):
+        done = commands.run_program(READER, "layout", *arguments)
+        assert done.returncode == 1
+        message = f"There is no dataset repository {arguments[0]} with Parquet shards at revision {arguments[1]}"
+        assert message in done.stderr and "hub-tools publish dataset" in done.stderr
+
+
+def test_the_layout_is_read_from_the_footer(commands, training_material):
+    done = commands.run_program(READER, "layout", training_material.dataset, "main")
+    assert ImageCodeLayout(**json.loads(done.stdout)) == training_material.layout
+
+
+def test_a_truncated_shard_is_named(commands, training_material, tmp_path):
+    write_shards(tmp_path, training_material.layout, num_records=32)
+    (shard,) = tmp_path.rglob("*.parquet")
+    shard.write_bytes(shard.read_bytes()[:-200])
+    repository = publish(training_material, "truncated", tmp_path)
+    done = commands.run_program(READER, "layout", repository, "main")
+    assert done.returncode == 1
+    assert f"Shard train-00000.parquet of {repository} cannot be read" in done.stderr
+    assert "dalle-collab data verify" in done.stderr
+
+
+def test_the_published_laion_layout_of_code_bytes_is_streamed_too(training_material, read, tmp_path):
+    codes = np.arange(32)[:, None] + np.arange(16)
+    table = pa.table(
+        dict(
+            caption=pa.array([f"picture number {number}" for number in range(32)]),
+            NSFW=pa.array(["UNLIKELY"] * 32),
+            original_width=pa.array([256] * 32, pa.int32()),
+            original_height=pa.array([256] * 32, pa.int32()),
+            code=pa.array([row.astype("<i2").tobytes() for row in codes], pa.binary()),
+        )
+    )
+    pq.write_table(table, tmp_path / "train-00000.parquet")
+    records = read(publish(training_material, "laion-layout", tmp_path), 4)
+    assert sorted(found for _, found in records) == codes.tolist()
+
+
+def test_an_error_in_the_reading_thread_reaches_the_trainer_after_the_batches_before_it():
+    batch = Batch(torch.zeros(1, 2), torch.zeros(1, 2))
+
+    def two_and_a_failure():
+        yield batch
+        yield batch
+        raise ValueError("the third batch is damaged")
+
+    with prefetched(two_and_a_failure) as batches:
+        assert next(batches) is batch and next(batches) is batch
+        with pytest.raises(ValueError, match="the third batch is damaged"):
+            next(batches)
+
+
+def test_a_pass_that_the_hubs_absence_ends_is_followed_by_the_next(caplog):
+    def one_pass(number):
+        yield from (number, number)
+        if number < 2:
+            raise ConnectionError("Server Disconnected")
+        if number == 3:
+            raise ValueError("records are damaged")
+
+    batches = passes_through_outages(one_pass, pauses=(0.0,))
+    assert [next(batches) for _ in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match="records are damaged"):
+        next(batches)
+    assert caplog.text.count("The dataset cannot be read (Server Disconnected). Trying again") == 2
+
+
+def test_pauses_grow_until_there_is_a_batch_again(caplog):
+    def one_pass(number):
+        if number in (0, 1, 2, 4):
+            raise TimeoutError("the Hub does not answer")
+        yield number
+
+    batches = passes_through_outages(one_pass, pauses=(0.0, 0.1))
+    started = time.monotonic()
+    assert [next(batches) for _ in range(2)] == [3, 5]
+    assert 0.2 <= time.monotonic() - started < 2
+    assert [record.args[1] for record in caplog.records] == [0.0, 0.1, 0.1, 0.0]
+
+
+def test_who_waits_for_a_batch_hears_that_none_is_wanted_any_more():
+    is_away, stop, waited = threading.Event(), threading.Event(), threading.Event()
+
+    def none_come():
+        is_away.wait()
+        yield from ()
+
+    def read():
+        with prefetched(none_come, stop=stop) as batches:
+            waited.set()
+            assert list(batches) == []
+            is_away.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    waited.wait()
+    assert reader.is_alive()
+    stop.set()
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+def test_reading_ahead_stops_when_training_does():
+    def without_end():
+        while True:
+            yield Batch(torch.zeros(1), torch.zeros(1))
+
+    before = threading.active_count()
+    with prefetched(without_end) as batches:
+        next(batches)
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before

@@ -1,0 +1,107 @@
+"""A publisher without a swarm, as a program of its own: spools made-up checkpoints of a run and publishes them.
+
+Usage: python publishing_program.py REPOSITORY SETTINGS(JSON). Prints one JSON object. Settings: `folder`; `epochs` to
+spool; `until`: epoch that must be published, default the last; `seconds_more`: to work after that; `records`: samples
+of a peer to observe, by epoch; `begun_file`, `wait_for_file`: to make and to wait for; `die_when_spooled`.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from hub_tools.endpoint import prepare_hub_client
+from pipelines.swarm.records import PeerMetrics
+from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.training.auxiliary.commit_budget import CommitBudget
+from pipelines.training.auxiliary.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publication_spool import PublicationSpool
+from pipelines.training.auxiliary.publishing_thread import PublishingThread
+from pipelines.training.metrics.run_metrics import RunMetrics
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.state.checkpoint_tensors import RunState
+from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
+from pipelines.training.tasks.text_to_image.model import initial_model, read_processor
+
+SECONDS_TO_PUBLISH = 240
+
+
+def made_checkpoint(run, processor, epoch):
+    """A function that writes a checkpoint whose tensors the epoch decides."""
+    model = initial_model(run)
+    parts = optimizer_parts(run, model)
+    optimizer = parts["optimizer"](parts["params"])
+    for number, parameter in enumerate(model.parameters()):
+        generator = torch.Generator().manual_seed(1000 * epoch + number)
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+    state = RunState(run_id=run.run_id, epoch=epoch, loss=5.0 / epoch, package_version="0.1.0")
+    return lambda folder: write_checkpoint(folder, model=model, processor=processor, optimizer=optimizer, state=state)
+
+
+def made_figures(epoch, num_samples, username="ann"):
+    """One peer's figures."""
+    return PeerMetrics(
+        username=username, epoch=epoch, loss=5.0 / epoch, num_samples=num_samples, samples_per_second=10.0,
+        share_averaged=1.0, bytes_sent=100, num_rounds=epoch, round_seconds=0.5, num_refused_gradients=0,
+        client_mode=False, package_version="0",
+    )  # fmt: skip
+
+
+def main(repository: str, settings: dict) -> None:
+    torch.set_num_threads(1)
+    prepare_hub_client()
+    run, processor = read_run(repository), read_processor(repository)
+    options = AuxiliaryOptions(folder=Path(settings["folder"]))
+    folder = options.generation_folder(run.generation)
+    metrics = RunMetrics(run, folder / "metrics")
+    publisher = HubPublisher(
+        repository,
+        run,
+        key=PublisherKey.load_or_create(options.key_file),
+        spool=PublicationSpool(folder / "spool", options.max_spool_bytes),
+        budget=CommitBudget(options.folder / "commit_times.json", run.max_commits_per_hour),
+        metrics=metrics,
+        reel_folder=folder / "progress_reel",
+        metrics_interval_seconds=settings.get("metrics_seconds", 3600.0),
+        package_version="0.1.0",
+    )
+    publisher.begin(["/ip4/127.0.0.1/tcp/1"])
+    print(json.dumps(dict(event="begun", published=publisher.published_epoch)), flush=True)
+    if "begun_file" in settings:
+        Path(settings["begun_file"]).touch()
+    while "wait_for_file" in settings and not Path(settings["wait_for_file"]).exists():
+        time.sleep(0.05)
+    publisher.set_elected(True)
+    for epoch, num_samples in settings.get("records", []):
+        metrics.observe({b"ann": made_figures(epoch, num_samples)}, time.time(), epoch)
+    with PublishingThread(publisher, retry_seconds=0.3) as publishing:
+        for epoch in settings["epochs"]:
+            publisher.spool.add(epoch, made_checkpoint(run, processor, epoch))
+        if settings.get("die_when_spooled"):
+            os._exit(9)
+        deadline = time.monotonic() + SECONDS_TO_PUBLISH
+        until = settings.get("until", max(settings["epochs"], default=0))
+        while publisher.published_epoch < until or publisher.spool.newest_epoch() == until:
+            assert time.monotonic() < deadline, f"published {publisher.published_epoch}, not {until}"
+            publishing.check()
+            time.sleep(0.05)
+        time.sleep(settings.get("seconds_more", 0.0))
+    print(
+        json.dumps(
+            dict(
+                event="ended",
+                published=publisher.published_epoch,
+                waiting=[entry.epoch for entry in publisher.spool.entries()],
+            )
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

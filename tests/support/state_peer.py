@@ -1,0 +1,195 @@
+"""One peer of a test of the hand-off as a process of its own: an honest donor, a lying one, a newcomer, or a probe.
+
+Usage: python state_peer.py SETTINGS.json. Donors hold a state that their settings decide, and do not train. Writes
+events, and the state that it holds to NAME.safetensors.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from swarm_peer import write_event
+
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.peer.training_peer import TrainingPeer
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
+from pipelines.training.state.digest import make_manifest
+from pipelines.training.state.download import StateDownloadError
+from pipelines.training.state.transfer import StateHandOff
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options, hand_off_limits, make_state_averager
+from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+
+class SlowAverager(SwarmStateAverager):
+    """Sends its state slowly, so that a test can do something in the middle of a download."""
+
+    seconds_per_chunk = 0.15
+
+    async def _hand_out(self, request):
+        async for message in super()._hand_out(request):
+            await asyncio.sleep(self.seconds_per_chunk)
+            yield message
+
+
+class ForgingAverager(SwarmStateAverager):
+    """Names the digest of the swarm's state and sends other bytes."""
+
+    async def _hand_out(self, request):
+        async for message in super()._hand_out(request):
+            if json.loads(request)["want"] == "tensors":
+                buffer = message.tensor_part.buffer
+                message.tensor_part.buffer = bytes([buffer[0] ^ 1]) + buffer[1:]
+            yield message
+
+
+class CarelessAverager(SwarmStateAverager):
+    """Offers its state without looking at the values."""
+
+    def take_snapshot(self):
+        snapshot = self.snapshot
+        snapshot.begin()
+        snapshot.fill(self.named_state())
+        hashes = [snapshot.hash(spec) for spec in snapshot.layout]
+        snapshot.complete(make_manifest(self._swarm_id, self.state_epoch, snapshot.layout, hashes))
+        return snapshot.manifest()
+
+
+KINDS = {"honest": SwarmStateAverager, "slow": SlowAverager, "forger": ForgingAverager, "nan": CarelessAverager}
+
+
+def start_averager(run, dht, kind):
+    return make_state_averager(
+        KINDS.get(kind, SwarmStateAverager),
+        dht=dht,
+        run_id=run.swarm_id,
+        matchmaking_seconds=run.matchmaking_seconds,
+        allow_state_sharing=False,
+        **averager_options(run),
+        **optimizer_parts(run, initial_model(run)),
+    )
+
+
+def make_up_state(averager, kind, epoch):
+    """Make optimizer steps along gradients that a seed decides; a liar's state differs a little."""
+    generator = torch.Generator().manual_seed(11)
+    parameters = [p for group in averager.optimizer.param_groups for p in group["params"]]
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.grad = torch.rand(parameter.shape, generator=generator) - 0.5
+        averager.optimizer.step()
+    if kind == "liar":
+        parameters[0].data[0] += 1e-3
+    if kind == "nan":
+        parameters[0].data[0] = float("nan")
+    averager.set_epoch(epoch)
+
+
+def wait_until(is_so):
+    while not is_so():
+        time.sleep(0.02)
+
+
+def donate(run, dht, settings, events):
+    kind, epoch, records = settings["kind"], settings["epoch"], SwarmRecords(dht, run.swarm_id)
+    averager = start_averager(run, dht, kind)
+    make_up_state(averager, kind, epoch)
+    tracker = SwarmProgressTracker(dht=dht, prefix=run.swarm_id, target_batch_size=10**6, start=True)
+    tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
+    StateHandOff(averager, records, hand_off_limits(run)).share()
+    wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
+    wait_until(lambda: len(records.trainers()) > 0)
+    save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
+    digest = averager.snapshot.manifest().digest
+    write_event(
+        events, event="ready", addresses=visible_addresses(dht), peer_id=averager.peer_id.to_base58(), digest=digest
+    )
+    threading.Event().wait()
+
+
+def probe(run, dht, settings, events):
+    """Ask the peers that the test names for their state, whatever the votes say, or wait until they offer one."""
+    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id)
+    limits = hand_off_limits(run).download
+    write_event(events, event="ready", addresses=visible_addresses(dht))
+    for order in orders_in(Path(settings["orders"])):
+        if "await_offers_of" in order:
+            wanted = set(order["await_offers_of"])
+            wait_until(lambda wanted=wanted: wanted <= {claim.peer_id for claim in records.states().values()})
+            write_event(events, event="offers_found")
+            continue
+        try:
+            averager.download(**order, limits=limits, total_seconds=20.0, show=lambda done, of: None)
+            write_event(events, event="probed", donor=order["donors"][0], got=True, moved_on=[])
+        except StateDownloadError as error:
+            moved_on = list(error.report.moved_on)
+            write_event(events, event="probed", donor=order["donors"][0], got=False, moved_on=moved_on)
+
+
+def orders_in(path):
+    """Yield the lines that the test appends to a file."""
+    num_done = 0
+    while True:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        for line in lines[num_done:]:
+            if line.endswith("\n"):
+                num_done += 1
+                yield json.loads(line)
+        time.sleep(0.02)
+
+
+def join(run, dht, settings, events, options):
+    with TrainingPeer(run, dht, options, username=settings["name"], package_version="0") as peer:
+        averager, hand_off = peer.optimizer.state_averager, peer.optimizer.hand_off
+        write_event(events, event="started", peer_id=dht.peer_id.to_base58())
+        started = time.monotonic()
+
+        def show(progress):
+            share = progress.num_bytes / progress.num_bytes_total
+            write_event(events, event="progress", share=share, is_half=0.4 < share < 0.9)
+
+        source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
+        seconds, taken = time.monotonic() - started, hand_off.last_taken
+        save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
+        if source == "peers":
+            Path(settings["checkpoint"]).mkdir(exist_ok=True)
+            peer.model.save_pretrained(settings["checkpoint"])
+            state = RunState(run_id=run.run_id, epoch=averager.state_epoch, loss=None, package_version="0")
+            save_training_state(Path(settings["checkpoint"]), peer.model, averager.optimizer, state)
+        wait_until(averager.snapshot.manifest)
+        write_event(
+            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=averager.state_epoch,
+            seconds=seconds, named=sorted(hand_off.named_donors), digest=averager.snapshot.manifest().digest,
+            outvoted=list(taken.verdict.outvoted) if taken else [], state_bytes=averager.snapshot.num_bytes,
+            received_bytes=taken.report.num_bytes if taken else 0, failures=taken.report.failures if taken else {},
+        )  # fmt: skip
+        threading.Event().wait()
+
+
+def main(settings):
+    guard_process_group()
+    torch.set_num_threads(1)
+    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    settings = dict(settings, state_file=str(folder / f"{name}.safetensors"))
+    events = folder / f"{name}.jsonl"
+    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    with open_dht("test/run", settings["entry_addresses"], options) as dht:
+        if settings["role"] == "newcomer":
+            join(run, dht, settings, events, options)
+        else:
+            {"donor": donate, "probe": probe}[settings["role"]](run, dht, settings, events)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -1,0 +1,174 @@
+"""Starts peers of a test swarm as OS processes and reads their events; ends all of them, whatever happens."""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipelines.chaos.faults.process_table import group_members, signal_processes
+from pipelines.chaos.fork_server import ForkServer
+from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
+from pipelines.training.run.training_run import TrainingRun
+
+TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
+
+
+def tiny_run(**changes: Any) -> TrainingRun:
+    """Return a run that a swarm on this machine goes through in seconds."""
+    settings = dict(
+        run_id=f"test-{uuid.uuid4().hex[:12]}",
+        model_config=TINY_MODEL,
+        dataset_repository="made/up",
+        dataset_revision="none",
+        target_batch_size=32,
+        num_epochs=6,
+        num_warmup_epochs=2,
+        peak_learning_rate=0.01,
+        optimizer_bits=32,
+        averaging_compression="none",
+        delay_optimizer_step=False,
+        average_state_every=1000,
+        matchmaking_seconds=1.5,
+        averaging_timeout_seconds=20.0,
+        progress_expiration_seconds=10.0,
+        min_8bit_elements=1024,
+    )
+    return TrainingRun(**(settings | changes))
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the process that has paid for the imports of all peers; it ends with the tests."""
+    server = ForkServer(Path(tempfile.mkdtemp(prefix="test-peers-"))).__enter__()
+    atexit.register(server.__exit__)
+    return server
+
+
+class ForkedProcess:
+    """A program that runs in a process group of its own, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(self, program: str, settings: Path, log: Path) -> None:
+        self.pid = fork_server().start(str(log.with_suffix("")), program, [str(settings)])
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the program runs."""
+        if self._code is None:
+            self._code = fork_server().poll(self.pid)
+        return self._code
+
+    def wait(self, seconds: float = 60) -> int:
+        """Wait until the program has ended; return its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.poll() is None:
+            assert time.monotonic() < deadline, f"process {self.pid} has not ended within {seconds} s"
+            time.sleep(0.02)
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+@dataclass
+class PeerProcess:
+    """A peer, its process group and the events that it has written."""
+
+    name: str
+    process: ForkedProcess
+    folder: Path
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return the events so far, all or those of one kind."""
+        path = self.folder / f"{self.name}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        parsed = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in parsed if kind in (None, event["event"])]
+
+    def wait_for(self, kind: str, seconds: float = 300, after: float = 0.0, **values: Any) -> dict[str, Any]:
+        """Wait for an event of a kind with these values, later than `after` (seconds since 1970).
+
+        Fails if the process ends before it comes.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended = self.process.poll()
+            for event in self.events(kind):
+                if event["time"] > after and all(event[key] == value for key, value in values.items()):
+                    return event
+            assert ended is None, f"{self.name} ended with {ended} before {kind} {values}: {self.log()}"
+            time.sleep(0.05)
+        raise AssertionError(f"{self.name}: no {kind} {values} within {seconds} s: {self.log()}")
+
+    def log(self) -> str:
+        """Return the end of what the peer printed."""
+        return (self.folder / f"{self.name}.log").read_text(encoding="utf-8")[-3000:]
+
+    def kill(self) -> None:
+        """Kill the whole process group with SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """Stop all processes of the peer but the guard, which would kill them if it could not look."""
+        self._signal_all_but_guard(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._signal_all_but_guard(signal.SIGCONT)
+
+    def _signal_all_but_guard(self, number: int) -> None:
+        guard = self.events("ready")[0]["guard"]
+        signal_processes(set(group_members(self.process.pid)) - {guard}, number)
+
+    def terminate(self) -> None:
+        """Ask the peer to finish."""
+        self.process.send_signal(signal.SIGTERM)
+
+
+@dataclass
+class Swarm:
+    """Peers of one run. Use as a context manager."""
+
+    folder: Path
+    run: TrainingRun
+    num_peers: int
+    peers: list[PeerProcess] = field(default_factory=list)
+    entry_addresses: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> "Swarm":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for peer in self.peers:
+            peer.kill()
+
+    def start(self, name: str, program: str = "swarm_peer.py", **settings: Any) -> PeerProcess:
+        """Start a peer; the first one is waited for and becomes the entry address of the others."""
+        values = dict(
+            run=json.loads(self.run.to_json()),
+            folder=str(self.folder),
+            name=name,
+            entry_addresses=self.entry_addresses,
+            micro_batch_size=4,
+            num_peers=self.num_peers,
+            first_seed=1_000_000 * (len(self.peers) + 1),
+            seconds_per_batch=0.1,
+        )
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps(values | settings), encoding="utf-8")
+        process = ForkedProcess(str(Path(__file__).with_name(program)), path, self.folder / f"{name}.log")
+        peer = PeerProcess(name, process, self.folder)
+        self.peers.append(peer)
+        self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]
+        return peer

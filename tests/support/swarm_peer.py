@@ -1,0 +1,192 @@
+"""One peer of a test swarm as a process of its own: a real `TrainingPeer` on a tiny model and made-up batches.
+
+Usage: python swarm_peer.py SETTINGS.json. Writes events to `events`, parameters to `parameters`, and its address.
+"""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pipelines.admission.client import seek_admission
+from pipelines.chaos.faults.process_table import group_members
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.averaging import averager as averaging
+from pipelines.training.peer.pausing import pause_on_signals
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.peer.training_peer import TrainingPeer
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch
+
+
+def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:
+    """Return a batch that the seed decides; the image codes follow the text, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    config = run.model_config
+    input_ids = torch.randint(
+        2, config["text_vocab_size"], (batch_size, config["text_sequence_length"]), generator=generator
+    )
+    image_codes = (input_ids[:, :1] + torch.arange(config["image_grid_size"] ** 2)) % config["codebook_size"]
+    return Batch(input_ids, image_codes)
+
+
+def write_event(path: Path, **values: object) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dict(values, time=time.time())) + "\n")
+
+
+def wait_until_seen(peer: TrainingPeer, num_peers: int) -> None:
+    """Start barrier: a peer that saw nobody else would end its first epoch alone."""
+    while peer.optimizer.tracker.global_progress.num_peers < num_peers:
+        time.sleep(0.02)
+
+
+def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, averager: str) -> None:
+    """From the given epoch on, send the whole peer a signal as soon as an averager has sent a part to somebody."""
+    current_epoch = multiprocessing.Value("q", 0)
+    current_epochs.append(current_epoch)
+
+    class StruckRunner(averaging.TrustedAllReduceRunner):
+        async def _generate_input_for_peer(self, peer_index, lane):
+            async for message in super()._generate_input_for_peer(peer_index, lane):
+                yield message
+                if current_epoch.value >= epoch and self._prefix.endswith(averager):
+                    # This process comes last: it would strike nobody any more. The guard of the group stays awake.
+                    for pid in sorted(group_members(os.getpgrp()), key=os.getpid().__eq__):
+                        if pid != guard:
+                            os.kill(pid, number)
+
+    averaging.CountsRounds.runner_type = StruckRunner
+
+
+def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
+    """In the round of one epoch, greet everybody and send the parts much later, as over a link that is slow."""
+    current_epoch = multiprocessing.Value("q", 0)
+    current_epochs.append(current_epoch)
+
+    class DawdlingRunner(averaging.TrustedAllReduceRunner):
+        async def _generate_input_for_peer(self, peer_index, lane):
+            if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
+                await asyncio.sleep(seconds)
+            async for message in super()._generate_input_for_peer(peer_index, lane):
+                yield message
+
+    averaging.CountsRounds.runner_type = DawdlingRunner
+
+
+def main(settings: dict) -> None:
+    guard = guard_process_group()
+    torch.set_num_threads(1)
+    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    events = folder / f"{name}.jsonl"
+    options = PeerOptions(
+        host_addresses=("/ip4/127.0.0.1/tcp/0",),
+        micro_batch_size=settings["micro_batch_size"],
+        client_mode=settings.get("client_mode", False),
+        **settings.get("options", {}),
+    )
+    stop, current_epoch = threading.Event(), []
+    if "struck_in_round_of_epoch" in settings:
+        averager = settings.get("struck_averager", "grad_averager")
+        strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
+    if "dawdles_in_round_of_epoch" in settings:
+        dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=10.0)
+    with (
+        seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
+        open_dht("test/run", settings["entry_addresses"], options, admission) as dht,
+        TrainingPeer(
+            run, dht, options, username=admission.username if admission else name, package_version="0"
+        ) as peer,
+        contextlib.ExitStack() as parts,
+    ):
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        parts.enter_context(pause_on_signals(peer.pause_switch))
+        checkpoint = settings.get("checkpoint")
+        source = peer.synchronise(lambda: Path(checkpoint) if checkpoint else None)
+        write_event(
+            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch,
+            guard=guard,
+        )  # fmt: skip
+        write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
+        seeds = iter(range(settings["first_seed"], 10**9))
+        if settings.get("train", True):
+            train(peer, run, settings, seeds, stop, events, current_epoch)
+        stop.wait(settings.get("linger_seconds", 0))
+        save_parameters(peer, folder / f"{name}.safetensors")
+        averaging, state_averaging = (
+            averager.last_round for averager in (peer.optimizer.grad_averager, peer.optimizer.state_averager)
+        )
+        write_event(
+            events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
+            num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
+            num_state_rounds=state_averaging.num_rounds, state_share=state_averaging.share_averaged,
+            num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
+            was_declared_twice=dht.get(f"{run.swarm_id}_state_averager.all_averagers", latest=True) is not None,
+        )  # fmt: skip
+
+
+def save_parameters(peer: TrainingPeer, path: Path) -> None:
+    save_file({key: value.detach().clone() for key, value in peer.model.named_parameters()}, str(path))
+
+
+@torch.no_grad()
+def evaluate(peer: TrainingPeer, run: TrainingRun) -> float:
+    batch = made_up_batch(run, seed=2**31, batch_size=16)
+    return peer.model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss.item()
+
+
+def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:
+    used_seeds = []
+
+    def batches():
+        for seed in seeds:
+            if len(used_seeds) == 1 and settings["num_peers"] > 1:  # peers report themselves with their first gradient
+                wait_until_seen(peer, settings["num_peers"])
+            used_seeds.append(seed)
+            for cell in current_epoch:
+                cell.value = peer.optimizer.local_epoch
+            if seed in settings.get("poisoned_seeds", []):
+                with torch.no_grad():  # one gradient of this peer is not finite
+                    first = next(peer.model.parameters())
+                    kept = first.clone()
+                    first.fill_(float("nan"))
+                yield made_up_batch(run, seed, settings["micro_batch_size"])
+                with torch.no_grad():
+                    first.copy_(kept)
+            else:
+                yield made_up_batch(run, seed, settings["micro_batch_size"])
+            time.sleep(settings.get("seconds_per_batch", 0.0))
+
+    num_rounds = 0
+    for report in peer.train(batches(), stop):
+        newest = peer.optimizer.grad_averager.last_round
+        has_averaged, num_rounds = newest.num_rounds > num_rounds and newest.share_averaged == 1.0, newest.num_rounds
+        write_event(
+            events, event="step", epoch=report.epoch, seed=used_seeds[-1], was_used=report.was_used,
+            ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
+            num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
+            num_rounds=num_rounds, has_averaged=has_averaged,
+            num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
+            num_state_rounds=peer.optimizer.state_averager.last_round.num_rounds,
+            state_share=peer.optimizer.state_averager.last_round.share_averaged,
+        )  # fmt: skip
+        if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
+            write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)
+        if report.ended_epoch and settings.get("save_epochs"):
+            save_parameters(peer, events.parent / f"{settings['name']}-{peer.optimizer.local_epoch}.safetensors")
+        if report.ended_epoch and settings.get("evaluate_epochs"):
+            write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -1,0 +1,186 @@
+"""Somebody at the door of a swarm: tries the DHT, a group, an average and the state, and writes what came of it.
+
+Usage: python swarm_stranger.py SETTINGS.json. It comes three times: as a stranger; as a thief, who has a member's token
+and record key, but not its identity; and as a visitor with an admission, who shows what the others would get.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.proto import auth_pb2, averaging_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.serializer import MSGPackSerializer
+from swarm_peer import write_event
+
+from pipelines.admission.averaging_gate import AdmissionGate
+from pipelines.admission.client import seek_admission
+from pipelines.admission.dht_gate import access_token
+from pipelines.swarm.node import SwarmUnreachableError, open_dht
+from pipelines.swarm.records import PeerMetrics, SwarmRecords
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.download import manifest_request
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+SECONDS = 60.0
+METRICS = dict(
+    epoch=3, loss=1.0, num_samples=10**9, samples_per_second=1.0, share_averaged=1.0, bytes_sent=0, num_rounds=0,
+    round_seconds=0.0, num_refused_gradients=0, client_mode=False, package_version="0",
+)  # fmt: skip
+
+
+async def answer_of(make_call) -> str:
+    """Return the kind of the first message that a call brings, or what refuses it."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                try:
+                    message = await anext(aiter(await make_call()))
+                    break
+                except ConnectionError:  # refused while the question was being written: the answer is lost
+                    continue
+    except (P2PHandlerError, P2PDaemonError) as error:
+        return f"refused: {error}"
+    except StopAsyncIteration:  # the peer holds a newer state by now
+        return "nothing"
+    if hasattr(message, "code"):
+        return averaging_pb2.MessageCode.Name(message.code)
+    return "state"
+
+
+async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_digest) -> dict[str, str]:
+    p2p = await P2P.create(
+        initial_peers=[Multiaddr(address) for address in addresses],
+        identity_path=door.identity,
+        check_if_identity_free=False,
+    )
+    target = PeerID.from_base58(addresses[0].rpartition("/")[2])
+    gradients, states = f"{run.swarm_id}_grad_averager", f"{run.swarm_id}_state_averager"
+    gathered = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(None)])
+    if door.admission:
+        gathered = AdmissionGate(door.admission, gradients, 60.0).prove(gathered, p2p.peer_id)
+    request = averaging_pb2.JoinRequest(
+        schema_hash=b"any", expiration=get_dht_time() + 30, gather=gathered, group_key=f"{gradients}.0b"
+    )
+
+    async def part():
+        yield averaging_pb2.AveragingData(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"any", weight=1.0)
+
+    gradient_stub = SwarmGradientAverager.get_stub(p2p, target, namespace=gradients)
+    state_stub = SwarmStateAverager.get_stub(p2p, target, namespace=states)
+    found = dict(group=await answer_of(partial(gradient_stub.rpc_join_group, request)))
+    for name, stub in (("gradient", gradient_stub), ("state", state_stub)):
+        if door.admission:
+            shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(door.admission))
+            answer = await stub.rpc_introduce(shown)
+            door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
+            found[f"introduced to {name}"] = "yes"
+    found["aggregation"] = await answer_of(lambda: gradient_stub.rpc_aggregate_part(part()))
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:  # the state changes while it is asked for, and its digest is written down later
+        request = averaging_pb2.DownloadData(metadata=manifest_request(newest_digest()))
+        found["state"] = await answer_of(partial(state_stub.rpc_download_state, request))
+        if found["state"] != "nothing":
+            break
+        await asyncio.sleep(0.05)
+    await p2p.shutdown()
+    return found
+
+
+class Door:
+    """With what somebody comes: an identity, and an admission or none."""
+
+    def __init__(self, options: PeerOptions, admission) -> None:
+        self.identity, self.admission = str(options.identity_file), admission
+
+
+def try_dht(run: TrainingRun, addresses: list[str], options: PeerOptions, admission) -> str:
+    try:
+        with open_dht("test/run", addresses, options, admission) as dht:
+            return "in" if dht.get(f"{run.swarm_id}_progress", latest=True) is not None else "in, but sees nothing"
+    except SwarmUnreachableError:
+        return "out"
+
+
+def try_records(run: TrainingRun, addresses: list[str], options: PeerOptions, admission) -> dict[str, object]:
+    """Publish figures under another user's name, and under a key that nobody admitted; return which ones count."""
+    with open_dht("test/run", addresses, options, admission) as dht:
+        records, other = SwarmRecords(dht, run.swarm_id), RSASignatureValidator(RSAPrivateKey())
+
+        def stored() -> dict[bytes, str]:
+            found = dht.get(f"{run.swarm_id}_metrics", latest=True)
+            return {} if found is None else {key: entry.value["username"] for key, entry in found.value.items()}
+
+        def counted() -> list[str]:
+            return sorted(record.username for record in records.metrics().values())
+
+        records.publish_metrics(PeerMetrics(username=admission.username, **METRICS), 300.0)
+        honest = wait_for(counted, lambda names: len(names) == 3)
+        records.publish_metrics(PeerMetrics(username="first-of-door", **METRICS), 300.0)
+        wait_for(stored, lambda names: list(names.values()).count("first-of-door") == 2)
+        dht.run_coroutine(partial(_store_signed, key=f"{run.swarm_id}_metrics", validator=other))
+        names = wait_for(stored, lambda names: other.local_public_key in names)
+        return dict(
+            honest=honest,
+            stored=sorted(names.values()),
+            counted=counted(),
+            names=sorted(records.usernames(names).values()),
+        )
+
+
+def wait_for(look, is_so, seconds: float = 60.0):
+    """Look until it is so; return what was seen at last."""
+    deadline = time.monotonic() + seconds
+    while not is_so(seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return seen
+
+
+async def _store_signed(_dht, node, key: str, validator: RSASignatureValidator) -> bool:
+    """Store figures signed with a key of one's own making, as a member who wants to be many would."""
+    signers = node.protocol.record_validator._validators
+    index = next(i for i, signer in enumerate(signers) if isinstance(signer, RSASignatureValidator))
+    honest, signers[index] = signers[index], validator
+    try:
+        values = PeerMetrics(username="many", **METRICS).dict()
+        return await node.store(key, values, get_dht_time() + 60, subkey=validator.local_public_key)
+    finally:
+        signers[index] = honest
+
+
+def main(settings: dict) -> None:
+    guard_process_group()
+    run, addresses, folder = TrainingRun(**settings["run"]), settings["entry_addresses"], Path(settings["folder"])
+    events = folder / f"{settings['name']}.jsonl"
+
+    def newest_digest() -> str:
+        lines = (folder / "first.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        parsed = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event["digest"] for event in parsed if event["event"] == "state"][-1]
+
+    def come_with_new_identity(name: str) -> PeerOptions:
+        P2P.generate_identity(str(folder / f"{name}.identity"))
+        return PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), identity_file=folder / f"{name}.identity")
+
+    options = come_with_new_identity("stranger")
+    found = asyncio.run(try_averagers(run, addresses, Door(options, None), newest_digest))
+    write_event(events, event="stranger", **found, dht=try_dht(run, addresses, options, None))
+    options, stolen = come_with_new_identity("visitor"), come_with_new_identity("thief")
+    with seek_admission(run, "test/run", options, settings["hub_token"]) as (options, admission):
+        write_event(events, event="thief", dht=try_dht(run, addresses, stolen, admission))
+        found = asyncio.run(try_averagers(run, addresses, Door(options, admission), newest_digest))
+        write_event(events, event="visitor", **found, records=try_records(run, addresses, options, admission))
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
