@@ -78,7 +78,7 @@ def check(
       hub-tools check --root my-hub
       hub-tools check --root my-hub --remove-unused
     """
-    from .local_hub import consistency
+    from .local_hub.store import consistency
 
     report = consistency.check_consistency(root)
     for problem in report.problems:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from .folder_publishing import Published, check_visibility, publish_folder
 from .page_settings import SETTINGS_FILE, check_repository
+from .run_files import CARD_FILE, TRAINING_RUN_FILE
 from .space_bundling import bundle_space, find_space
 
-RUN_FILE = "training_run.json"
-CARD_FILE = "README.md"
 SPACE_SUFFIXES = {
     "landing_page": "together",
     "training_dashboard": "dashboard",
@@ -150,13 +149,13 @@ def missing_parts(run: str) -> list[str]:
 
     api, create = HfApi(), "Create it first: dalle-collab run create"
     try:
-        settings = json.loads(Path(hf_hub_download(run, RUN_FILE)).read_text("utf-8"))
+        settings = json.loads(Path(hf_hub_download(run, TRAINING_RUN_FILE)).read_text("utf-8"))
         dataset = settings["dataset_repository"]
         check_repository("the run's dataset", dataset)
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         raise ValueError(f"{run} is no training run that you may read. {create}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{RUN_FILE} of {run} is damaged ({error}). {create}") from error
+        raise ValueError(f"{TRAINING_RUN_FILE} of {run} is damaged ({error}). {create}") from error
     missing = []
     if not api.file_exists(run, CARD_FILE):
         missing.append(f"{run} has no card yet. Its auxiliary peer writes one: dalle-collab run assist {run}")

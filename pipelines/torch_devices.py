@@ -1,6 +1,8 @@
-"""Where to compute: what a person named, checked before anything is loaded."""
+"""The torch devices of this machine: the one that a person named, checked, and their names for people."""
 
 import torch
+
+MAX_DESCRIPTION_CHARACTERS = 64
 
 
 def torch_device(name: str) -> str:
@@ -14,3 +16,13 @@ def torch_device(name: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"Device {name} was asked for, but torch sees no GPU here. Use cpu.")
     return name
+
+
+def describe_device(device: str, num_devices: int = 1) -> str:
+    """Return the name of a torch device: `2 x NVIDIA T4`, or `CPU, 4 threads`."""
+    kind = torch.device(device)
+    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else kind.type.upper()
+    if kind.type == "cpu":
+        num_threads = torch.get_num_threads()
+        name += f", {num_threads} thread{'' if num_threads == 1 else 's'}"
+    return (f"{num_devices} x {name}" if num_devices > 1 else name)[:MAX_DESCRIPTION_CHARACTERS]

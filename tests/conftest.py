@@ -38,7 +38,7 @@ def hub(tmp_path_factory):
 @pytest.fixture(scope="module")
 def dht():
     """Yield a DHT node without others."""
-    from pipelines.training.authorized_dht import SwarmDHT
+    from pipelines.admission.dht_gate import SwarmDHT
 
     node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     yield node

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "pipelines.image_codes": (),
     **dict.fromkeys(STAGES, STAGE_NEEDS),
     "pipelines.conversion": ("pipelines.image_codes", "modeling_dalle_collab"),
-    "pipelines.dashboard": ("pipelines.training", *LIBRARIES),
+    "pipelines.pages.dashboard": ("pipelines.training", *LIBRARIES),
     "pipelines.demo": (*STAGES, *STAGE_NEEDS),
     "pipelines.chaos": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
     "pipelines.command_line": (
@@ -62,18 +62,18 @@ SWARM_FILES = (
 )
 PRICED = {
     "taming": ("pipelines/image_codes/vqgan_codec.py",),
-    "open_clip": ("pipelines/generation/clip_reranking.py",),
-    "bitsandbytes": ("pipelines/training/optimizers.py", "pipelines/training/wire_codec.py"),
-    "peft": ("pipelines/training/finetuning.py",),
+    "open_clip": ("pipelines/clip/clip_reranking.py",),
+    "bitsandbytes": ("pipelines/training/optimizers/lamb.py", "pipelines/training/averaging/wire/codec.py"),
+    "peft": ("pipelines/finetuning/finetuning.py",),
     "accelerate": (
-        "pipelines/training/device_group.py",
-        "pipelines/training/finetuning.py",
-        "pipelines/training/trackers.py",
+        "pipelines/training/gradients/device_group.py",
+        "pipelines/finetuning/finetuning.py",
+        "pipelines/training/metrics/trackers.py",
     ),
     "hivemind": (
         *(f"pipelines/training/{name}.py" for name in SWARM_FILES),
-        *("pipelines/chaos/fork_server.py", "pipelines/chaos/hostile_peers.py"),
-        "pipelines/dashboard/swarm_watch.py",
+        *("pipelines/chaos/fork_server.py", "pipelines/chaos/faults/hostile_peers.py"),
+        "pipelines/pages/dashboard/swarm/swarm_watch.py",
     ),
     "gradio": ("spaces/",),
 }
@@ -188,10 +188,14 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
         ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
         ("pipelines/training/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
         ("pipelines/image_codes/codebook.py", "from taming.modules import b", "vqgan_codec.py may"),
-        ("pipelines/generation/clip_training.py", "import open_clip", "clip_reranking.py may"),
-        ("pipelines/training/averaging.py", "import bitsandbytes", "wire_codec.py may"),
-        ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/auxiliary_peer.py"),
-        ("pipelines/training/training_run.py", "import importlib\nimportlib.import_module('hivemind')", ":2: imports"),
+        ("pipelines/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
+        ("pipelines/training/averaging/averager.py", "import bitsandbytes", "wire_codec.py may"),
+        ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/auxiliary/auxiliary_peer.py"),
+        (
+            "pipelines/training/run/training_run.py",
+            "import importlib\nimportlib.import_module('hivemind')",
+            ":2: imports",
+        ),
         ("pipelines/command_line/a.py", "import gradio as gr", "only spaces/ may"),
     ],
 )

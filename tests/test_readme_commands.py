@@ -14,7 +14,7 @@ import hub_tools.command_line
 import pipelines.command_line.main
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.demo.scenes_demo import RUN_SETTINGS
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from . import (
+from .protocol.hub_error import HubError, disk_full
+from .routes import (
     account_routes,
     content_routes,
     history_routes,
@@ -22,10 +23,9 @@ from . import (
     space_routes,
     upload_routes,
 )
-from .hub_error import HubError, disk_full
-from .object_store import DISK_FULL_ERRORS
-from .request_parts import HubSettings
-from .storage import HubStorage
+from .routes.request_parts import HubSettings
+from .store.object_store import DISK_FULL_ERRORS
+from .store.storage import HubStorage
 
 logger = logging.getLogger(__name__)
 HEADERS_FOR_PAGES = ("X-Repo-Commit", "X-Error-Code", "X-Error-Message", "ETag")

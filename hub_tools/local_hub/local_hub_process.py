@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from .accounts import create_organization, create_token, create_user, set_member
-from .hub_error import HubError
-from .storage import HubStorage
+from .protocol.hub_error import HubError
+from .store.accounts import create_organization, create_token, create_user, set_member
+from .store.storage import HubStorage
 
 STOP_SECONDS = 5
 Result = TypeVar("Result")

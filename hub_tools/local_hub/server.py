@@ -10,8 +10,8 @@ import uvicorn
 
 from ..http_serving import serve_application
 from .application import build_application
-from .request_parts import HubSettings
-from .storage import HubStorage
+from .routes.request_parts import HubSettings
+from .store.storage import HubStorage
 
 PARENT_CHECK_SECONDS = 0.5
 

@@ -18,8 +18,8 @@ from pipelines.chaos.chaotic_peer import (
     events_file,
     settings_file,
 )
+from pipelines.chaos.faults.process_table import group_members, is_running, processes_with_variable, signal_processes
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.chaos.process_table import group_members, is_running, processes_with_variable, signal_processes
 from pipelines.demo.stages import last_line
 
 MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.chaos.fault_script import NO_PEER, Fault, FaultKind
-from pipelines.training.training_run import TrainingRun
+from pipelines.chaos.faults.fault_script import NO_PEER, Fault, FaultKind
+from pipelines.training.run.training_run import TrainingRun
 
 MIN_GOODPUT = 0.8
 MIN_SHARE_AVERAGED = TrainingRun.min_share_averaged

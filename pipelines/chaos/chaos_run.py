@@ -15,8 +15,8 @@ from pipelines.chaos.chaos_report import ChaosReport, Events, Window, make_repor
 from pipelines.chaos.chaos_swarm import ChaosSwarm, SwarmPlan
 from pipelines.chaos.chaotic_peer import Control, parameters_file
 from pipelines.chaos.fault_injection import FaultInjection
-from pipelines.chaos.fault_script import Fault, script_text
-from pipelines.chaos.process_table import processor_ticks
+from pipelines.chaos.faults.fault_script import Fault, script_text
+from pipelines.chaos.faults.process_table import processor_ticks
 from pipelines.demo.stages import StageError
 
 MARKER_FILE = ".dalle-collab-chaos"

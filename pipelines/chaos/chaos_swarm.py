@@ -23,12 +23,12 @@ from pipelines.chaos.chaos_processes import (
     read_events,
 )
 from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control
+from pipelines.chaos.faults.link_proxy import LinkProxy, PortOwners
+from pipelines.chaos.faults.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.chaos.link_proxy import LinkProxy, PortOwners
-from pipelines.chaos.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.demo.stages import StageError, last_line
-from pipelines.training.process_group import WORKER_VARIABLE
+from pipelines.training.peer.process_group import WORKER_VARIABLE
 
 ORGANISATION = "chaos"
 REPOSITORY = f"{ORGANISATION}/run"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.chaos.skewed_clock import CLOCK
+from pipelines.chaos.faults.skewed_clock import CLOCK
 
 CONTROL_INTERVAL_SECONDS = 0.2
 NUM_EVALUATION_RECORDS = 32
@@ -80,7 +80,7 @@ def read_control(path: Path) -> Control:
 
 def main(settings: ChaoticPeerSettings) -> None:
     """Join, train at the given pace, evaluate after every epoch, and end when the control file says so."""
-    from pipelines.training.process_group import guard_process_group
+    from pipelines.training.peer.process_group import guard_process_group
 
     guard = guard_process_group()
     folder = Path(settings.folder)
@@ -88,15 +88,16 @@ def main(settings: ChaoticPeerSettings) -> None:
     events.write("started", pid=os.getpid(), guard=guard)
     import torch
 
-    from pipelines.chaos.hostile_peers import HostileGradientAverager
-    from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.run_repository import download_checkpoint, read_processor, read_run, read_run_state
-    from pipelines.training.swarm import open_dht
-    from pipelines.training.swarm_optimizer import SwarmOptimizer
-    from pipelines.training.swarm_settings import reply_seconds
-    from pipelines.training.training_peer import TrainingPeer
-    from pipelines.training.training_run import stable_seed
+    from pipelines.chaos.faults.hostile_peers import HostileGradientAverager
+    from pipelines.swarm.node import open_dht
+    from pipelines.training.peer.training_peer import TrainingPeer
+    from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
+    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.training_run import stable_seed
+    from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
+    from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
+    from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, prefetched, stream_batches
+    from pipelines.training.tasks.text_to_image.model import read_processor
 
     torch.set_num_threads(1)
     SwarmOptimizer.gradient_averager_type = HostileGradientAverager  # honest until it is told otherwise
@@ -184,7 +185,7 @@ class ObservedTraining:
             time.sleep(max(0.0, ready_at - time.monotonic()))
 
     def _watch(self, stop: threading.Event) -> None:
-        from pipelines.chaos.hostile_peers import Attack
+        from pipelines.chaos.faults.hostile_peers import Attack
 
         path = control_file(Path(self._settings.folder), self._settings.name)
         while not stop.wait(CONTROL_INTERVAL_SECONDS):
@@ -230,7 +231,7 @@ def _evaluation_batch(processor: Any, layout: Any) -> Any:
     import torch
 
     from pipelines.chaos.tiny_material import numbered_records
-    from pipelines.training.image_code_stream import Batch
+    from pipelines.training.tasks.text_to_image.image_code_stream import Batch
 
     numbers = range(FIRST_EVALUATION_RECORD, FIRST_EVALUATION_RECORD + NUM_EVALUATION_RECORDS)
     captions, codes = numbered_records(numbers, layout)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from pipelines.chaos.chaos_swarm import ChaosSwarm
 from pipelines.chaos.chaotic_peer import Control
-from pipelines.chaos.fault_script import Fault, FaultKind
-from pipelines.chaos.link_proxy import FREE, LinkLimits
+from pipelines.chaos.faults.fault_script import Fault, FaultKind
+from pipelines.chaos.faults.link_proxy import FREE, LinkLimits
 
 SLOW_LINK = LinkLimits(bytes_per_second=125_000, delay_seconds=0.1)
 """1 Mbit/s and 100 ms: for the tiny model's rounds of 0.3 MB what a bad mobile link is for a real one."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.chaos.skewed_clock import CLOCK
+from pipelines.chaos.faults.skewed_clock import CLOCK
 
 SKEWED = "--clock-can-be-skewed"
 
@@ -131,7 +131,7 @@ def serve() -> None:
     import transformers  # noqa: F401
 
     from hub_tools.endpoint import prepare_hub_client
-    from pipelines.training import auxiliary_peer, image_code_stream, run_creation, training_peer  # noqa: F401
+    from pipelines.training.peer import training_peer  # noqa: F401
 
     prepare_hub_client()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

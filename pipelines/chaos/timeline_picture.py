@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from pipelines.chaos.chaos_report import CountedStretch, Events, Window, counted_stretches, samples_within
-from pipelines.chaos.fault_script import NO_PEER, Fault, FaultKind
+from pipelines.chaos.faults.fault_script import NO_PEER, Fault, FaultKind
 
 COLOURS = dict(zip(FaultKind, matplotlib.colormaps["tab10"].colors, strict=False))
 SECONDS_PER_BAR = 2.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.command_line.setting_options import parse_settings
+from pipelines.command_line.terminal.setting_options import parse_settings
 
 if TYPE_CHECKING:
     from pipelines.chaos.chaos_report import ChaosReport
@@ -48,7 +48,7 @@ def chaos(
 
       dalle-collab chaos --epoch-seconds 10 --set aggregation_rule=mean
     """
-    from pipelines.chaos.fault_script import draw_faults, read_script, script_text
+    from pipelines.chaos.faults.fault_script import draw_faults, read_script, script_text
 
     seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pipelines.generation.clip_training import ClipTrainingReport
+    from pipelines.clip.clip_training import ClipTrainingReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -48,9 +48,9 @@ def train(
     """
     import torch
 
-    from pipelines.generation.clip_training import ClipTrainingConfig, train_clip
-    from pipelines.generation.stage_progress import stage_progress
+    from pipelines.clip.clip_training import ClipTrainingConfig, train_clip
     from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.stage_progress import stage_progress
 
     config = ClipTrainingConfig(
         image_size=image_size,
@@ -89,7 +89,7 @@ def rank(
     """
     import torch
 
-    from pipelines.generation.clip_reranking import ClipReranker
+    from pipelines.clip.clip_reranking import ClipReranker
 
     reranker = ClipReranker.from_pretrained(clip)
     scores = torch.cat([reranker.scores(caption, _read_picture(path)) for path in pictures])

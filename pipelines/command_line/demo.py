@@ -99,7 +99,7 @@ def scenes(
       dalle-collab demo scenes --output scenes
       dalle-collab demo scenes --output scenes --num-pictures 2000 --seed 1 --clean
     """
-    from pipelines.demo.scene_tars import SceneTarsConfig, write_scene_tars
+    from pipelines.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
 
     shares = {"dirt_shares": {}} if clean else {}
     config = SceneTarsConfig(num_pictures=num_pictures, seed=seed, pictures_per_tar=pictures_per_tar, **shares)
@@ -121,7 +121,7 @@ def captions(
       dalle-collab demo captions
       dalle-collab demo captions --num-captions 200 > prompts.txt
     """
-    from pipelines.demo.scene_captions import held_out_captions
+    from pipelines.demo.scenes.scene_captions import held_out_captions
 
     for caption in held_out_captions(num_captions):
         typer.echo(caption)
@@ -141,8 +141,8 @@ def judge(
       dalle-collab demo judge picture.png
       dalle-collab demo judge *.png --caption "a small red star on the left of a blue background"
     """
-    from pipelines.demo.scene_captions import parse_caption
-    from pipelines.demo.scene_judge import judge_file
+    from pipelines.demo.scenes.scene_captions import parse_caption
+    from pipelines.demo.scenes.scene_judge import judge_file
 
     wanted = None if caption is None else parse_caption(caption)
     for path in pictures:

@@ -36,10 +36,10 @@ def doctor(
 
       dalle-collab doctor my-org/birds --json --strict
     """
-    from pipelines.command_line import peers
-    from pipelines.command_line.peer_events import EventFile
-    from pipelines.command_line.setting_options import number_or_auto
-    from pipelines.training.peer_options import PeerOptions
+    from pipelines.command_line.terminal import peers
+    from pipelines.command_line.terminal.peer_events import EventFile
+    from pipelines.command_line.terminal.setting_options import number_or_auto
+    from pipelines.training.run.peer_options import PeerOptions
 
     options = PeerOptions(
         micro_batch_size=number_or_auto("--micro-batch-size", micro_batch_size),

@@ -110,8 +110,8 @@ def _draw(
     **parts: str | None,
 ) -> "list[list[RankedImage]]":
     from pipelines.generation.image_generation import load_text_to_image
-    from pipelines.generation.stage_progress import stage_progress
     from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
+    from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
     bundle = load_text_to_image(repository, device=torch_device(device), **parts)

@@ -6,7 +6,9 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, data, demo, doctor, generate, join, model, run
+from pipelines.command_line import chaos, clip, codec, data, demo, doctor, generate, join
+from pipelines.command_line.model import commands as model
+from pipelines.command_line.run import commands as run
 
 app = typer.Typer(
     no_args_is_help=True,

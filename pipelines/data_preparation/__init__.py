@@ -1,0 +1,1 @@
+"""Pictures with captions to Parquet shards of image codes. May import `image_codes`."""

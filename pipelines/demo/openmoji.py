@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pipelines.demo.picture_tars import TarPicture, encode_jpeg, write_picture_tars
+from pipelines.demo.scenes.picture_tars import TarPicture, encode_jpeg, write_picture_tars
 
 OPENMOJI_LICENSE = "CC-BY-SA-4.0"
 OPENMOJI_PACKAGE = "openmoji@17"

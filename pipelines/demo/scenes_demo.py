@@ -8,9 +8,9 @@ from PIL import Image
 from rich.console import Console
 
 from pipelines.demo.demo_plan import DemoPlan
-from pipelines.demo.scene_captions import held_out_captions
-from pipelines.demo.scene_judge import chance_level, exact_match
-from pipelines.demo.scenes import held_out_scenes
+from pipelines.demo.scenes.scene_captions import held_out_captions
+from pipelines.demo.scenes.scene_judge import chance_level, exact_match
+from pipelines.demo.scenes.scenes import held_out_scenes
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary

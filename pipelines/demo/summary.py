@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.whole_line import LineResult
-from pipelines.training.checkpoint_publishing import draw_loss_curve
+from pipelines.training.metrics.loss_curve import draw_loss_curve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
+from hub_tools.run_files import RUN_STATE_FILE, TRAINING_RUN_FILE
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.generation.clip_reranking import DEFAULT_CLIP, ClipReranker
+from pipelines.clip.clip_reranking import DEFAULT_CLIP, ClipReranker
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 logger = logging.getLogger(__name__)
@@ -18,8 +19,6 @@ logger = logging.getLogger(__name__)
 # The state of the optimizer is twice as large as the model and no use for drawing.
 PROCESSOR_FILES = ("*.json", "*.txt", "*.model")
 MODEL_FILES = (*PROCESSOR_FILES, "model*.safetensors")
-TRAINING_RUN_FILE = "training_run.json"
-RUN_STATE_FILE = "run_state.json"
 
 
 class NoCheckpointError(ValueError):

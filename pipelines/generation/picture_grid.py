@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from pipelines.image_codes.thumbnails import PICTURE_SIDE, enlarged
+
 if TYPE_CHECKING:
     from pipelines.generation.text_to_image import RankedImage
 
-PICTURE_SIDE = 192
-"""Pixels of the longer side of a picture in the grid; small pictures are enlarged to it."""
 MARGIN, GAP = 16, 8
 PROMPT_SIZE, LABEL_SIZE = 18, 13
 MAX_COLUMNS = 8
@@ -38,17 +38,6 @@ def draw_picture_grid(rows: Sequence[tuple[str, Sequence["RankedImage"]]]) -> Im
     for block in blocks:
         grid.paste(block, (0, top))
         top += block.height
-    return grid
-
-
-def draw_thumbnails(rows: Sequence[Sequence[Image.Image]], side: int) -> Image.Image:
-    """Return rows of small pictures as one, without any text; `side` is the longer side of a small one in pixels."""
-    if not rows or not all(rows):
-        raise ValueError("There is nothing to draw: expected at least one row with at least one picture.")
-    grid = Image.new("RGB", (max(map(len, rows)) * side, len(rows) * side), BACKGROUND)
-    for row, pictures in enumerate(rows):
-        for column, picture in enumerate(pictures):
-            grid.paste(enlarged(picture, side), (column * side, row * side))
     return grid
 
 
@@ -130,13 +119,6 @@ def _draw_block(prompt: str, pictures: Sequence["RankedImage"], width: int, colu
         label = f"{index + 1}   CLIP {ranked.score:.2f}"
         draw.text((left, top + PICTURE_SIDE + 3), label, font=label_font, fill=FAINT)
     return block
-
-
-def enlarged(picture: Image.Image, side: int = PICTURE_SIDE) -> Image.Image:
-    """Return the picture in the size that it has in a grid, so that people can see pictures of few pixels."""
-    factor = side / max(picture.size)
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
 
 
 def _default_font_path() -> str:

@@ -13,7 +13,8 @@ from PIL import Image
 
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import TextToImage
-from pipelines.generation.text_to_image import RankedImage, rank_candidates, to_picture
+from pipelines.generation.text_to_image import RankedImage, rank_candidates
+from pipelines.image_codes.thumbnails import to_picture
 
 NUM_PREVIEWED = 4
 PREVIEWS_PER_PICTURE = 8

@@ -12,7 +12,8 @@ from PIL import Image, ImageOps
 
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import TextToImage
-from pipelines.generation.stage_progress import OnProgress
+from pipelines.image_codes.thumbnails import to_picture
+from pipelines.stage_progress import OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +144,3 @@ def rank_candidates(
         )
         for candidate, score in zip(indices.tolist(), scores.tolist(), strict=True)
     ]
-
-
-def to_picture(image: torch.Tensor) -> Image.Image:
-    """Return `image: (3, height, width)` float in [0, 1] as an RGB picture, rounded to 8 bits."""
-    pixels = (image.detach().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())

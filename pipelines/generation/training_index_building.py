@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.numpy import save_file
 
-from pipelines.generation.clip_reranking import ClipReranker
-from pipelines.generation.stage_progress import OnProgress
+from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.training_index import (
     CAPTION_EMBEDDINGS,
     IMAGE_CODES,
@@ -41,6 +40,7 @@ from pipelines.image_codes.image_code_record import (
     read_layout,
 )
 from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.stage_progress import OnProgress
 
 NUM_PROBED_RECORDS = 256
 """Records whose nearest neighbours say how similar training pictures are to each other."""

@@ -1,1 +1,1 @@
-"""Training together: the run all peers share, the peers, what they exchange, and the peer that publishes."""
+"""Training together. One folder a mechanism; from the ground up: `run` to `peer` and `auxiliary`."""

@@ -12,12 +12,12 @@ from huggingface_hub import get_token
 import pipelines.command_line.main  # noqa: F401 - the trainer that is started is this program, so it has to be bundled
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
-from pipelines.page_style import PAGE_STYLE
-from pipelines.training.joining import join_view
-from pipelines.training.joining.control import control_of, is_on_hub
-from pipelines.training.joining.join_session import JoinSession
-from pipelines.training.joining.join_settings import JoinSettings, hosts_from
-from pipelines.training.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
+from pipelines.pages.joining import join_view
+from pipelines.pages.joining.join_session import JoinSession
+from pipelines.pages.joining.join_settings import JoinSettings, hosts_from
+from pipelines.pages.joining.permissions import control_of, is_on_hub
+from pipelines.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
+from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Give this machine to a training run
 Many machines train one model together. This one computes gradients for as long as you like; the others

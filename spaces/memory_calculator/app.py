@@ -6,13 +6,13 @@ import gradio as gr
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
-from pipelines.page_style import PAGE_STYLE
-from pipelines.training.memory_estimate.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
-from pipelines.training.memory_estimate.fitting import MACHINES
-from pipelines.training.memory_estimate.model_presets import MODEL_PRESETS
-from pipelines.training.memory_estimate.precision import PRECISIONS
-from pipelines.training.memory_estimate.presentation import STYLE
-from pipelines.training.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
+from pipelines.memory_estimate.model_presets import MODEL_PRESETS
+from pipelines.memory_estimate.models.precision import PRECISIONS
+from pipelines.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
+from pipelines.pages.memory_calculator.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
+from pipelines.pages.memory_calculator.fitting import MACHINES
+from pipelines.pages.memory_calculator.presentation import STYLE
+from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Training memory calculator
 What one training step needs, on each GPU and in RAM. The figures follow from formulas that are

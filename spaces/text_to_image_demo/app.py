@@ -16,13 +16,13 @@ from gradio.utils import get_upload_folder
 from PIL import Image, ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.generation.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
-from pipelines.generation.drawing_request import NEWEST, DrawingRequest
 from pipelines.generation.picture_grid import keep_picture
-from pipelines.generation.published_checkpoints import PublishedCheckpoints
 from pipelines.generation.training_index import BUILD_COMMAND
 from pipelines.generation.uploaded_picture import read_picture
-from pipelines.page_style import PAGE_STYLE
+from pipelines.pages.drawing.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
+from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
+from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
+from pipelines.pages.page_style import PAGE_STYLE
 from pipelines.torch_devices import torch_device
 
 GPU_SECONDS = 120

@@ -11,11 +11,11 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.dashboard.dashboard import Dashboard
-from pipelines.dashboard.page_look import STYLE
-from pipelines.dashboard.programs import SPANS
-from pipelines.dashboard.settings import DashboardSettings
-from pipelines.page_style import PAGE_STYLE
+from pipelines.pages.dashboard.dashboard import Dashboard
+from pipelines.pages.dashboard.page_look import STYLE
+from pipelines.pages.dashboard.programs import SPANS
+from pipelines.pages.dashboard.settings import DashboardSettings
+from pipelines.pages.page_style import PAGE_STYLE
 
 SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_BETWEEN_DRAWINGS = 15.0

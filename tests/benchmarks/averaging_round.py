@@ -12,8 +12,8 @@ import torch
 from peer_processes import run_peers
 
 from pipelines.chaos.chaos_processes import free_port
-from pipelines.chaos.link_proxy import LinkLimits, LinkProxy, PortOwners
-from pipelines.training.averaging import AveragingRound
+from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy, PortOwners
+from pipelines.training.averaging.averager import AveragingRound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,11 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
 def be_a_peer(number: int, folder: Path, port: str, announced_port: str, settings: RoundSettings) -> None:
     """Average random gradients with the other peers."""
-    from pipelines.training.gradient_averager import SwarmGradientAverager
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.swarm import open_dht, visible_addresses
-    from pipelines.training.training_run import TrainingRun
-    from pipelines.training.wire_codec import averaging_compression
+    from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.training.averaging.wire.codec import averaging_compression
+    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.training_run import TrainingRun
+    from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
     torch.set_num_threads(1)
     run = TrainingRun(

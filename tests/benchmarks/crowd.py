@@ -81,9 +81,9 @@ def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
     """Keep the crowd's records alive until standard input ends."""
     from hivemind.utils import get_dht_time
 
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.process_group import guard_process_group
-    from pipelines.training.swarm import open_dht, visible_addresses
+    from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.training.peer.process_group import guard_process_group
+    from pipelines.training.run.peer_options import PeerOptions
 
     guard_process_group()
     ended = threading.Event()

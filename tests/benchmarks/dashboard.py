@@ -30,11 +30,11 @@ from recorded_run import publish_recorded_run, recorded_history
 
 from hub_tools.local_hub import LocalHub
 from hub_tools.space_bundling import bundle_space
-from pipelines.dashboard.charts import charts_html
-from pipelines.dashboard.dashboard import run_charts
-from pipelines.dashboard.history_columns import AXES, HistoryColumns
-from pipelines.dashboard.hub_reading import HubView
-from pipelines.training.training_run import TrainingRun
+from pipelines.pages.dashboard.charts import charts_html
+from pipelines.pages.dashboard.dashboard import run_charts
+from pipelines.pages.dashboard.history_columns import AXES, HistoryColumns
+from pipelines.pages.dashboard.hub_reading import HubView
+from pipelines.training.run.training_run import TrainingRun
 
 ADDRESS = re.compile(r"Running on local URL:\s+(http://\S+)")
 RUN = "alice/large-run"

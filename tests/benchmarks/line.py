@@ -79,7 +79,7 @@ def stream(kind: str, shards: Path) -> None:
 
     import datasets
 
-    from pipelines.training.image_code_stream import stream_batches
+    from pipelines.training.tasks.text_to_image.image_code_stream import stream_batches
 
     prepare_hub_client()
     publish_dataset(shards, "alice/codes")

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from pipelines.training.memory_estimate.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
 
 TOKENS = dict(bos_token_id=0, eos_token_id=0)
 NO_DROPOUT = {

@@ -15,11 +15,11 @@ from rich.console import Console
 from torch._subclasses import FakeTensorMode
 from transformers import masking_utils
 
-from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
-from pipelines.training.memory_estimate.estimate import estimate_training_memory
-from pipelines.training.memory_estimate.model_presets import MODEL_PRESETS
-from pipelines.training.memory_estimate.settings import MemorySettings, MemorySplit
-from pipelines.training.memory_estimate.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.estimate import estimate_training_memory
+from pipelines.memory_estimate.model_presets import MODEL_PRESETS
+from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.settings import MemorySettings, MemorySplit
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "memory_estimate.md"
 HEAD = "| model | settings | weights | gradients | activations: estimate | measured | all: estimate / measured |\n"

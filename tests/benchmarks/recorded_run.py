@@ -13,11 +13,12 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
 from PIL import Image, ImageDraw
 
-from pipelines.training.contribution_files import write_contributions
-from pipelines.training.contributions import Contribution, ContributionLedger
-from pipelines.training.metrics_history import METRICS_FOLDER, write_evaluations, write_history
-from pipelines.training.progress_reel import REEL_FOLDER, write_index
-from pipelines.training.training_run import TrainingRun
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER
+from pipelines.training.metrics.contribution_files import write_contributions
+from pipelines.training.metrics.contributions import Contribution, ContributionLedger
+from pipelines.training.metrics.history import write_evaluations, write_history
+from pipelines.training.metrics.reel import write_index
+from pipelines.training.run.training_run import TrainingRun
 
 PROMPTS = ("a red fox", "two green birds <3")
 

@@ -6,7 +6,7 @@ Peers draw their own batches without end, and LAMB takes what their vectors come
 gradients (`momentum_before_averaging`), as Karimireddy et al. (2021) show to be needed against attackers who hide in
 sampling noise: momentum 0.98 makes that noise 10 times smaller. The same with single gradients, whose momentum is added
 after averaging, stands below. The attackers know all honest vectors and send what
-`pipelines/chaos/colluding_attacks.py` makes of them. Against so many of them CenteredClip's radius is the median
+`pipelines/chaos/faults/colluding_attacks.py` makes of them. Against so many of them CenteredClip's radius is the median
 distance itself (`tau_ratio` 1).
 """
 
@@ -15,9 +15,10 @@ import argparse
 import torch
 from measurement import Row, write_results
 
-from pipelines.chaos.colluding_attacks import Attack, a_little_is_enough, inner_product_manipulation, sign_flip
-from pipelines.training.optimizers import Lamb, linear_schedule
-from pipelines.training.robust_aggregation import AggregationRule, aggregate
+from pipelines.chaos.faults.colluding_attacks import Attack, a_little_is_enough, inner_product_manipulation, sign_flip
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
+from pipelines.training.optimizers.choice import linear_schedule
+from pipelines.training.optimizers.lamb import Lamb
 
 NUM_PEERS, NUM_ATTACKERS = 16, 7
 NUM_INPUTS, NUM_HIDDEN, NUM_CLASSES = 16, 32, 8

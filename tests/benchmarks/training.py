@@ -18,8 +18,8 @@ from training_steps import measure_step_times
 
 from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
 from pipelines.chaos.chaos_swarm import SwarmPlan
-from pipelines.chaos.link_proxy import LinkLimits
-from pipelines.training.optimizers import Lamb
+from pipelines.chaos.faults.link_proxy import LinkLimits
+from pipelines.training.optimizers.lamb import Lamb
 
 SMALL_MODEL = dict(
     text_vocab_size=256, codebook_size=1024, text_sequence_length=16, image_grid_size=8, hidden_size=256,

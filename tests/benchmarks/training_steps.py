@@ -47,11 +47,11 @@ def measure_step_times(model: dict[str, Any], *, target_batch_size: int, num_epo
 
 def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     """Train on random batches and note how long the parts of every epoch take."""
-    from pipelines.training.image_code_stream import Batch
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.swarm import open_dht, visible_addresses
-    from pipelines.training.training_peer import TrainingPeer
-    from pipelines.training.training_run import TrainingRun
+    from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.training.peer.training_peer import TrainingPeer
+    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.training_run import TrainingRun
+    from pipelines.training.tasks.text_to_image.image_code_stream import Batch
 
     torch.set_num_threads(1)
     run = TrainingRun(

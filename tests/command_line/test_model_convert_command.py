@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModel, AutoProcessor, PreTrainedTokenizerFast
 
-from pipelines.command_line.convert import convert
+from pipelines.command_line.model.convert import convert
 from pipelines.conversion.checkpoint_sizes import UnseenSettings
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "model", "convert"]

@@ -12,10 +12,10 @@ from authorization_material import edit_lists, publish_run, signed_request
 from published_runs import command_environment, interrupt, started_command, the_line
 from swarm_of_processes import tiny_run
 
-from pipelines.command_line.peer_entry import who_may_join
-from pipelines.training.authorization_server import load_or_create_key
-from pipelines.training.authorization_tokens import TokenCheck, public_text
-from pipelines.training.training_run import TrainingRun
+from pipelines.admission.server import load_or_create_key
+from pipelines.admission.tokens import TokenCheck, public_text
+from pipelines.command_line.terminal.peer_entry import who_may_join
+from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def test_the_service_runs_as_a_space_where_the_project_is_not_installed(hub, com
     key_line = key_file.read_text().strip()
     assert key_line not in done.stdout + done.stderr
     assert all(key_line not in path.read_text() for path in space.rglob("*.*") if path.is_file())
-    assert not (space / "pipelines" / "training" / "averaging.py").exists()
+    assert not (space / "pipelines" / "training" / "averaging").exists()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -5,7 +5,7 @@ import json
 import pytest
 from published_runs import TINY_SETTINGS, the_line
 
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = pytest.mark.slow
 

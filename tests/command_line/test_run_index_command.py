@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipelines.command_line.run_index import index
+from pipelines.command_line.run.index import index
 
 app = typer.Typer()
 app.command()(index)

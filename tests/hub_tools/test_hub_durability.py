@@ -17,7 +17,7 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.local_hub import LocalHub
-from hub_tools.local_hub.consistency import check_consistency, remove_unused
+from hub_tools.local_hub.store.consistency import check_consistency, remove_unused
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from hub_tools.local_hub import LocalHub
-from hub_tools.local_hub.consistency import check_consistency
+from hub_tools.local_hub.store.consistency import check_consistency
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-from hub_tools.local_hub.consistency import check_consistency
+from hub_tools.local_hub.store.consistency import check_consistency
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ def space(tmp_path):
 def test_a_bundle_holds_what_is_imported_and_nothing_else(space, tmp_path):
     files = {str(path) for path in bundle_folder(space, tmp_path / "bundle")}
     assert {"app.py", "README.md", "requirements.txt"} <= files
-    assert {"hub_tools/__init__.py", "hub_tools/endpoint.py", "hub_tools/local_hub/client_paths.py"} <= files
+    assert {"hub_tools/__init__.py", "hub_tools/endpoint.py", "hub_tools/local_hub/protocol/client_paths.py"} <= files
     # Reached through client_paths, and through the package that holds it.
-    assert {"hub_tools/local_hub/hub_error.py", "hub_tools/local_hub/__init__.py"} <= files
+    assert {"hub_tools/local_hub/protocol/hub_error.py", "hub_tools/local_hub/__init__.py"} <= files
     assert "hub_tools/local_hub/server.py" not in files
     assert not any("pycache" in name or name.startswith(("pipelines", "modeling")) for name in files)
 

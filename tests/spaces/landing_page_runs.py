@@ -12,11 +12,11 @@ from PIL import Image, ImageDraw
 from hub_tools.dataset_card import DatasetSummary, ShardSummary, dataset_card
 from hub_tools.local_hub import LocalHub
 from pipelines.image_codes.image_code_record import IMAGE_CODE_SCHEMA
-from pipelines.training.contributions import Contribution, leaderboard
-from pipelines.training.metrics_history import append_point, summary_json
-from pipelines.training.progress_reel import write_index
-from pipelines.training.swarm_progress import EpochSummary
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.metrics.contributions import Contribution, leaderboard
+from pipelines.training.metrics.epoch_summary import EpochSummary
+from pipelines.training.metrics.history import append_point, summary_json
+from pipelines.training.metrics.reel import write_index
+from pipelines.training.run.training_run import TrainingRun
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>"
 NUM_EPOCHS = 30_000

@@ -170,8 +170,8 @@ def test_everything_can_be_moved_with_the_keyboard(hub, address):
 def test_its_figures_are_those_of_the_training_code(hub, address):
     import torch
 
-    from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
-    from pipelines.training.robust_aggregation import AggregationRule, aggregate
+    from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+    from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 
     chance = random.Random(3)
     configs = [{}, {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "attention_pattern": ["row"]}]

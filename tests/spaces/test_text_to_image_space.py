@@ -22,7 +22,7 @@ from tiny_run_parts import write_tiny_clip_and_codec
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_CAPTION = "<img src=x onerror=document.title='hacked'> a [red](javascript:alert) **star**"

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from pipelines.chaos.fault_script import read_script
+from pipelines.chaos.faults.fault_script import read_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

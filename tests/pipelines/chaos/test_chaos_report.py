@@ -11,7 +11,7 @@ from pipelines.chaos.chaos_report import (
     samples_within,
     struck_share,
 )
-from pipelines.chaos.fault_script import Fault, FaultKind
+from pipelines.chaos.faults.fault_script import Fault, FaultKind
 
 
 def epoch(time, *, number, num_samples=100, share=1.0, group=2, attack="", loss=1.0):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.chaos.fault_script import (
+from pipelines.chaos.faults.fault_script import (
     KINDS_WITHOUT_PEER,
     NO_PEER,
     Fault,
@@ -23,7 +23,7 @@ def drawn(seed=1, duration_seconds=180.0, num_faults=12, num_peers=4):
 
 def test_equal_seeds_give_equal_faults_in_another_process_too():
     code = (
-        "from pipelines.chaos.fault_script import *\n"
+        "from pipelines.chaos.faults.fault_script import *\n"
         "print(script_text(draw_faults(seed=1, duration_seconds=180.0, num_faults=12, num_peers=4)), end='')"
     )
     other = subprocess.run(

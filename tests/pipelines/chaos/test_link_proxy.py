@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pipelines.chaos.link_proxy import FREE, LinkLimits, LinkProxy, PortOwners
+from pipelines.chaos.faults.link_proxy import FREE, LinkLimits, LinkProxy, PortOwners
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 from dashboard_material import LIFETIME, NOW, look, metrics, peer_values
 from swarm_of_processes import tiny_run
 
-from pipelines.dashboard import alerts
-from pipelines.dashboard.alerts import find_alerts
-from pipelines.dashboard.history_columns import HistoryColumns
-from pipelines.dashboard.peer_table import track
-from pipelines.dashboard.swarm_snapshot import StateVerdict
+from pipelines.pages.dashboard import alerts
+from pipelines.pages.dashboard.alerts import find_alerts
+from pipelines.pages.dashboard.history_columns import HistoryColumns
+from pipelines.pages.dashboard.peer_table import track
+from pipelines.pages.dashboard.swarm.swarm_snapshot import StateVerdict
 
 CHANCE = np.random.default_rng(1)
 

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from pipelines.dashboard.charts import Chart, chart_html, nice_ticks
-from pipelines.dashboard.history_columns import COLUMNS, HistoryColumns, thin_out
-from pipelines.dashboard.text import escaped, short_number
+from pipelines.pages.dashboard.charts import Chart, chart_html, nice_ticks
+from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns, thin_out
+from pipelines.pages.dashboard.text import escaped, short_number
 
 
 def columns(num_points, **changes):

@@ -4,8 +4,8 @@ import pytest
 from dashboard_material import NOW, look, metrics, peer_values
 from swarm_of_processes import tiny_run
 
-from pipelines.dashboard.dashboard import Dashboard
-from pipelines.dashboard.settings import DashboardSettings
+from pipelines.pages.dashboard.dashboard import Dashboard
+from pipelines.pages.dashboard.settings import DashboardSettings
 
 RUN = tiny_run(num_epochs=100, progress_expiration_seconds=30.0)
 

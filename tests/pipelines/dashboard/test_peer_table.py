@@ -5,8 +5,8 @@ import math
 import pytest
 from dashboard_material import LIFETIME, NOW, look, metrics, peer_values
 
-from pipelines.dashboard.peer_table import PeerState, alive, page_of, summarise, track
-from pipelines.dashboard.swarm_snapshot import SwarmSnapshot
+from pipelines.pages.dashboard.peer_table import PeerState, alive, page_of, summarise, track
+from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 
 
 def states(tracked):

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from dashboard_material import LIFETIME, look, metrics, peer_values
 
-from pipelines.dashboard.alerts import Alert
-from pipelines.dashboard.history_columns import COLUMNS, HistoryColumns
-from pipelines.dashboard.page_parts import board_html, notices_html, peers_html
-from pipelines.dashboard.peer_table import page_of, track
-from pipelines.dashboard.programs import board_rows, history_values, prometheus_text
-from pipelines.dashboard.programs import peer_values as shown_values
-from pipelines.dashboard.settings import DashboardSettings
-from pipelines.training.contributions import Contribution
+from pipelines.pages.dashboard.alerts import Alert
+from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns
+from pipelines.pages.dashboard.page_parts import board_html, notices_html, peers_html
+from pipelines.pages.dashboard.peer_table import page_of, track
+from pipelines.pages.dashboard.programs import board_rows, history_values, prometheus_text
+from pipelines.pages.dashboard.programs import peer_values as shown_values
+from pipelines.pages.dashboard.settings import DashboardSettings
+from pipelines.training.metrics.contributions import Contribution
 
 NOON = 1_795_262_400.0  # 2026-11-21
 DAYS = {

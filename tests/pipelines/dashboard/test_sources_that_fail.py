@@ -13,7 +13,7 @@ from recorded_run import publish_recorded_run, recorded_history
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
-from pipelines.training.metrics_history import write_history
+from pipelines.training.metrics.history import write_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:It seems that you are about to commit a data file")]
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.command_line.demo import app
-from pipelines.demo.scenes import SceneAttributes, held_out_combinations, render_scene, scene_random
+from pipelines.demo.scenes.scenes import SceneAttributes, held_out_combinations, render_scene, scene_random
 
 RED_STAR = SceneAttributes(shape="star", colour="red", size="small", position="left", background="blue")
 

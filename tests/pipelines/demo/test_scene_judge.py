@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.demo.scene_judge import chance_level, exact_match, judge_file, judge_picture
-from pipelines.demo.scenes import (
+from pipelines.demo.scenes.scene_judge import chance_level, exact_match, judge_file, judge_picture
+from pipelines.demo.scenes.scenes import (
     BACKGROUND_COLOURS,
     POSITIONS,
     SHAPE_COLOURS,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.demo.scene_captions import parse_caption
-from pipelines.demo.scene_judge import exact_match
-from pipelines.demo.scene_tars import Dirt, SceneTarsConfig, dirt_of, write_scene_tars
-from pipelines.demo.scenes import held_out_combinations
+from pipelines.demo.scenes.scene_captions import parse_caption
+from pipelines.demo.scenes.scene_judge import exact_match
+from pipelines.demo.scenes.scene_tars import Dirt, SceneTarsConfig, dirt_of, write_scene_tars
+from pipelines.demo.scenes.scenes import held_out_combinations
 
 CONFIG = SceneTarsConfig(num_pictures=1500, pictures_per_tar=600, seed=3)
 

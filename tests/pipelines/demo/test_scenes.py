@@ -4,8 +4,8 @@ import itertools
 import numpy as np
 import pytest
 
-from pipelines.demo.scene_captions import CAPTION_TEMPLATES, caption_of, held_out_captions, parse_caption
-from pipelines.demo.scenes import (
+from pipelines.demo.scenes.scene_captions import CAPTION_TEMPLATES, caption_of, held_out_captions, parse_caption
+from pipelines.demo.scenes.scenes import (
     BACKGROUND_COLOURS,
     POSITIONS,
     SHAPE_COLOURS,

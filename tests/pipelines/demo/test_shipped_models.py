@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.demo.near_misses import near_misses
-from pipelines.demo.scene_captions import caption_of
-from pipelines.demo.scene_judge import exact_match
-from pipelines.demo.scenes import (
+from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.demo.scenes.near_misses import near_misses
+from pipelines.demo.scenes.scene_captions import caption_of
+from pipelines.demo.scenes.scene_judge import exact_match
+from pipelines.demo.scenes.scenes import (
     SHAPES,
     SIZES,
     attributes_of,
@@ -16,7 +17,6 @@ from pipelines.demo.scenes import (
     training_combinations,
 )
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
-from pipelines.generation.clip_reranking import ClipReranker
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 # torch's and open_clip's own warnings about their older parts are not ours to mend.

@@ -19,9 +19,9 @@ from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.running_spaces import read_addresses
-from pipelines.demo.scene_captions import held_out_captions
-from pipelines.demo.scene_judge import exact_match
-from pipelines.demo.scenes import held_out_scenes
+from pipelines.demo.scenes.scene_captions import held_out_captions
+from pipelines.demo.scenes.scene_judge import exact_match
+from pipelines.demo.scenes.scenes import held_out_scenes
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import StageError, Stages

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_reranking import new_clip
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.clip.clip_reranking import new_clip
+from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import VQGANConfig
 

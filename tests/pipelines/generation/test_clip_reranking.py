@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_reranking import ClipReranker, new_clip, prepare_pictures
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.clip.clip_reranking import ClipReranker, new_clip, prepare_pictures
+from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig
 
 TINY = ClipTrainingConfig(image_size=32, vision_width=8, text_width=32, text_layers=1, embed_dim=16, vocab_size=300)
 CAPTIONS = ["a red star", "a blue star on a green background", "A Green Circle"]

@@ -9,11 +9,11 @@ import open_clip
 import pytest
 import torch
 
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_pictures import CaptionedPictures, collect_pictures, corrupt_codes, through_the_codec
-from pipelines.generation.clip_reranking import ClipReranker, new_clip
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig, train_clip
-from pipelines.generation.contrastive_learning import (
+from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.clip.clip_pictures import CaptionedPictures, collect_pictures, corrupt_codes, through_the_codec
+from pipelines.clip.clip_reranking import ClipReranker, new_clip
+from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig, train_clip
+from pipelines.clip.contrastive_learning import (
     clip_batches,
     contrastive_loss,
     learning_rate_factor,

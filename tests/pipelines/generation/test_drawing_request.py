@@ -4,8 +4,8 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from pipelines.generation.drawing_request import DrawingRequest
-from pipelines.generation.drawing_speed import DrawingSpeed, TimedDrawing
+from pipelines.pages.drawing.drawing_request import DrawingRequest
+from pipelines.pages.drawing.drawing_speed import DrawingSpeed, TimedDrawing
 
 
 @pytest.mark.parametrize("prompt", ["a red star", "маленькая звезда", "<b>&?#=%", "鳥 🐦", " two\nlines "])

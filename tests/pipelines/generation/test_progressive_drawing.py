@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from pipelines.generation.drawing_desk import DrawingDesk
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.progressive_drawing import Drawing, Preview, draw_progressively
-from pipelines.generation.published_checkpoints import PublishedCheckpoints
 from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
+from pipelines.pages.drawing.drawing_desk import DrawingDesk
+from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
 
 OPTIONS = GenerationOptions(num_candidates=6, keep=3, top_k=8, seed=5, batch_size=4)
 

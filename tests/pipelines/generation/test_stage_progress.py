@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from pipelines.generation.stage_progress import stage_progress
+from pipelines.stage_progress import stage_progress
 
 
 def test_a_log_gets_the_first_and_the_last_line_of_each_stage():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.generation.clip_reranking import ClipReranker
+from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import NoCheckpointError, load_text_to_image
 from pipelines.generation.text_to_image import generate_images, generate_images_for_prompts

@@ -8,13 +8,12 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_reranking import ClipReranker, new_clip
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.clip.clip_reranking import ClipReranker, new_clip
+from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.progressive_drawing import Drawing, draw_progressively
-from pipelines.generation.seen_in_training import OpenedIndex, SeenInTraining, TrainingPicture, look_up
 from pipelines.generation.training_index import (
     INDEX_FILE,
     PROBE_CAPTION,
@@ -27,6 +26,7 @@ from pipelines.generation.training_index_building import build_training_index
 from pipelines.image_codes.dataset_shards import find_dataset
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.pages.drawing.seen_in_training import OpenedIndex, SeenInTraining, TrainingPicture, look_up
 
 WORDS = ("red", "small", "star", "circle", "on", "blue", "white", "large")
 SHARD_SIZES = (30, 17, 25)

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from pipelines.generation.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.generation.clip_reranking import new_clip
-from pipelines.generation.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.clip.clip_reranking import new_clip
+from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import VQGANConfig
 

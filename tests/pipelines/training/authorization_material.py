@@ -20,9 +20,9 @@ from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
-from pipelines.training.authorization_server import load_or_create_key, open_service, serve_authorization
-from pipelines.training.authorization_service import ServiceOptions
-from pipelines.training.authorization_tokens import Admission, AdmissionRequest, peer_id_of, sign_request
+from pipelines.admission.server import load_or_create_key, open_service, serve_authorization
+from pipelines.admission.service import ServiceOptions
+from pipelines.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
 
 
 @cache

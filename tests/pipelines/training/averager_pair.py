@@ -10,15 +10,14 @@ from pathlib import Path
 import torch
 from swarm_peer import made_up_batch
 
-from pipelines.training.gradient_averager import SwarmGradientAverager
-from pipelines.training.optimizers import linear_schedule
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group
-from pipelines.training.swarm import open_dht, visible_addresses
-from pipelines.training.swarm_settings import optimizer_parts
-from pipelines.training.training_peer import initial_model
-from pipelines.training.training_run import TrainingRun
-from pipelines.training.wire_codec import averaging_compression
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.averaging.wire.codec import averaging_compression
+from pipelines.training.optimizers.choice import linear_schedule, optimizer_parts
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 BATCH_SIZE = 16
 LOOPBACK = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))

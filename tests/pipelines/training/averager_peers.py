@@ -17,15 +17,15 @@ import hivemind
 import torch
 from safetensors.torch import save_file
 
-from pipelines.chaos.hostile_peers import Attack, HostileGradientAverager
-from pipelines.training import averaging_lanes
-from pipelines.training.gradient_averager import SwarmGradientAverager
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group
-from pipelines.training.swarm import SwarmUnreachableError, open_dht, visible_addresses
-from pipelines.training.swarm_settings import averager_options
-from pipelines.training.training_run import TrainingRun
-from pipelines.training.wire_codec import averaging_compression
+from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
+from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
+from pipelines.training.averaging.wire.codec import averaging_compression
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options
 
 SHAPES = ((300, 100), (20_000,), (77,))
 PART_BYTES = 2**11

@@ -8,10 +8,11 @@ import json
 import sys
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.training.checkpoints import load_training_state
-from pipelines.training.run_repository import download_checkpoint, read_history, read_run
-from pipelines.training.swarm_settings import optimizer_parts
-from pipelines.training.training_peer import initial_model
+from pipelines.training.metrics.history import read_history
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.run_repository import download_checkpoint, read_run
+from pipelines.training.state.checkpoint_tensors import load_training_state
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 def main(repository: str, revision: str | None = None) -> None:

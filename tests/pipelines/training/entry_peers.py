@@ -39,7 +39,7 @@ def started_entry_peers(folder: Path, **peers: dict) -> Iterator[dict[str, list[
 
 
 def main(peers: dict[str, dict]) -> None:
-    from pipelines.training.process_group import guard_process_group
+    from pipelines.training.peer.process_group import guard_process_group
 
     guard_process_group()
     addresses: dict[str, list[str]] = {}
@@ -64,8 +64,8 @@ def start_peer(entry_addresses: list[str], clock_shift: float) -> list[str]:
 def serve(entry_addresses: list[str], clock_shift: float, writable: int) -> None:
     from hivemind.dht import protocol
 
-    from pipelines.training.peer_options import PeerOptions
-    from pipelines.training.swarm import open_dht, visible_addresses
+    from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.training.run.peer_options import PeerOptions
 
     if clock_shift:
         # The clock of this machine is wrong: what hivemind reads is off by the same seconds.

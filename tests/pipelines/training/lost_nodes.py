@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group
-from pipelines.training.swarm import open_dht, visible_addresses
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.peer_options import PeerOptions
 
 LONGEST_WAIT = 60.0
 

@@ -2,9 +2,8 @@
 
 import torch
 
-from pipelines.training.optimizers import linear_schedule
-from pipelines.training.swarm_settings import gradient_momentum, optimizer_parts
-from pipelines.training.training_peer import initial_model
+from pipelines.training.optimizers.choice import gradient_momentum, linear_schedule, optimizer_parts
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 def largest_difference(first: dict, second: dict) -> float:

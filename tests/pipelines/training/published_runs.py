@@ -17,7 +17,7 @@ from huggingface_hub.utils import disable_progress_bars
 from hub_tools.local_hub import LocalHub
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 NUM_RECORDS = 96
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

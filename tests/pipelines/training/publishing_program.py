@@ -14,19 +14,19 @@ from pathlib import Path
 import torch
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.training.auxiliary_options import AuxiliaryOptions
-from pipelines.training.checkpoint_publishing import write_checkpoint
-from pipelines.training.checkpoints import RunState
-from pipelines.training.commit_budget import CommitBudget
-from pipelines.training.hub_publisher import HubPublisher
-from pipelines.training.peer_metrics import PeerMetrics
-from pipelines.training.publication_spool import PublicationSpool
-from pipelines.training.publisher_keys import PublisherKey
-from pipelines.training.publishing_thread import PublishingThread
-from pipelines.training.run_metrics import RunMetrics
-from pipelines.training.run_repository import read_processor, read_run
-from pipelines.training.swarm_settings import optimizer_parts
-from pipelines.training.training_peer import initial_model
+from pipelines.swarm.records import PeerMetrics
+from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.training.auxiliary.commit_budget import CommitBudget
+from pipelines.training.auxiliary.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publication_spool import PublicationSpool
+from pipelines.training.auxiliary.publishing_thread import PublishingThread
+from pipelines.training.metrics.run_metrics import RunMetrics
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.state.checkpoint_tensors import RunState
+from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
+from pipelines.training.tasks.text_to_image.model import initial_model, read_processor
 
 SECONDS_TO_PUBLISH = 240
 

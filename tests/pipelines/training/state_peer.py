@@ -15,19 +15,21 @@ import torch
 from safetensors.torch import save_file
 from swarm_peer import write_event
 
-from pipelines.training.checkpoints import RunState, save_training_state
-from pipelines.training.peer_metrics import SwarmRecords
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group
-from pipelines.training.progress_tracking import SwarmProgressTracker
-from pipelines.training.state_averager import SwarmStateAverager
-from pipelines.training.state_digest import make_manifest
-from pipelines.training.state_download import StateDownloadError
-from pipelines.training.state_hand_off import StateHandOff
-from pipelines.training.swarm import open_dht, visible_addresses
-from pipelines.training.swarm_settings import averager_options, hand_off_limits, make_state_averager, optimizer_parts
-from pipelines.training.training_peer import TrainingPeer, initial_model
-from pipelines.training.training_run import TrainingRun
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.peer.training_peer import TrainingPeer
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
+from pipelines.training.state.digest import make_manifest
+from pipelines.training.state.download import StateDownloadError
+from pipelines.training.state.transfer import StateHandOff
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options, hand_off_limits, make_state_averager
+from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 class SlowAverager(SwarmStateAverager):

@@ -10,7 +10,7 @@ import json
 import sys
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.training.image_code_stream import dataset_layout, prefetched, stream_batches
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, prefetched, stream_batches
 
 
 def read(request: dict) -> list[list]:

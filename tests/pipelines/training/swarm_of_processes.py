@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipelines.chaos.faults.process_table import group_members, signal_processes
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.chaos.process_table import group_members, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
 

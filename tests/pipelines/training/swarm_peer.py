@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pipelines.chaos.process_table import group_members
-from pipelines.training import averaging
-from pipelines.training.image_code_stream import Batch
-from pipelines.training.pausing import pause_on_signals
-from pipelines.training.peer_admission import seek_admission
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group
-from pipelines.training.swarm import open_dht, visible_addresses
-from pipelines.training.training_peer import TrainingPeer
-from pipelines.training.training_run import TrainingRun
+from pipelines.admission.client import seek_admission
+from pipelines.chaos.faults.process_table import group_members
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.averaging import averager as averaging
+from pipelines.training.peer.pausing import pause_on_signals
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.peer.training_peer import TrainingPeer
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch
 
 
 def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:

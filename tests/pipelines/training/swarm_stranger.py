@@ -20,17 +20,17 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from swarm_peer import write_event
 
-from pipelines.training.admitted_averaging import AdmissionGate
-from pipelines.training.authorized_dht import access_token
-from pipelines.training.gradient_averager import SwarmGradientAverager
-from pipelines.training.peer_admission import seek_admission
-from pipelines.training.peer_metrics import PeerMetrics, SwarmRecords
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.process_group import guard_process_group
-from pipelines.training.state_averager import SwarmStateAverager
-from pipelines.training.state_download import manifest_request
-from pipelines.training.swarm import SwarmUnreachableError, open_dht
-from pipelines.training.training_run import TrainingRun
+from pipelines.admission.averaging_gate import AdmissionGate
+from pipelines.admission.client import seek_admission
+from pipelines.admission.dht_gate import access_token
+from pipelines.swarm.node import SwarmUnreachableError, open_dht
+from pipelines.swarm.records import PeerMetrics, SwarmRecords
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.download import manifest_request
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 SECONDS = 60.0
 METRICS = dict(

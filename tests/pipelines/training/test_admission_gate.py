@@ -11,11 +11,11 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
 from swarm_of_processes import tiny_run
 
-from pipelines.training.admission_records import speaks_for
-from pipelines.training.admitted_averaging import AdmissionGate
-from pipelines.training.authorization_tokens import TokenRefusedError, issue_token, peer_id_of, public_text
-from pipelines.training.peer_admission import PeerAdmission, SharedToken, seconds_to_renewal
-from pipelines.training.peer_metrics import AuxiliaryStatus, PeerMetrics
+from pipelines.admission.averaging_gate import AdmissionGate
+from pipelines.admission.client import PeerAdmission, SharedToken, seconds_to_renewal
+from pipelines.admission.record_owners import speaks_for
+from pipelines.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
+from pipelines.swarm.records import AuxiliaryStatus, PeerMetrics
 
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()
 RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=public_text(AUTHORITY))

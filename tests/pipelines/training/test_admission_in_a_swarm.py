@@ -6,9 +6,9 @@ import pytest
 from authorization_material import edit_lists, publish_run, running_service
 from swarm_of_processes import Swarm, tiny_run
 
-from pipelines.training.authorization_tokens import public_text
-from pipelines.training.doctor.examination import Examination, check_swarm
-from pipelines.training.peer_options import PeerOptions
+from pipelines.admission.tokens import public_text
+from pipelines.doctor.examination import Examination, check_swarm
+from pipelines.training.run.peer_options import PeerOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

@@ -6,8 +6,8 @@ from averager_peers import SHAPES, events_of, signal_and_noise
 from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
 
-from pipelines.chaos.hostile_peers import Attack
-from pipelines.training.suspects import Offence
+from pipelines.chaos.faults.hostile_peers import Attack
+from pipelines.training.averaging.reduce.suspects import Offence
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

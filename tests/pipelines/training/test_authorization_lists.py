@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.training.authorization_lists import AdmissionLists, objection_to
+from pipelines.admission.lists import AdmissionLists, objection_to
 
 
 @pytest.mark.parametrize(

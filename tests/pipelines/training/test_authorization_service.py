@@ -14,9 +14,9 @@ from authorization_material import (
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
-from pipelines.training.authorization_server import load_or_create_key
-from pipelines.training.authorization_service import RateLimit
-from pipelines.training.authorization_tokens import TokenCheck, public_text
+from pipelines.admission.server import load_or_create_key
+from pipelines.admission.service import RateLimit
+from pipelines.admission.tokens import TokenCheck, public_text
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ from authorization_material import admission, body_of, der, rsa_key, signed_requ
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hivemind.p2p import P2P, PeerID
 
-from pipelines.training.authorization_tokens import (
+from pipelines.admission.identity import read_identity
+from pipelines.admission.tokens import (
     Admission,
     AdmissionRequest,
     TokenCheck,
@@ -19,7 +20,6 @@ from pipelines.training.authorization_tokens import (
     peer_id_of,
     public_text,
 )
-from pipelines.training.peer_identity import read_identity
 
 NOW = 1_800_000_000.0
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()

@@ -4,7 +4,7 @@ import contextlib
 
 import psutil
 
-from pipelines.training.authorized_dht import SwarmDHT
+from pipelines.admission.dht_gate import SwarmDHT
 
 
 def test_a_node_whose_parent_ends_in_the_middle_of_a_call_ends_without_an_error():

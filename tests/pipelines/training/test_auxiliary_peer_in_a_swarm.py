@@ -14,8 +14,8 @@ from swarm_of_processes import Swarm
 from swarm_peer import made_up_batch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.training.metrics_history import read_history_files
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.metrics.history import read_history_files
+from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

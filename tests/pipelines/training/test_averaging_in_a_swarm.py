@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
 from swarm_peer import made_up_batch
 
-from pipelines.training.training_peer import initial_model
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

@@ -10,11 +10,11 @@ from hivemind.compression import NoCompression, serialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
-from pipelines.training import averaging_lanes
-from pipelines.training.averaging_lanes import MAX_LANES, MIN_VALUES_PER_LANE, Lanes, in_turn
-from pipelines.training.averaging_runner import RoundMemory, TrustedAllReduceRunner, _hello
-from pipelines.training.robust_aggregation import AggregationRule
-from pipelines.training.suspects import Offence
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
+from pipelines.training.averaging.reduce.suspects import Offence
+from pipelines.training.averaging.runner import RoundMemory, TrustedAllReduceRunner, _hello
+from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
+from pipelines.training.averaging.wire.parallel_streams import MAX_LANES, MIN_VALUES_PER_LANE, Lanes, in_turn
 
 REDUCER, SENDER = PeerID(b"reducer"), PeerID(b"sender")
 GROUP = b"group"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hivemind.averaging.partition import AllreduceException
 
-from pipelines.training.averaging_reducer import RobustPartReducer
-from pipelines.training.robust_aggregation import AggregationRule
+from pipelines.training.averaging.reduce.reducer import RobustPartReducer
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 
 SHAPE = torch.Size([4])
 SECONDS = 0.3

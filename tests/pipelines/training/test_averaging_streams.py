@@ -7,7 +7,7 @@ import pytest
 from hivemind.p2p import P2P, P2PContext, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from pipelines.training.averaging_streams import (
+from pipelines.training.averaging.wire.streams import (
     ReadingStub,
     first_messages,
     held_back,

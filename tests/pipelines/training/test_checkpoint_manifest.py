@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipelines.training.checkpoint_manifest import (
+from pipelines.training.repository.manifest import (
     CheckpointManifest,
     CheckpointRefusedError,
     digest_files,
@@ -15,7 +15,7 @@ from pipelines.training.checkpoint_manifest import (
     tensor_digests,
     verify_checkpoint,
 )
-from pipelines.training.publisher_keys import PublisherKey, is_signed_by, keys_from_json, keys_to_json
+from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by, keys_from_json, keys_to_json
 
 MANIFEST = "checkpoint_manifest.json"
 

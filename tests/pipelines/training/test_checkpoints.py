@@ -14,11 +14,17 @@ from swarm_peer import made_up_batch
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
-from pipelines.training.checkpoint_publishing import draw_loss_curve, model_card, write_checkpoint
-from pipelines.training.checkpoints import RunState, load_training_state, num_parameters_in, save_training_state
-from pipelines.training.swarm_progress import EpochSummary
-from pipelines.training.swarm_settings import optimizer_parts
-from pipelines.training.training_peer import initial_model
+from pipelines.training.metrics.epoch_summary import EpochSummary
+from pipelines.training.metrics.loss_curve import draw_loss_curve
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.state.checkpoint_tensors import (
+    RunState,
+    load_training_state,
+    num_parameters_in,
+    save_training_state,
+)
+from pipelines.training.tasks.text_to_image.checkpoint_folder import model_card, write_checkpoint
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 STATE = RunState(run_id="birds", epoch=3, loss=2.5, package_version="0.1.0")
 

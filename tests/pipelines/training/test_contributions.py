@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from pipelines.training.contribution_files import read_contributions, write_contributions
-from pipelines.training.contributions import Claim, Contribution, ContributionLedger, fit_into, leaderboard
+from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
+from pipelines.training.metrics.contributions import Claim, Contribution, ContributionLedger, fit_into, leaderboard
 
 BATCH = 4096
 START = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC).timestamp()

@@ -7,7 +7,7 @@ import pytest
 from hivemind.p2p import PeerID
 from swarm_of_processes import ForkedProcess
 
-from pipelines.training.dht_rejoining import MOST_ASKED_AT_ONCE, MOST_REMEMBERED, SECONDS_TO_REMEMBER, Acquaintances
+from pipelines.swarm.rejoining import MOST_ASKED_AT_ONCE, MOST_REMEMBERED, SECONDS_TO_REMEMBER, Acquaintances
 
 
 def peers(number):

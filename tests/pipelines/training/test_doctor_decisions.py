@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.training.doctor.authorization_checks import judge_membership, judge_service
-from pipelines.training.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
-from pipelines.training.doctor.dialling import Call, parse_address
-from pipelines.training.doctor.machine import Machine, read_machine
-from pipelines.training.doctor.machine_checks import (
+from pipelines.doctor.authorization_checks import judge_membership, judge_service
+from pipelines.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
+from pipelines.doctor.machine import Machine, read_machine
+from pipelines.doctor.machine_checks import (
     PeerNeeds,
     check_disk,
     check_gpu_memory,
@@ -21,8 +20,8 @@ from pipelines.training.doctor.machine_checks import (
     check_shared_memory,
     check_versions,
 )
-from pipelines.training.doctor.peer_needs import peer_needs
-from pipelines.training.doctor.swarm_checks import (
+from pipelines.doctor.peer_needs import peer_needs
+from pipelines.doctor.swarm_checks import (
     check_clock,
     check_daemon,
     check_entries,
@@ -31,10 +30,11 @@ from pipelines.training.doctor.swarm_checks import (
     check_reachability,
     connected_groups,
 )
-from pipelines.training.doctor.swarm_finding import EntryFinding, SwarmFinding
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.run_creation import required_versions
-from pipelines.training.training_run import TrainingRun
+from pipelines.swarm.dialling import Call, parse_address
+from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.versions import required_versions
 
 GIB = 2**30
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -114,7 +114,7 @@ def test_open_files_are_judged_by_the_hard_limit(allowed, status):
 def test_the_hard_limit_is_what_counts_and_what_a_peer_raises_its_own_to():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 600))\n"
-        "from pipelines.training.doctor.machine import open_files_limit, raise_open_files\n"
+        "from pipelines.doctor.machine import open_files_limit, raise_open_files\n"
         "raise_open_files(); print(open_files_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -266,7 +266,7 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_a_slow_answer_of_the_hub_leaves_its_clock_in_doubt():
-    from pipelines.training.doctor.hub_checks import certain_offset
+    from pipelines.doctor.hub_checks import certain_offset
 
     assert certain_offset(0.4, 0.1) == certain_offset(-3.0, 6.0) == 0.0
     assert certain_offset(60.0, 1.0) == pytest.approx(59.0)

@@ -14,17 +14,17 @@ from transformers import AutoModel, AutoProcessor
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
-from pipelines.image_codes.codec_code import CODEC_CODE_FILES
-from pipelines.training.finetuned_folder import check_output, write_finetuned
-from pipelines.training.finetuning import (
+from pipelines.finetuning.finetuned_folder import check_output, write_finetuned
+from pipelines.finetuning.finetuning import (
     FinetuningProgress,
     FinetuningSource,
     finetune,
     load_trainable_model,
     trainable_parameters,
 )
-from pipelines.training.finetuning_options import FinetuningOptions
-from pipelines.training.image_code_stream import Batch
+from pipelines.finetuning.finetuning_options import FinetuningOptions
+from pipelines.image_codes.codec_code import CODEC_CODE_FILES
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 

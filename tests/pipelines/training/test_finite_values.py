@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipelines.training.finite_values import is_finite
+from pipelines.training.averaging.reduce.finite_values import is_finite
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 

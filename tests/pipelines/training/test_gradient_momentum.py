@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipelines.training.gradient_averager import SwarmGradientAverager
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 MOMENTUM = 0.8
 

@@ -9,8 +9,8 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from pipelines.training.gradient_averager import SwarmGradientAverager
-from pipelines.training.group_search import GroupSearch, PacedKeyManager, retry_seconds
+from pipelines.training.averaging.group.matchmaking import GroupSearch, PacedKeyManager, retry_seconds
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
 

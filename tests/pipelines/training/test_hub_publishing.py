@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hub_tools.local_hub.consistency import check_consistency
-from pipelines.training.contribution_files import read_contributions
-from pipelines.training.metrics_history import read_history_files
+from hub_tools.local_hub.store.consistency import check_consistency
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.history import read_history_files
 
 pytestmark = pytest.mark.slow
 

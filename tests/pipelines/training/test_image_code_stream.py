@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.image_code_stream import Batch, passes_through_outages, prefetched
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, passes_through_outages, prefetched
 
 READER = Path(__file__).with_name("stream_reader.py")
 BATCH_SIZE = 8

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 
-from pipelines.training.averaging_figures import SharedFigures
-from pipelines.training.incomplete_rounds import is_incomplete
-from pipelines.training.progress_tracking import plausible_samples
+from pipelines.training.averaging.figures import SharedFigures
+from pipelines.training.swarm_optimizer.incomplete_rounds import is_incomplete
+from pipelines.training.swarm_optimizer.progress_tracking import plausible_samples
 
 
 @pytest.mark.parametrize(

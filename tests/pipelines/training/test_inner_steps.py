@@ -4,10 +4,11 @@ import pytest
 import torch
 from swarm_of_processes import tiny_run
 
-from pipelines.training.inner_steps import InnerSteps
-from pipelines.training.optimizers import Lamb, Nesterov
-from pipelines.training.schedule import learning_rate
-from pipelines.training.swarm_settings import optimizer_parts
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.nesterov import Nesterov
+from pipelines.training.optimizers.schedule import learning_rate
+from pipelines.training.swarm_optimizer.inner_steps import InnerSteps
 
 
 @pytest.fixture

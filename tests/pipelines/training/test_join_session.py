@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.training import process_group
-from pipelines.training.joining.join_session import JoinSession
-from pipelines.training.joining.join_settings import JoinSettings
+from pipelines.pages.joining.join_session import JoinSession
+from pipelines.pages.joining.join_settings import JoinSettings
+from pipelines.training.peer import process_group
 
 TOKEN = "token-of-alice"
 
@@ -175,8 +175,8 @@ def test_findings_arrive_one_by_one_and_a_start_gives_the_examination_up(session
 
 PAGE = """
 import sys
-from pipelines.training.joining.join_session import JoinSession
-from pipelines.training.joining.join_settings import JoinSettings
+from pipelines.pages.joining.join_session import JoinSession
+from pipelines.pages.joining.join_settings import JoinSettings
 
 session = JoinSession()
 session.start(JoinSettings(repository="org/stubborn"), None)

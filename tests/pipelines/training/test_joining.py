@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from pipelines.training.doctor.check_result import fail, ok, warn
-from pipelines.training.joining.command_child import cause_of_end, for_people
-from pipelines.training.joining.control import control_of, owners_of
-from pipelines.training.joining.join_settings import JoinSettings, hosts_from
-from pipelines.training.joining.join_view import ALIVE, MOST_LINES, MOST_SPEEDS, JoinView, after_event
-from pipelines.training.joining.presentation import (
+from pipelines.doctor.check_result import fail, ok, warn
+from pipelines.pages.joining.command_child import cause_of_end, for_people
+from pipelines.pages.joining.join_settings import JoinSettings, hosts_from
+from pipelines.pages.joining.join_view import ALIVE, MOST_LINES, MOST_SPEEDS, JoinView, after_event
+from pipelines.pages.joining.permissions import control_of, owners_of
+from pipelines.pages.joining.presentation import (
     TITLES,
     checks_html,
     contribution_html,
@@ -17,7 +17,7 @@ from pipelines.training.joining.presentation import (
     sparkline,
     state_html,
 )
-from pipelines.training.joining.standing import Standing, standing_in
+from pipelines.pages.joining.standing import Standing, standing_in
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 FIGURES = dict(epoch=3, loss=2.5, share_averaged=0.98, num_peers=4, num_samples=96, samples_per_second=12.0)

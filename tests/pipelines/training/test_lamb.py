@@ -5,8 +5,10 @@ import torch
 from bitsandbytes import functional as quantization
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 
-from pipelines.training import optimizers
-from pipelines.training.optimizers import Lamb, linear_schedule, weight_decay_groups
+from pipelines.training.optimizers import lamb as optimizers
+from pipelines.training.optimizers.choice import linear_schedule
+from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.parameter_groups import weight_decay_groups
 
 SETTINGS = dict(lr=0.02, betas=(0.9, 0.96), eps=1e-6)
 
@@ -102,7 +104,7 @@ def test_the_weight_norm_in_the_trust_ratio_is_bounded():
     torch.testing.assert_close(parameter.detach(), torch.full((4,), 1e6 - 0.02 * 10_000.0 / 2.0))
 
 
-def test_the_global_norm_over_all_parameters_is_clipped():
+def test_theglobal_norm_over_all_parameters_is_clipped():
     gradients = [torch.full((3,), 30.0), torch.full((2, 2), 20.0)]
     parameters = [torch.nn.Parameter(torch.ones_like(gradient)) for gradient in gradients]
     optimizer = Lamb(parameters, **SETTINGS, max_gradient_norm=4.0, bits=32)

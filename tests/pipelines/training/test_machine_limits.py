@@ -10,7 +10,9 @@ import torch
 from swarm_of_processes import tiny_run
 from swarm_peer import made_up_batch as batch_of_the_run
 
-from pipelines.training.gradient_computation import (
+from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
+from pipelines.training.averaging.group.time_limits import AttemptTimes, RoundTimes, adapted_timeout
+from pipelines.training.gradients.computation import (
     GOOD_STEPS_BEFORE_GROWTH,
     GradientComputation,
     LossScale,
@@ -18,7 +20,7 @@ from pipelines.training.gradient_computation import (
     compiling_pays,
     resolve_precision,
 )
-from pipelines.training.micro_batch import (
+from pipelines.training.gradients.micro_batch import (
     NoMicroBatchFitsError,
     choose_micro_batch,
     largest_useful,
@@ -26,11 +28,10 @@ from pipelines.training.micro_batch import (
     ram_suffices,
     trial,
 )
-from pipelines.training.pausing import PauseSwitch
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.round_times import AttemptTimes, RoundTimes, adapted_timeout
-from pipelines.training.training_peer import initial_model, last_epoch
-from pipelines.training.upload_limit import UploadLimit, pass_bytes
+from pipelines.training.peer.pausing import PauseSwitch
+from pipelines.training.peer.training_peer import last_epoch
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 def machine(*, fits, fixed=0.0, per_sample=0.01):

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from pipelines.training.memory_estimate.calculator import CalculatorInput, answer, find_for
-from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
-from pipelines.training.memory_estimate.estimate import estimate_training_memory
-from pipelines.training.memory_estimate.fitting import MACHINES, find_fitting, join_command, largest_micro_batch
-from pipelines.training.memory_estimate.hub_config import KNOWN_MODEL_TYPES, sizes_from_config
-from pipelines.training.memory_estimate.model_presets import MODEL_PRESETS
-from pipelines.training.memory_estimate.optimizer_states import count_elements
-from pipelines.training.memory_estimate.settings import MemorySettings
+from pipelines.memory_estimate.estimate import estimate_training_memory
+from pipelines.memory_estimate.hub_config import KNOWN_MODEL_TYPES, sizes_from_config
+from pipelines.memory_estimate.model_presets import MODEL_PRESETS
+from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+from pipelines.memory_estimate.optimizer_states import count_elements
+from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.pages.memory_calculator.calculator import CalculatorInput, answer, find_for
+from pipelines.pages.memory_calculator.fitting import MACHINES, find_fitting, join_command, largest_micro_batch
 
 GPT2 = MODEL_PRESETS["GPT-2 S"]
 OURS = DalleCollabSizes()
@@ -245,7 +245,7 @@ def test_the_search_answers_with_the_controls_to_set():
 
 def test_an_estimate_is_instant_and_loads_no_heavy_library():
     code = (
-        "import sys; from pipelines.training.memory_estimate import calculator; "
+        "import sys; from pipelines.memory_estimate import calculator; "
         "print(sorted({'torch', 'numpy', 'transformers', 'gradio', 'huggingface_hub'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -7,10 +7,10 @@ from measured_models import build_known_model, measure_known_model
 from memory_measurement import storage_bytes
 from transformers.optimization import Adafactor
 
-from pipelines.training.memory_estimate.estimate import estimate_training_memory
-from pipelines.training.memory_estimate.hub_config import sizes_from_config
-from pipelines.training.memory_estimate.settings import MemorySettings
-from pipelines.training.memory_estimate.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.estimate import estimate_training_memory
+from pipelines.memory_estimate.hub_config import sizes_from_config
+from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.settings import MemorySettings
 
 pytestmark = pytest.mark.slow
 

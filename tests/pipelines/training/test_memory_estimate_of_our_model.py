@@ -8,11 +8,11 @@ from memory_measurement import storage_bytes
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.attention_dalle_collab import DENSE_MAX_POSITIONS
-from pipelines.training.memory_estimate import dalle_collab_sizes
-from pipelines.training.memory_estimate.dalle_collab_sizes import DalleCollabSizes
-from pipelines.training.memory_estimate.estimate import estimate_training_memory
-from pipelines.training.memory_estimate.settings import MemorySettings
-from pipelines.training.optimizers import Lamb
+from pipelines.memory_estimate.estimate import estimate_training_memory
+from pipelines.memory_estimate.models import dalle_collab_sizes
+from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.optimizers.lamb import Lamb
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.training.metrics_history import (
+from pipelines.training.metrics.epoch_summary import EpochSummary
+from pipelines.training.metrics.history import (
     append_point,
     merge_histories,
     read_evaluations,
@@ -17,7 +18,6 @@ from pipelines.training.metrics_history import (
     write_evaluations,
     write_history,
 )
-from pipelines.training.swarm_progress import EpochSummary
 
 
 def summary(epoch, **changes):

@@ -8,7 +8,8 @@ import pytest
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import MPFuture, get_dht_time
 
-from pipelines.training.missed_rounds import MissedRoundError, leave_round, until_cancelled, wait_for_round
+from pipelines.training.averaging.group.matchmaking import until_cancelled
+from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError, leave_round, wait_for_round
 
 
 def make_control():

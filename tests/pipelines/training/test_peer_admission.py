@@ -9,14 +9,14 @@ from authorization_material import edit_lists, publish_run, rsa_key, running_ser
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
-from pipelines.training.authorization_tokens import public_text
-from pipelines.training.peer_admission import (
+from pipelines.admission.client import (
     AdmissionRefusedError,
     AuthorizationUnreachableError,
     PeerAdmission,
     seek_admission,
 )
-from pipelines.training.peer_options import PeerOptions
+from pipelines.admission.tokens import public_text
+from pipelines.training.run.peer_options import PeerOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

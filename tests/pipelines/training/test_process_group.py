@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.training import process_group
+from pipelines.training.peer import process_group
 
 OUTER = """
 import sys
-from pipelines.training.process_group import run_as_worker
+from pipelines.training.peer.process_group import run_as_worker
 sys.exit(run_as_worker(sys.argv[1:], {"GREETING": "hello"}))
 """
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pipelines.training.progress_tracking import PacedEvent, witnessed_epoch
+from pipelines.training.swarm_optimizer.progress_tracking import PacedEvent, witnessed_epoch
 
 
 @pytest.mark.parametrize(

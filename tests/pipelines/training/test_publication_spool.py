@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from pipelines.training.auxiliary_options import AuxiliaryOptions, sole_user
-from pipelines.training.checkpoint_manifest import CheckpointRefusedError
-from pipelines.training.commit_budget import CommitBudget, seconds_until_commit
-from pipelines.training.publication_spool import PublicationSpool, epochs_to_drop
-from pipelines.training.publisher_election import candidacy, elect, proven_keys
-from pipelines.training.publisher_keys import PublisherKey
+from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, sole_user
+from pipelines.training.auxiliary.commit_budget import CommitBudget, seconds_until_commit
+from pipelines.training.auxiliary.publication_spool import PublicationSpool, epochs_to_drop
+from pipelines.training.auxiliary.publisher_election import candidacy, elect, proven_keys
+from pipelines.training.repository.manifest import CheckpointRefusedError
+from pipelines.training.repository.publisher_keys import PublisherKey
 
 
 def writing(text):

@@ -9,9 +9,9 @@ from assistants import assistant
 from published_runs import run_command
 from swarm_of_processes import Swarm
 
-from pipelines.training.contribution_files import read_contributions
-from pipelines.training.metrics_history import read_evaluations, read_history_files
-from pipelines.training.training_run import TrainingRun
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.history import read_evaluations, read_history_files
+from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

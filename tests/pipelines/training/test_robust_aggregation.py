@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from pipelines.training.robust_aggregation import (
+from pipelines.training.averaging.reduce.robust_aggregation import (
     MIN_FOR_A_MAJORITY,
     AggregationRule,
     aggregate,

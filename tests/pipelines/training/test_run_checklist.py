@@ -4,8 +4,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
-from pipelines.training.authorization_tokens import public_text
-from pipelines.training.doctor.organiser_checks import (
+from pipelines.admission.tokens import public_text
+from pipelines.doctor.organiser_checks import (
     check_card,
     check_commit_budget,
     check_entry_places,
@@ -17,8 +17,8 @@ from pipelines.training.doctor.organiser_checks import (
     check_timeouts,
     epoch_seconds,
 )
-from pipelines.training.run_record import Contributor, PublishedCheckpoint, RunRecord
-from pipelines.training.run_report import peer_hours, report_markdown, total_bytes
+from pipelines.training.metrics.course import Contributor, PublishedCheckpoint, RunRecord
+from pipelines.training.metrics.report import peer_hours, report_markdown, total_bytes
 
 AUTHORITY = public_text(ed25519.Ed25519PrivateKey.generate())
 FIRST, SECOND = (

@@ -15,7 +15,7 @@ import sys, threading
 from hub_tools.endpoint import prepare_hub_client
 prepare_hub_client()
 from huggingface_hub import HfApi
-from pipelines.training.run_repository import announce_authorization, read_run
+from pipelines.training.repository.run_repository import announce_authorization, read_run
 repository, key = sys.argv[1:]
 stop = threading.Event()
 
@@ -37,7 +37,7 @@ print(all(changed), read_run(repository).authorization_service)
 def test_settings_change_on_top_of_commits_that_come_in_between(hub):
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
-    from pipelines.training.authorization_tokens import public_text
+    from pipelines.admission.tokens import public_text
 
     publish_run(hub, "org/busy-run", tiny_run().to_json())
     key = public_text(ed25519.Ed25519PrivateKey.generate())

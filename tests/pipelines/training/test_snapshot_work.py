@@ -10,12 +10,12 @@ from PIL import Image
 from swarm_of_processes import tiny_run
 from swarm_peer import made_up_batch
 
-from pipelines.training.held_out_evaluation import evaluation_loss, evaluation_split
-from pipelines.training.image_code_stream import held_out_mask, whole_batches
-from pipelines.training.progress_reel import ProgressReel, read_index, take_over_reel, write_index
-from pipelines.training.snapshot_work import SnapshotTask, SnapshotWorker, is_due
-from pipelines.training.trackers import Trackers, check_trackers
-from pipelines.training.training_peer import initial_model
+from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker, is_due
+from pipelines.training.metrics.reel import ProgressReel, read_index, take_over_reel, write_index
+from pipelines.training.metrics.trackers import Trackers, check_trackers
+from pipelines.training.tasks.text_to_image.held_out_evaluation import evaluation_loss, evaluation_split
+from pipelines.training.tasks.text_to_image.image_code_stream import held_out_mask, whole_batches
+from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 @pytest.fixture

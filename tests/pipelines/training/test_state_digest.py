@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from pipelines.training.optimizers import Lamb
-from pipelines.training.state_digest import StateManifest, check_manifest, named_state, state_layout
-from pipelines.training.state_snapshot import SnapshotReplacedError, StateSnapshot
+from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.state.digest import StateManifest, check_manifest, named_state, state_layout
+from pipelines.training.state.snapshot import SnapshotReplacedError, StateSnapshot
 
 
 def made_up_state(seed=0, bits=8, num_steps=2):

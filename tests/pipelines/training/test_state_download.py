@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_state_digest import made_up_state, sealed
 
-from pipelines.training.state_digest import make_manifest
-from pipelines.training.state_download import (
+from pipelines.training.state.digest import make_manifest
+from pipelines.training.state.download import (
     DownloadLimits,
     StateDownload,
     StateDownloadError,
@@ -18,7 +18,7 @@ from pipelines.training.state_download import (
     read_request,
     tensors_request,
 )
-from pipelines.training.state_snapshot import StateSnapshot
+from pipelines.training.state.snapshot import StateSnapshot
 
 LIMITS = DownloadLimits(chunk_seconds=0.2, job_seconds=5.0, job_bytes=4096, num_donors_at_once=2)
 

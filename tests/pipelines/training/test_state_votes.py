@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.training.state_votes import count_votes, cut_into_jobs, donors_in_turn, newest_plausible_epoch
+from pipelines.training.state.votes import count_votes, cut_into_jobs, donors_in_turn, newest_plausible_epoch
 
 HONEST, OTHER = "a" * 64, "b" * 64
 

@@ -2,9 +2,10 @@
 
 import multiprocessing
 
-from pipelines.training.averaging_figures import SharedFigures
-from pipelines.training.peer_metrics import MAX_SUSPECTS, PeerMetrics, suspect_record
-from pipelines.training.suspects import Offence, Suspect, SuspectLedger
+from pipelines.swarm.records import MAX_SUSPECTS, PeerMetrics
+from pipelines.training.averaging.figures import SharedFigures
+from pipelines.training.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
+from pipelines.training.peer.training_peer import suspect_record
 
 
 def test_a_peers_offence_counts_once_a_round_and_the_most_frequent_comes_first():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from pipelines.training.peer_metrics import SuspectRecord
-from pipelines.training.peer_options import PeerOptions
-from pipelines.training.swarm_progress import EpochSummary, credible_epoch, should_publish, summarise_epoch
-from pipelines.training.training_run import TrainingRun, stable_seed
+from pipelines.swarm.records import SuspectRecord
+from pipelines.training.metrics.epoch_summary import EpochSummary, credible_epoch, should_publish, summarise_epoch
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 NEEDED = dict(run_id="birds", model_config={"hidden_size": 8}, dataset_repository="org/birds", dataset_revision="abc")
 

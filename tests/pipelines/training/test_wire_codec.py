@@ -5,8 +5,8 @@ import torch
 from hivemind.compression import CompressionInfo, Float16Compression, NoCompression
 from swarm_of_processes import tiny_run
 
-from pipelines.training.suspects import Offence, PartRefusedError
-from pipelines.training.wire_codec import (
+from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.training.averaging.wire.codec import (
     BLOCK_SIZE,
     FiniteBlockwise8BitQuantization,
     FiniteUniform8BitQuantization,

@@ -1,0 +1,1 @@
+"""The embedded Hub's answers to HTTP requests. May import `store` and `protocol`."""

@@ -1,0 +1,243 @@
+"""Making, describing, listing, moving, copying and removing repositories."""
+
+import sqlite3
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from ..protocol.hub_error import HubError, bad_request
+from ..store.accounts import Caller, check_can_write
+from ..store.commits import GITATTRIBUTES, first_commit, store_small_file
+from ..store.history import add_commit, copy_entries, find_reference, resolve_revision, set_reference
+from ..store.object_store import ObjectStore
+from ..store.repositories import (
+    Repository,
+    change_settings,
+    create_repository,
+    delete_repository,
+    list_repositories,
+    move_repository,
+    readable_repository,
+    wants_private,
+    writable_repository,
+)
+from ..store.space_settings import apply_space_payload, copy_variables, forget_space, runtime_of
+from ..store.storage import HubStorage
+from ..store.trees import describe_file, entries_below
+from .cards import card_of_commit, tags_of_card
+from .request_parts import KINDS, Address, CallerOf, Decoded, JsonObject, Storage, endpoint_of
+
+router = APIRouter()
+
+
+@router.post("/api/repos/create")
+def create(payload: JsonObject, request: Request, caller: CallerOf, storage: Storage) -> Response:
+    """Create a repository with its first commit on main; 409 with the url when it is there already."""
+    repo_type = payload.get("type") or "model"
+    full_name = _named(payload, caller)
+    attributes = store_small_file(storage.objects, ".gitattributes", GITATTRIBUTES)
+    try:
+        with storage.database.writing() as connection:
+            private = bool(wants_private(payload))
+            repository = create_repository(
+                connection, caller, repo_type, full_name, private=private, sdk=payload.get("sdk")
+            )
+            first_commit(connection, repository, str(caller.user), [attributes])
+            apply_space_payload(connection, storage, repository, payload)
+    except HubError as error:
+        if error.status == HTTPStatus.CONFLICT:
+            error.fields["url"] = _url(request, repo_type, full_name)
+        raise
+    return JSONResponse({"url": _url(request, repo_type, full_name), "name": full_name, "id": full_name})
+
+
+@router.delete("/api/repos/delete")
+def delete(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
+    """Delete a repository with its history."""
+    with storage.database.writing() as connection:
+        repository = delete_repository(connection, caller, payload.get("type") or "model", _named(payload, caller))
+    forget_space(storage, repository)
+    return Response("OK")
+
+
+@router.post("/api/repos/move")
+def move(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
+    """Rename a repository or hand it to another namespace."""
+    source, target = str(payload.get("fromRepo")), str(payload.get("toRepo"))
+    with storage.database.writing() as connection:
+        move_repository(connection, caller, payload.get("type") or "model", source, target)
+    return Response("OK")
+
+
+@router.put("/api/{kind}/{namespace}/{name}/settings")
+def settings(payload: JsonObject, address: Address, caller: CallerOf, storage: Storage) -> dict:
+    """Change a repository's visibility."""
+    with storage.database.writing() as connection:
+        repository = writable_repository(
+            connection, caller, address.type, address.full_name, action="change the settings of", role="admin"
+        )
+        change_settings(connection, repository, payload)
+    return {}
+
+
+@router.post("/api/{kind}/{namespace}/{name}/duplicate")
+def duplicate(
+    payload: JsonObject, request: Request, address: Address, caller: CallerOf, storage: Storage
+) -> JSONResponse:
+    """Copy a repository's files (and a Space's variables, never its secrets) to a new repository, as one commit."""
+    target = str(payload.get("repository"))
+    url = _url(request, address.type, target)
+    try:
+        with storage.database.writing() as connection:
+            source = readable_repository(connection, caller, address.type, address.full_name)
+            _duplicate(connection, storage, caller, source, target, payload)
+    except HubError as error:
+        if error.status == HTTPStatus.CONFLICT:
+            error.fields["url"] = url
+        raise
+    return JSONResponse({"url": url, "filesCopyPending": False})
+
+
+@router.get("/api/{kind}/{namespace}/{name}/auth-check")
+@router.get("/api/{kind}/{namespace}/{name}/auth-check/{access}")
+def auth_check(address: Address, caller: CallerOf, storage: Storage, access: str = "read") -> dict:
+    """Answer 200 if the caller may read (or write) the repository."""
+    with storage.database.reading() as connection:
+        repository = readable_repository(connection, caller, address.type, address.full_name)
+        if access == "write":
+            check_can_write(
+                connection, caller, repository.namespace, action=f"write to {repository.full_name}", role="write"
+            )
+    return {"ok": True}
+
+
+@router.get("/api/{kind}/{namespace}/{name}")
+def info(address: Address, caller: CallerOf, storage: Storage, blobs: bool = False) -> dict:
+    """Describe a repository at the head of main."""
+    return _info(address, caller, storage, "main", blobs=blobs)
+
+
+@router.get("/api/{kind}/{namespace}/{name}/revision/{revision}")
+def info_at_revision(
+    address: Address, revision: Decoded, caller: CallerOf, storage: Storage, blobs: bool = False
+) -> dict:
+    """Describe a repository at a revision."""
+    return _info(address, caller, storage, revision, blobs=blobs)
+
+
+@router.get("/api/{kind}")
+def list_all(
+    kind: str,
+    request: Request,
+    caller: CallerOf,
+    storage: Storage,
+    author: str | None = None,
+    search: str | None = None,
+    filter: Annotated[list[str] | None, Query()] = None,
+    limit: int = 1000,
+    skip: int = 0,
+) -> Response:
+    """List the repositories that the caller may see, newest first."""
+    if kind not in KINDS:
+        raise HubError(HTTPStatus.NOT_FOUND, f"There is no API for {kind}: use {', '.join(KINDS)}")
+    with storage.database.reading() as connection:
+        found = list_repositories(connection, caller, KINDS[kind])
+        found = [it for it in found if author is None or it.namespace.lower() == author.lower()]
+        found = [it for it in found if search is None or search.lower() in it.full_name.lower()]
+        described = [describe(connection, storage.objects, it) for it in found]
+    described = [it for it in described if set(filter or ()) <= set(it["tags"])]
+    limit = max(1, limit)
+    following = request.url.include_query_params(skip=skip + limit, limit=limit)
+    headers = {"Link": f'<{following}>; rel="next"'} if len(described) > skip + limit else {}
+    return JSONResponse(described[skip : skip + limit], headers=headers)
+
+
+def describe(
+    connection: sqlite3.Connection, objects: ObjectStore, repository: Repository, revision: str = "main"
+) -> dict:
+    """Return what listings say about a repository at a revision."""
+    commit = resolve_revision(connection, repository, revision)
+    card = card_of_commit(connection, objects, commit)
+    described = {
+        "_id": str(repository.id),
+        "id": repository.full_name,
+        "author": repository.namespace,
+        "sha": commit["oid"],
+        "createdAt": repository.created_at,
+        "lastModified": commit["created_at"],
+        "private": repository.private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": tags_of_card(card),
+        "cardData": card,
+    }
+    if repository.type == "model":
+        extra = {"modelId": repository.full_name}
+        extra |= {key: card[key] for key in ("pipeline_tag", "library_name", "model-index") if card.get(key)}
+    elif repository.type == "space":
+        subdomain = repository.full_name.replace("/", "-").replace(".", "-").lower()
+        extra = {"sdk": card.get("sdk") or repository.sdk, "subdomain": subdomain, "runtime": runtime_of(repository)}
+    else:
+        extra = {"description": str(card.get("pretty_name") or "")}
+    return {**described, **extra}
+
+
+def _info(address: Address, caller: Caller, storage: HubStorage, revision: str, *, blobs: bool) -> dict:
+    with storage.database.reading() as connection:
+        repository = readable_repository(connection, caller, address.type, address.full_name)
+        commit = resolve_revision(connection, repository, revision)
+        rows = entries_below(connection, commit, "")
+        siblings = [_sibling(row, blobs=blobs) for row in rows]
+        described = describe(connection, storage.objects, repository, commit["oid"])
+    used = sum({row["sha256"]: row["size"] for row in rows}.values())
+    return {**described, "siblings": siblings, "usedStorage": used}
+
+
+def _sibling(row: sqlite3.Row, *, blobs: bool) -> dict:
+    if not blobs:
+        return {"rfilename": row["path"]}
+    described = describe_file(row)
+    sibling = {"rfilename": row["path"], "size": row["size"], "blobId": row["oid"]}
+    if "lfs" in described:
+        lfs = described["lfs"]
+        sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
+    return sibling
+
+
+def _duplicate(
+    connection: sqlite3.Connection,
+    storage: HubStorage,
+    caller: Caller,
+    source: Repository,
+    target: str,
+    payload: dict,
+) -> None:
+    head = find_reference(connection, source, "branch", "main")
+    assert head is not None
+    asked = wants_private(payload)
+    private = source.private if asked is None else asked
+    copy = create_repository(connection, caller, source.type, target, private=private, sdk=source.sdk)
+    commit = add_commit(
+        connection, copy, parent=None, author=str(caller.user), title=f"Duplicate from {source.full_name}"
+    )
+    copy_entries(connection, head["id"], commit["id"])
+    connection.execute("UPDATE entries SET changed_in=? WHERE commit_id=?", (commit["id"], commit["id"]))
+    set_reference(connection, copy, "branch", "main", commit)
+    copy_variables(connection, source, copy)
+    apply_space_payload(connection, storage, copy, payload)
+
+
+def _named(payload: dict, caller: Caller) -> str:
+    name = payload.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_request("The name of the repository is missing")
+    return name if "/" in name else f"{payload.get('organization') or caller.user or '-'}/{name}"
+
+
+def _url(request: Request, repo_type: str, full_name: str) -> str:
+    prefix = {"dataset": "datasets/", "space": "spaces/"}.get(repo_type, "")
+    return f"{endpoint_of(request)}/{prefix}{full_name}"

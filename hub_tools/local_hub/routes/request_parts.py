@@ -1,0 +1,138 @@
+"""What the routes need of a request: the storage, the caller, the repository's address, and its body as a stream."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, BinaryIO
+from urllib.parse import unquote
+
+import anyio.to_thread
+from fastapi import Depends, Request
+from pydantic import AfterValidator
+
+from ..protocol.hub_error import HTTPStatus, HubError, bad_request, invalid_token
+from ..store.accounts import Caller, caller_with_token
+from ..store.object_store import READ_BYTES
+from ..store.storage import HubStorage
+
+KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+MAX_JSON_BYTES = 64 << 20
+
+# The application hands paths on still percent-encoded, so that a branch called "a/b" stays one segment.
+Decoded = Annotated[str, AfterValidator(unquote)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryAddress:
+    """Which repository a request is about, before anyone has looked whether there is one."""
+
+    type: str
+    full_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSettings:
+    """What the one running server was started with."""
+
+    signing_key: bytes
+    """Signs upload addresses."""
+
+    part_bytes: int
+    """Contents larger than this are uploaded in parts of this size."""
+
+
+def storage_of(request: Request) -> HubStorage:
+    """Return the storage of the Hub that serves this request."""
+    return request.app.state.storage
+
+
+def settings_of(request: Request) -> HubSettings:
+    """Return the settings of the Hub that serves this request."""
+    return request.app.state.settings
+
+
+Storage = Annotated[HubStorage, Depends(storage_of)]
+Settings = Annotated[HubSettings, Depends(settings_of)]
+
+
+def caller_of(request: Request, storage: Storage) -> Caller:
+    """Return who makes the request. Raises the 401 for a token that this Hub does not know."""
+    header = request.headers.get("authorization")
+    if header is None:
+        return Caller()
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise invalid_token()
+    with storage.database.reading() as connection:
+        return caller_with_token(connection, token.strip())
+
+
+def repository_address(kind: str, namespace: str, name: str) -> RepositoryAddress:
+    """Return the address that is written in an API path."""
+    if kind not in KINDS:
+        raise HubError(HTTPStatus.NOT_FOUND, f"There is no API for {kind}: use {', '.join(KINDS)}")
+    return RepositoryAddress(type=KINDS[kind], full_name=f"{unquote(namespace)}/{unquote(name)}")
+
+
+def page_address(namespace: str, name: str, kind: str = "models") -> RepositoryAddress:
+    """Return the address that is written in a page's path, where a model has no prefix."""
+    return repository_address(kind, namespace, name.removesuffix(".git"))
+
+
+async def json_object(request: Request) -> dict:
+    """Return the JSON object in the body, whatever its content type says; {} for an empty body."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MAX_JSON_BYTES:
+            raise HubError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is longer than {MAX_JSON_BYTES} bytes")
+    try:
+        value = json.loads(content) if content else {}
+    except (ValueError, RecursionError) as error:
+        raise bad_request("The body is not valid JSON") from error
+    if not isinstance(value, dict):
+        raise bad_request("The body is not a JSON object")
+    return value
+
+
+async def receive_body(request: Request, write: Callable[[bytes], object], *, max_bytes: int | None = None) -> int:
+    """Give the body to `write` in pieces of about 1 MiB, off the event loop, and return its length in bytes."""
+    pending, received = bytearray(), 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if max_bytes is not None and received > max_bytes:
+            raise HubError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is longer than the {max_bytes} bytes announced"
+            )
+        pending += chunk
+        if len(pending) >= READ_BYTES:
+            await anyio.to_thread.run_sync(write, bytes(pending))
+            pending.clear()
+    await anyio.to_thread.run_sync(write, bytes(pending))
+    return received
+
+
+def hashing_writer(file: BinaryIO, digest: "object") -> Callable[[bytes], None]:
+    """Return a function that writes to `file` and updates `digest` (a hashlib object) with the same bytes."""
+
+    def write(piece: bytes) -> None:
+        digest.update(piece)  # type: ignore[attr-defined]
+        file.write(piece)
+
+    return write
+
+
+def endpoint_of(request: Request) -> str:
+    """Return the address by which the client reached this Hub, without a trailing slash."""
+    return str(request.base_url).rstrip("/")
+
+
+def now() -> float:
+    """Return the present Unix time in seconds."""
+    return time.time()
+
+
+CallerOf = Annotated[Caller, Depends(caller_of)]
+Address = Annotated[RepositoryAddress, Depends(repository_address)]
+JsonObject = Annotated[dict, Depends(json_object)]

@@ -1,0 +1,1 @@
+"""What the embedded Hub holds, durably: accounts, repositories, commits, files. May import `protocol`."""

@@ -1,0 +1,152 @@
+"""Secrets, variables and hardware of Spaces. This Hub stores them; it runs no Space itself.
+
+Values of secrets lie in one file per Space, readable by the owner of the root alone, never in the database, and no
+request can read them.
+"""
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+from ..protocol.client_paths import NAME_PATTERN
+from ..protocol.hub_error import bad_request
+from .database import timestamp
+from .repositories import Repository
+from .storage import HubStorage
+
+NO_APP_STAGES = {"pause": "PAUSED", "restart": "STOPPED"}
+
+
+def apply_space_payload(
+    connection: sqlite3.Connection, storage: HubStorage, repository: Repository, payload: dict
+) -> None:
+    """Apply the Space settings that a create or duplicate request carries; other repositories have none."""
+    if repository.type != "space":
+        return
+    for item in payload.get("variables") or ():
+        put_variable(connection, repository, item)
+    for item in payload.get("secrets") or ():
+        put_secret(connection, storage, repository, item)
+    if payload.get("hardware") is not None:
+        set_hardware(connection, repository, str(payload["hardware"]), payload.get("sleepTimeSeconds"))
+
+
+def put_variable(connection: sqlite3.Connection, repository: Repository, item: dict) -> None:
+    """Set a variable: `{key, value, description?}`."""
+    key, value = _key_and_value(item)
+    _put(connection, repository, "variable", key, value, item.get("description"))
+
+
+def put_secret(connection: sqlite3.Connection, storage: HubStorage, repository: Repository, item: dict) -> None:
+    """Set a secret: `{key, value, description?}`. Its value is written beside the database."""
+    key, value = _key_and_value(item)
+    values = _read_secret_values(storage, repository)
+    _write_secret_values(storage, repository, {**values, key: value})
+    _put(connection, repository, "secret", key, None, item.get("description"))
+
+
+def delete_setting(
+    connection: sqlite3.Connection, storage: HubStorage, repository: Repository, kind: str, key: object
+) -> None:
+    """Remove a secret or variable; removing one that is not there does no harm."""
+    connection.execute(
+        "DELETE FROM space_settings WHERE repository=? AND kind=? AND key=?", (repository.id, kind, str(key))
+    )
+    if kind == "secret":
+        values = _read_secret_values(storage, repository)
+        _write_secret_values(storage, repository, {name: value for name, value in values.items() if name != key})
+
+
+def list_settings(connection: sqlite3.Connection, repository: Repository, kind: str) -> dict[str, dict]:
+    """Return the secrets (without values) or the variables of a Space, by key."""
+    query = "SELECT * FROM space_settings WHERE repository=? AND kind=? ORDER BY key"
+    rows = connection.execute(query, (repository.id, kind)).fetchall()
+    return {row["key"]: _describe(row) for row in rows}
+
+
+def copy_variables(connection: sqlite3.Connection, source: Repository, target: Repository) -> None:
+    """Give the target Space the source's variables. Secrets stay where they are."""
+    connection.execute(
+        """INSERT INTO space_settings SELECT ?, kind, key, value, description, updated_at
+           FROM space_settings WHERE repository=? AND kind='variable'""",
+        (target.id, source.id),
+    )
+
+
+def set_hardware(connection: sqlite3.Connection, repository: Repository, flavor: str, sleep_seconds: object) -> None:
+    """Remember which hardware a Space asks for."""
+    seconds = sleep_seconds if isinstance(sleep_seconds, int) else repository.sleep_seconds
+    connection.execute(
+        "UPDATE repositories SET hardware=?, sleep_seconds=? WHERE id=?", (flavor, seconds, repository.id)
+    )
+
+
+def set_sleep_seconds(connection: sqlite3.Connection, repository: Repository, seconds: object) -> None:
+    """Remember after how many idle seconds a Space should sleep."""
+    if not isinstance(seconds, int):
+        raise bad_request(f"Invalid sleep time {seconds!r}: give whole seconds, -1 for never")
+    connection.execute("UPDATE repositories SET sleep_seconds=? WHERE id=?", (seconds, repository.id))
+
+
+def set_stage(connection: sqlite3.Connection, repository: Repository, action: str) -> None:
+    """Remember that a Space was paused or restarted."""
+    connection.execute("UPDATE repositories SET stage=? WHERE id=?", (NO_APP_STAGES[action], repository.id))
+
+
+def runtime_of(repository: Repository) -> dict:
+    """Return what clients read as a Space's runtime."""
+    hardware = repository.hardware or "cpu-basic"
+    return {
+        "stage": repository.stage,
+        "hardware": {"current": None, "requested": hardware},
+        "gcTimeout": repository.sleep_seconds,
+        "storage": None,
+        "devMode": False,
+    }
+
+
+def forget_space(storage: HubStorage, repository: Repository) -> None:
+    """Remove the values of a deleted Space's secrets."""
+    _secrets_path(storage, repository).unlink(missing_ok=True)
+
+
+def _key_and_value(item: object) -> tuple[str, str]:
+    if not isinstance(item, dict) or not isinstance(item.get("value"), str):
+        raise bad_request("A secret or variable is an object with a key and a text value")
+    key = item.get("key")
+    if not isinstance(key, str) or not NAME_PATTERN.fullmatch(key):
+        raise bad_request(f"Invalid name {key!r} of a secret or variable: use letters, digits and '_'")
+    return key, item["value"]
+
+
+def _put(
+    connection: sqlite3.Connection, repository: Repository, kind: str, key: str, value: str | None, text: object
+) -> None:
+    row = (repository.id, kind, key, value, None if text is None else str(text), timestamp())
+    connection.execute("INSERT OR REPLACE INTO space_settings VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def _describe(row: sqlite3.Row) -> dict:
+    described = {"key": row["key"], "description": row["description"], "updatedAt": row["updated_at"]}
+    return described if row["kind"] == "secret" else {**described, "value": row["value"]}
+
+
+def _secrets_path(storage: HubStorage, repository: Repository) -> Path:
+    return storage.root / "space_secrets" / f"{repository.id}.json"
+
+
+def _read_secret_values(storage: HubStorage, repository: Repository) -> dict[str, str]:
+    path = _secrets_path(storage, repository)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _write_secret_values(storage: HubStorage, repository: Repository, values: dict[str, str]) -> None:
+    path = _secrets_path(storage, repository)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with storage.objects.incoming_file() as (temporary, file):
+        temporary.chmod(0o600)
+        file.write(json.dumps(values).encode())
+        file.flush()
+        os.fsync(file.fileno())
+        temporary.replace(path)

@@ -1,0 +1,23 @@
+"""Names of the files in a run's repository and in a checkpoint: the one place that spells them."""
+
+TRAINING_RUN_FILE = "training_run.json"
+RUN_STATE_FILE = "run_state.json"
+WEIGHTS_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer_state.safetensors"
+MANIFEST_FILE = "checkpoint_manifest.json"
+PUBLISHER_KEYS_FILE = "publisher_keys.json"
+CARD_FILE = "README.md"
+LOSS_CURVE_FILE = "loss_curve.png"
+
+METRICS_FOLDER = "metrics"
+EVALUATIONS_FILE = "evaluations.parquet"
+SUMMARY_FILE = "summary.json"
+COUNTERS_FILE = "contribution_counters.json"
+OLD_METRICS_FILE = "metrics.json"
+"""The history of runs that began before there were shards: a JSON list of points in the repository's root."""
+
+REEL_FOLDER = "progress_reel"
+REEL_INDEX_FILE = "index.json"
+
+ADMISSION_LISTS_FILE = "admission.json"
+"""Who may join: in the repository of lists that moderators edit."""

@@ -1,0 +1,226 @@
+"""Averaging and hand-off of the state among admitted peers only.
+
+One gate stands before all calls that an averager answers. Who wants to join a group shows a token and a signature over
+the peer id, the group, the time and what else goes round in the group; the leader checks it, and so does every member
+for all others before it aggregates. Parts of tensors are taken from peers that were checked so. For anything else, such
+as the training state, a peer introduces itself first: both sides show their tokens.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import inspect
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from hivemind.averaging.matchmaking import MatchmakingException
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import auth_pb2, averaging_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.asyncio import achain, as_aiter
+from hivemind.utils.crypto import RSAPublicKey
+from hivemind.utils.serializer import MSGPackSerializer
+
+from pipelines.admission.client import PeerAdmission
+from pipelines.admission.dht_gate import access_token
+from pipelines.admission.tokens import Admission, TokenRefusedError
+
+logger = logging.getLogger(__name__)
+
+GROUP_DOMAIN = b"dalle-collab group 1"
+NUM_FIELDS = 3
+"""hivemind's own part of what goes round in a group: bandwidth, mode, the user's data."""
+
+
+class AdmissionGate:
+    """Who is admitted, as far as one averager knows; lives in the averager's process."""
+
+    def __init__(self, admission: PeerAdmission, prefix: str, seconds_valid: float) -> None:
+        self.admission = admission
+        self._prefix, self._seconds_valid = prefix, seconds_valid
+        self._admitted: dict[bytes, Admission] = {}
+
+    def prove(self, gathered: bytes, peer_id: PeerID) -> bytes:
+        """Return hivemind's data for the group, with this peer's token and signature."""
+        fields, time = MSGPackSerializer.loads(gathered), get_dht_time()
+        signature = self.admission.record_key.sign(self._signed(fields, peer_id, time))
+        return MSGPackSerializer.dumps([*fields, self.admission.token, time, signature])
+
+    def open(self, gathered: bytes, peer_id: PeerID) -> bytes:
+        """Check what a peer sends round, remember that it is admitted, and return hivemind's own part of it.
+
+        Raises:
+            TokenRefusedError: it does not prove that this very peer is admitted to this group now.
+        """
+        try:
+            *fields, token, time, signature = MSGPackSerializer.loads(gathered)
+            is_well_formed = len(fields) == NUM_FIELDS and isinstance(time, float) and isinstance(signature, bytes)
+        except Exception:  # a stranger's bytes can fail in many ways
+            is_well_formed = False
+        if not is_well_formed:
+            raise TokenRefusedError(f"{peer_id} shows no token.")
+        admission = self.check(token, peer_id)
+        if not abs(get_dht_time() - time) < self._seconds_valid:
+            raise TokenRefusedError(f"The signature of {admission.username} is of another time.")
+        key = RSAPublicKey.from_bytes(admission.record_key.encode())
+        if not key.verify(self._signed(fields, peer_id, time), signature):
+            raise TokenRefusedError(f"{admission.username} has not signed what it sends to the group.")
+        return MSGPackSerializer.dumps(fields)
+
+    def check(self, token: str, peer_id: PeerID) -> Admission:
+        """Check a peer's token and remember that it is admitted; raises TokenRefusedError."""
+        now = get_dht_time()
+        admission = self.admission.check.check(token, now, peer_id=peer_id.to_bytes())
+        self._admitted = {peer: held for peer, held in self._admitted.items() if held.expires_at > now}
+        self._admitted[peer_id.to_bytes()] = admission
+        return admission
+
+    def admission_of(self, peer_id: PeerID) -> Admission | None:
+        """Return a peer's admission if it has been checked and is still valid."""
+        admission = self._admitted.get(peer_id.to_bytes())
+        return admission if admission is not None and get_dht_time() < admission.expires_at else None
+
+    def _signed(self, fields: list[Any], peer_id: PeerID, time: float) -> bytes:
+        # The prefix is what stays of a group's key: its bits may change between the request and the round.
+        digest = hashlib.sha256(MSGPackSerializer.dumps(fields)).digest()
+        return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
+
+
+class AdmitsPeers:
+    """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
+
+    @cached_property
+    def gate(self) -> AdmissionGate | None:
+        """The gate of this averager's process; None in an open run."""
+        admission = getattr(self.dht, "admission", None)
+        if admission is None:
+            return None
+        return AdmissionGate(admission, self.prefix, seconds_valid=max(60.0, 6 * (self._allreduce_timeout or 60.0)))
+
+    def _run_internal(self) -> None:
+        # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
+        # object for those with which states are fetched.
+        self.get_stub = self._introducing_stub
+        super()._run_internal()
+
+    async def add_p2p_handlers(self, p2p: Any, wrapper: Any = None, **kwargs: Any) -> None:
+        """Answer calls, those of strangers with a refusal."""
+        await super().add_p2p_handlers(p2p, wrapper if self.gate is None else _GuardedCalls(self, self.gate), **kwargs)
+
+    async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
+        """Check a peer's token and show one's own; in an open run there is nothing to show."""
+        if self.gate is None:
+            return auth_pb2.ResponseAuthInfo()
+        self.gate.check(request.client_access_token.username, context.remote_id)
+        return auth_pb2.ResponseAuthInfo(service_access_token=access_token(self.gate.admission))
+
+    async def introduce(self, peer: PeerID) -> None:
+        """Show this peer's token to another one and check the other's; do so before any request but to average.
+
+        Raises:
+            TokenRefusedError: the other peer is not admitted.
+        """
+        if self.gate is not None:
+            answer = await self.greet(peer)
+            self.gate.check(answer.service_access_token.username, peer)
+
+    async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
+        """Call another averager; return its answer, in which it shows its token if the run has an authority."""
+        stub = type(self).get_stub(self._p2p, peer, namespace=self.prefix)
+        token = None if self.gate is None else access_token(self.gate.admission)
+        return await stub.rpc_introduce(
+            auth_pb2.RequestAuthInfo(client_access_token=token), timeout=self.request_timeout * 2
+        )
+
+    def _introducing_stub(self, p2p: Any, peer: PeerID, **kwargs: Any) -> Any:
+        stub = type(self).get_stub(p2p, peer, **kwargs)
+        return stub if self.gate is None else _IntroducingStub(stub, self, peer)
+
+    async def _step(self, *, step: Any, **kwargs: Any) -> None:
+        if self.gate is not None:
+            step._data_for_gather = self.gate.prove(step.data_for_gather, self.peer_id)
+        await super()._step(step=step, **kwargs)
+
+    async def _aggregate_with_group(self, group_info: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.gate is not None:
+            try:
+                pairs = zip(group_info.gathered, group_info.peer_ids, strict=True)
+                group_info = replace(group_info, gathered=tuple(self.gate.open(data, peer) for data, peer in pairs))
+            except TokenRefusedError as error:
+                logger.warning("A group was given up: %s", error)
+                raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
+        return await super()._aggregate_with_group(group_info, *args, **kwargs)
+
+    async def _until_group_is_checked(self, group_id: bytes) -> None:
+        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
+        if group_id not in self._running_groups:
+            await self._pending_groups_registered.wait()
+        if (group := self._running_groups.get(group_id)) is not None:
+            await asyncio.wait([group])
+
+
+class _GuardedCalls:
+    """An averager's handlers behind the gate; a handler that nobody has thought of is closed to strangers."""
+
+    def __init__(self, averager: AdmitsPeers, gate: AdmissionGate) -> None:
+        self._averager, self._gate = averager, gate
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._averager, name)
+        if name == "rpc_introduce":
+            return call
+        before = {"rpc_join_group": self._check_joining, "rpc_aggregate_part": self._check_sender}.get(
+            name, self._check_introduced
+        )
+
+        async def answer_once(request: Any, context: P2PContext) -> Any:
+            return await call(await before(request, context), context)
+
+        async def answer(request: Any, context: P2PContext) -> AsyncIterator[Any]:
+            request = await before(request, context)
+            async with contextlib.aclosing(call(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+        return answer if inspect.isasyncgenfunction(call) else answer_once
+
+    async def _check_joining(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> Any:
+        self._gate.open(request.gather, context.remote_id)
+        return request
+
+    async def _check_introduced(self, request: Any, context: P2PContext) -> Any:
+        if self._gate.admission_of(context.remote_id) is None:
+            raise TokenRefusedError(f"{context.remote_id} has not introduced itself, or its token has expired.")
+        return request
+
+    async def _check_sender(self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext) -> Any:
+        if self._gate.admission_of(context.remote_id) is not None:
+            return stream
+        seconds = self._averager._allreduce_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                first = await anext(stream)
+                await self._averager._until_group_is_checked(first.group_id)
+        except (StopAsyncIteration, TimeoutError):
+            raise TokenRefusedError(f"{context.remote_id} belongs to no group.") from None
+        await self._check_introduced(first, context)
+        return achain(as_aiter(first), stream)
+
+
+class _IntroducingStub:
+    """A stub that introduces this peer before each call."""
+
+    def __init__(self, stub: Any, averager: AdmitsPeers, peer: PeerID) -> None:
+        self._stub, self._averager, self._peer = stub, averager, peer
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._stub, name)
+
+        async def introduce_and_call(*args: Any, **kwargs: Any) -> Any:
+            await self._averager.introduce(self._peer)
+            return await call(*args, **kwargs)
+
+        return introduce_and_call

@@ -1,0 +1,248 @@
+"""A peer's own admission: fetched before it enters the swarm, renewed in time, readable in all of its processes.
+
+The trainer's process asks the service, in a thread; the DHT's and the averagers' processes, which are forked from it,
+read the newest token from shared memory. So nothing that hivemind does waits for a web server.
+"""
+
+import base64
+import contextlib
+import ctypes
+import dataclasses
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.sharedctypes import RawArray, RawValue
+
+import httpx2
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
+
+from pipelines.admission.identity import identity_file, read_identity
+from pipelines.admission.tokens import (
+    MAX_TOKEN_CHARACTERS,
+    AdmissionRequest,
+    TokenCheck,
+    TokenRefusedError,
+    peer_id_of,
+    sign_request,
+)
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_SECONDS = 30.0
+SECONDS_TO_TRY_AT_START = 45.0
+SHARE_OF_LIFE_BEFORE_RENEWAL = 0.4
+"""Before half of a token's life, so that the rest of it is there for outages of the service."""
+
+
+class AdmissionRefusedError(ValueError):
+    """The run's authority does not admit this user; the message says why and what cures it."""
+
+
+class AuthorizationUnreachableError(ConnectionError):
+    """The run's authorization service cannot answer now."""
+
+
+class SharedToken:
+    """The newest token, for one writer and many forked readers, without a lock: each write goes to the other slot."""
+
+    def __init__(self) -> None:
+        self._slots = [RawArray(ctypes.c_char, MAX_TOKEN_CHARACTERS + 1) for _ in range(2)]
+        self._newest = RawValue(ctypes.c_int, 0)
+
+    def read(self) -> str:
+        """Return the token, or an empty text before the first one."""
+        return self._slots[self._newest.value].value.decode()
+
+    def write(self, token: str) -> None:
+        """Replace the token."""
+        other = 1 - self._newest.value
+        self._slots[other].value = token.encode()
+        self._newest.value = other
+
+
+class PeerAdmission:
+    """Holds and renews this peer's token. Use as a context manager before hivemind forks."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        repository: str,
+        peer_key: rsa.RSAPrivateKey,
+        hub_token: str,
+        *,
+        seconds_to_try: float = SECONDS_TO_TRY_AT_START,
+    ) -> None:
+        self.check = TokenCheck(run.run_id, run.authorization_key)
+        self.record_key = RSAPrivateKey.process_wide()
+        self.refusal: AdmissionRefusedError | None = None
+        """Why the authority does not renew any more, once it does not."""
+
+        self.has_new_identity = False
+        """Whether nobody else can be using this peer's identity."""
+
+        self._service, self._repository, self._hub_token = run.authorization_service, repository, hub_token
+        self._peer_key, self._token = peer_key, SharedToken()
+        self._peer_der = peer_key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        self._on_renewal: list[Callable[[], None]] = []
+        self._on_refusal: list[Callable[[], None]] = []
+        self._stop, self._seconds_to_try = threading.Event(), seconds_to_try
+
+    @property
+    def token(self) -> str:
+        """The newest token, in whatever process this is read."""
+        return self._token.read()
+
+    @property
+    def username(self) -> str:
+        """The name under which the authority admits this peer."""
+        return self.check.check(self.token, now=0.0).username
+
+    def on_renewal(self, call: Callable[[], None]) -> None:
+        """Have something called after every renewal, from another thread."""
+        self._on_renewal.append(call)
+
+    def on_refusal(self, call: Callable[[], None]) -> None:
+        """Have something called when the authority admits this peer no longer, from another thread."""
+        self._on_refusal.append(call)
+        if self.refusal is not None:
+            call()
+
+    def raise_refusal(self) -> None:
+        """Raise the error with which the authority has refused a renewal, if it has."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    def __enter__(self) -> "PeerAdmission":
+        lifetime = self._fetch_patiently()
+        threading.Thread(target=self._keep, args=(lifetime,), daemon=True, name="admission").start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+
+    def _fetch_patiently(self) -> float:
+        deadline = time.monotonic() + self._seconds_to_try
+        while True:
+            try:
+                return self._fetch()
+            except AuthorizationUnreachableError as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.info("%s Trying again.", error)
+                time.sleep(2.0)
+
+    def _keep(self, lifetime: float) -> None:
+        """Renew until the end; an outage of the service is no reason to give up, a refusal is."""
+        failures = 0
+        while not self._stop.wait(seconds_to_renewal(lifetime, failures)):
+            try:
+                lifetime, failures = self._fetch(), 0
+            except AuthorizationUnreachableError as error:
+                failures += 1
+                logger.warning("Admission could not be renewed (%d), trying again: %s", failures, error)
+            except AdmissionRefusedError as error:
+                logger.error("%s", error)
+                self.refusal = error
+                for call in self._on_refusal:
+                    call()
+                return
+
+    def _fetch(self) -> float:
+        """Ask for a token, check it and put it into force; return how long it lives."""
+        request = AdmissionRequest(
+            run_id=self.check.run_id,
+            peer_key=base64.b64encode(self._peer_der).decode(),
+            record_key=self.record_key.get_public_key().to_bytes().decode(),
+            time=get_dht_time(),
+            token=self.token,
+        )
+        signed = sign_request(request, self._peer_key, self.record_key._private_key)
+        answer = self._ask(dict(vars(signed)))
+        token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
+        if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not lifetime > 0:
+            raise AuthorizationUnreachableError(f"What answers at {self._service} is no authorization service.")
+        try:
+            self.check.check(
+                token, get_dht_time(), peer_id=peer_id_of(self._peer_der), record_key=request.record_key.encode()
+            )
+        except TokenRefusedError as error:
+            raise AdmissionRefusedError(
+                f"The authorization service at {self._service} gives tokens that do not admit to {self._repository}: "
+                f"{error} Set your clock (sudo timedatectl set-ntp true); if it is right, the service has another key "
+                "than the run announces, and its organiser starts it again: "
+                f"dalle-collab run authorize {self._repository}"
+            ) from error
+        self._token.write(token)
+        for call in self._on_renewal:
+            call()
+        return float(lifetime)
+
+    def _ask(self, body: dict[str, object]) -> dict[str, object]:
+        headers = {"Authorization": f"Bearer {self._hub_token}"}
+        try:
+            # Redirects are not followed: they could lead the token somewhere else.
+            response = httpx2.post(
+                f"{self._service}/token", json=body, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS
+            )
+            values = response.json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise AuthorizationUnreachableError(
+                f"The authorization service of {self._repository} at {self._service} does not answer "
+                f"({type(error).__name__}). Check the network; its organiser starts it with: "
+                f"dalle-collab run authorize {self._repository}"
+            ) from None
+        values = values if isinstance(values, dict) else {}
+        said = " ".join(str(values.get("message", "")).split())[:500] or f"it answers {response.status_code}"
+        if response.status_code == 429 or response.status_code >= 500:
+            raise AuthorizationUnreachableError(f"The authorization service of {self._repository} cannot admit: {said}")
+        if response.status_code != 200:
+            raise AdmissionRefusedError(f"{self._repository} does not admit you: {said}")
+        return values
+
+
+@contextlib.contextmanager
+def seek_admission(
+    run: TrainingRun,
+    repository: str,
+    options: PeerOptions,
+    hub_token: str | None,
+    *,
+    seconds_to_try: float = SECONDS_TO_TRY_AT_START,
+) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
+    """Yield options with the identity to which the peer is admitted, and the admission; None for an open run.
+
+    The admission is renewed in the background. Call it before hivemind forks.
+
+    Raises:
+        AdmissionRefusedError: the authority does not admit this user, or there is no Hub token to ask with.
+        AuthorizationUnreachableError: the service does not answer.
+    """
+    if run.is_open:
+        yield options, None
+        return
+    if not hub_token:
+        raise AdmissionRefusedError(
+            f"{repository} is not open to everybody: joining needs a token of the Hub. A token that may only read is "
+            "enough. Log in: hf auth login"
+        )
+    with (
+        identity_file(options.identity_file) as path,
+        PeerAdmission(run, repository, read_identity(path), hub_token, seconds_to_try=seconds_to_try) as admission,
+    ):
+        admission.has_new_identity = path != options.identity_file
+        yield dataclasses.replace(options, identity_file=path), admission
+
+
+def seconds_to_renewal(lifetime: float, num_failures: int) -> float:
+    """Return how long to wait: well before half of the life, then more and more often, never in step with others."""
+    seconds = lifetime * SHARE_OF_LIFE_BEFORE_RENEWAL
+    if num_failures:
+        seconds = min(30.0, lifetime / 20)
+    return seconds * random.uniform(0.8, 1.0)

@@ -1,0 +1,109 @@
+"""The DHT node of a run with an authority: every call carries a token, and every answer does."""
+
+import logging
+from functools import partial
+from typing import Any
+
+import hivemind
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2PContext
+from hivemind.proto import auth_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
+
+from pipelines.admission.client import PeerAdmission
+from pipelines.admission.tokens import Admission, TokenRefusedError
+
+logger = logging.getLogger(__name__)
+
+
+class SwarmDHT(hivemind.DHT):
+    """A DHT node that knows its own admission, and through which the averagers, forked later, know theirs."""
+
+    def __init__(self, *, admission: PeerAdmission | None = None, **kwargs: Any) -> None:
+        self.admission = admission
+        self._authorizer = None if admission is None else SwarmAuthorizer(admission)
+        super().__init__(authorizer=self._authorizer, **kwargs)
+
+    def run(self) -> None:
+        """Serve the node until it is shut down, or the process that has started it is gone in the middle of a call."""
+        try:
+            super().run()
+        except EOFError:  # half of a call has arrived; hivemind expects any other error there
+            logger.info("The DHT node ends: the process that has started it did so in the middle of a call.")
+
+    def bind_peers(self) -> None:
+        """From now on answer only peers to whom the token in their call belongs, not all who sign with its key."""
+        if self.admission is not None and not self.client_mode:
+            self.run_coroutine(_bind_peers)
+
+    def expect_replies_within(self, seconds: float) -> None:
+        """From now on take a node that has not replied by then for gone, for a while.
+
+        Until it is, every look into the DHT waits for it. Peers that find each other in seconds cannot wait that long.
+        """
+        self.run_coroutine(partial(_expect_replies_within, seconds))
+
+
+class SwarmAuthorizer(TokenAuthorizerBase):
+    """Signs calls of the DHT with the newest token and checks those of others; runs in the DHT's process."""
+
+    def __init__(self, admission: PeerAdmission) -> None:
+        super().__init__(admission.record_key)
+        self._admission = admission
+
+    async def get_token(self) -> auth_pb2.AccessToken:
+        """Return the newest token; it is in shared memory, nothing waits."""
+        return access_token(self._admission)
+
+    def is_token_valid(self, access_token: auth_pb2.AccessToken) -> bool:
+        """Tell whether a token is the authority's, for this run, for the key that it comes with, and still valid."""
+        try:
+            self.admission_of(access_token)
+        except TokenRefusedError:
+            return False
+        return True
+
+    def admission_of(self, access_token: auth_pb2.AccessToken, peer_id: bytes | None = None) -> Admission:
+        """Return what a token says; raises TokenRefusedError."""
+        return self._admission.check.check(
+            access_token.username, get_dht_time(), record_key=access_token.public_key, peer_id=peer_id
+        )
+
+    def does_token_need_refreshing(self, access_token: auth_pb2.AccessToken) -> bool:
+        """Tell whether a newer token has been put into shared memory."""
+        return access_token.username != self._admission.token
+
+
+def access_token(admission: PeerAdmission) -> auth_pb2.AccessToken:
+    """Return the newest token in hivemind's format, whose `username` carries all of ours."""
+    return auth_pb2.AccessToken(username=admission.token, public_key=admission.record_key.get_public_key().to_bytes())
+
+
+class _PeerBoundCalls:
+    """The DHT's handlers, for peers whose libp2p identity is the one in their token.
+
+    hivemind's wrapper checks a token without looking at who calls: a member could lend the record key to strangers.
+    """
+
+    def __init__(self, protocol: Any, authorizer: SwarmAuthorizer) -> None:
+        self._calls, self._authorizer = AuthRPCWrapper(protocol, AuthRole.SERVICER, authorizer), authorizer
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._calls, name)
+
+        async def check_and_call(request: Any, context: P2PContext) -> Any:
+            self._authorizer.admission_of(request.auth.client_access_token, context.remote_id.to_bytes())
+            return await call(request, context)
+
+        return check_and_call
+
+
+async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -> None:
+    node.protocol.wait_timeout = seconds
+
+
+async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:
+    protocol = node.protocol
+    await protocol.remove_p2p_handlers(protocol.p2p)
+    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht._authorizer))

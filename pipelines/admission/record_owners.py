@@ -1,0 +1,113 @@
+"""Whose DHT record is whose: in a run with an authority a record counts only with a token for its key and its peer."""
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import hivemind
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+from pipelines.admission.client import PeerAdmission
+from pipelines.admission.tokens import Admission, TokenRefusedError
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_FOR_A_LOOK = 5.0
+
+
+class AdmissionRecords:
+    """Publishes this peer's token, and knows the owners of records that are admitted; does nothing in an open run."""
+
+    def __init__(self, dht: hivemind.DHT, swarm_id: str) -> None:
+        self._dht, self._key = dht, f"{swarm_id}_admissions"
+        self._admission: PeerAdmission | None = getattr(dht, "admission", None)
+        self._known: dict[bytes, Admission] = {}
+        self._last_look = float("-inf")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody's records count."""
+        return self._admission is None
+
+    def keep_published(self) -> None:
+        """Publish this peer's token now and after every renewal; needs validators that sign records."""
+        if self._admission is not None:
+            self._admission.on_renewal(self._publish)
+            self._publish()
+
+    def counted(self, records: Mapping[bytes, Any]) -> dict[bytes, Any]:
+        """Return the records, by their owners, that count: all of an open run, those of admitted peers otherwise."""
+        if self._admission is None:
+            return dict(records)
+        admitted = self.admitted(records)
+        return {
+            owner: record
+            for owner, record in records.items()
+            if owner in admitted and speaks_for(record, admitted[owner])
+        }
+
+    def admitted(self, owners: Collection[bytes]) -> dict[bytes, Admission]:
+        """Return the admissions, valid now, of those owners of records who have one; may ask the DHT for news."""
+        if self._admission is None:
+            return {}
+        if not self._are_known(owners) and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
+            self._look()
+        now = get_dht_time()
+        found = {owner: self._known.get(owner) for owner in owners}
+        return {owner: held for owner, held in found.items() if held is not None and now < held.expires_at}
+
+    def _are_known(self, owners: Collection[bytes]) -> bool:
+        now = get_dht_time()
+        return all(owner in self._known and now < self._known[owner].expires_at for owner in owners)
+
+    def _look(self) -> None:
+        try:
+            found = self._dht.get(self._key, latest=True, return_future=True).result(SECONDS_FOR_A_LOOK)
+        except (FutureTimeoutError, TimeoutError):
+            logger.warning("The DHT does not say who is admitted; going by what is known.")
+            return
+        self._last_look = time.monotonic()
+        values = found.value if found is not None and isinstance(found.value, dict) else {}
+        read = {owner: self._read(owner, entry.value) for owner, entry in values.items()}
+        self._known |= {owner: admission for owner, admission in read.items() if admission is not None}
+
+    def _read(self, owner: bytes, token: Any) -> Admission | None:
+        try:
+            return self._admission.check.check(token, get_dht_time(), record_key=_key_of(owner))
+        except TokenRefusedError:
+            return None
+
+    def _publish(self) -> None:
+        held = self._admission.check.check(self._admission.token, now=0.0)
+        self._dht.store(
+            key=self._key,
+            subkey=_owner_of(held.record_key.encode()),
+            value=self._admission.token,
+            expiration_time=held.expires_at,
+            return_future=True,
+        )
+
+
+def speaks_for(record: Any, admission: Admission) -> bool:
+    """Tell whether the peer and the user that a record names, if it names them, are those of an admission."""
+    peer_id, username = getattr(record, "peer_id", None), getattr(record, "username", None)
+    if isinstance(peer_id, str):
+        try:
+            peer_id = PeerID.from_base58(peer_id).to_bytes()
+        except ValueError:
+            return False
+    return peer_id in (None, bytes.fromhex(admission.peer_id)) and username in (None, admission.username)
+
+
+def _owner_of(record_key: bytes) -> bytes:
+    return RSASignatureValidator.PUBLIC_KEY_FORMAT.replace(b"_key_", record_key)
+
+
+def _key_of(owner: bytes) -> bytes:
+    before, _, after = RSASignatureValidator.PUBLIC_KEY_FORMAT.partition(b"_key_")
+    return owner.removeprefix(before).removesuffix(after)

@@ -1,0 +1,107 @@
+"""Running the authorization service: its key in a file, its settings from the environment of a Space, and uvicorn."""
+
+import base64
+import binascii
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from huggingface_hub import HfApi
+
+from hub_tools.http_serving import serve_application
+from hub_tools.hub_client import install_hub_client
+from hub_tools.run_files import ADMISSION_LISTS_FILE, TRAINING_RUN_FILE
+from pipelines.admission.lists import ListsOnHub
+from pipelines.admission.service import AuthorizationService, ServiceOptions, build_application
+from pipelines.training.run.training_run import TrainingRun
+
+HUB_TIMEOUT_SECONDS = 10.0
+SPACE_PORT = 7860
+"""Where the Hub's proxy looks for a Space."""
+
+
+def load_or_create_key(path: Path) -> ed25519.Ed25519PrivateKey:
+    """Return the authority's key from its file, which is made, readable by its owner alone, if there is none.
+
+    Raises:
+        ValueError: the file holds no key, or others may read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ValueError(f"Others may read the key in {path}. Close it: chmod 600 {path}") from None
+        return key_from_text(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    key = ed25519.Ed25519PrivateKey.generate()
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(base64.b64encode(key.private_bytes_raw()).decode() + "\n")
+    return key
+
+
+def key_from_text(text: str, source: str) -> ed25519.Ed25519PrivateKey:
+    """Return the key that a file of `load_or_create_key` or a Space's secret holds."""
+    try:
+        return ed25519.Ed25519PrivateKey.from_private_bytes(base64.b64decode(text.strip(), validate=True))
+    except (ValueError, binascii.Error):
+        raise ValueError(
+            f"{source} holds no key of an authority. Let a new one be made: dalle-collab run authorize ORG/RUN "
+            "--key-file NEW.key"
+        ) from None
+
+
+def open_service(
+    repository: str, key: ed25519.Ed25519PrivateKey, api: HfApi, cache: Path, options: ServiceOptions
+) -> AuthorizationService:
+    """Return the service for a run, after a first look at the run and its lists.
+
+    Raises:
+        ValueError: tokens would live shorter than a round needs, or the lists are not valid.
+    """
+    install_hub_client(HUB_TIMEOUT_SECONDS)  # peers wait for the answer
+    path = api.hf_hub_download(repository, TRAINING_RUN_FILE, cache_dir=cache)
+    run = TrainingRun.from_file(Path(path))
+    shortest = 2 * run.averaging_timeout_seconds
+    if options.lifetime_seconds < shortest:
+        raise ValueError(
+            f"Tokens would live {options.lifetime_seconds:.0f} s; expected at least {shortest:.0f} s, twice the run's "
+            "averaging_timeout_seconds, or peers would lose admission in the middle of a round."
+        )
+    lists = ListsOnHub(repository, api, cache)
+    lists.read()
+    if lists.problem:
+        raise ValueError(f"{lists.problem} Mend {ADMISSION_LISTS_FILE} in {repository} first: it says who is banned.")
+    return AuthorizationService(
+        repository=repository, run_id=run.run_id, key=key, api=api, lists=lists, options=options
+    )
+
+
+def serve_authorization(
+    service: AuthorizationService, host: str, port: int, on_ready: Callable[[str], None], **options: object
+) -> None:
+    """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted."""
+    command = f"dalle-collab run authorize {service.repository}"
+    serve_application(build_application(service), host, port, on_ready, command=command, **options)
+
+
+def serve_as_space(environment: Mapping[str, str]) -> None:
+    """Serve as a Space on the Hub, with the settings in its variables and the key in its secret."""
+    try:
+        repository, key_text = environment["RUN_REPOSITORY"], environment["AUTHORIZATION_KEY"]
+    except KeyError as error:
+        raise SystemExit(f"Set {error.args[0]} in the settings of this Space; see its README.") from None
+    port = int(environment.get("GRADIO_SERVER_PORT") or SPACE_PORT)
+    options = ServiceOptions(
+        lifetime_seconds=60 * float(environment.get("TOKEN_MINUTES") or 10),
+        grace_seconds=60 * float(environment.get("GRACE_MINUTES") or 60),
+    )
+    with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
+        key = key_from_text(key_text, "AUTHORIZATION_KEY")
+        service = open_service(repository, key, HfApi(), Path(cache), options)
+        # A Space is reached through the Hub's proxy alone, which says who asks.
+        serve_authorization(
+            service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."),
+            proxy_headers=True, forwarded_allow_ips="*",
+        )  # fmt: skip

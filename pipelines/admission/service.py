@@ -1,0 +1,233 @@
+"""The authorization service: asks the Hub who somebody is and signs admissions; its decisions and its HTTP face."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from starlette.concurrency import run_in_threadpool
+
+from pipelines.admission.lists import ListsOnHub, objection_to
+from pipelines.admission.tokens import (
+    Admission,
+    AdmissionRequest,
+    TokenCheck,
+    TokenRefusedError,
+    check_request,
+    issue_token,
+    public_text,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16_384
+MAX_CLOCK_DIFFERENCE_SECONDS = 60.0
+MAX_CLIENTS_REMEMBERED = 10_000
+HUB_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError)
+
+
+class Refusal(Exception):
+    """The answer to a peer that gets no token."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """How the authority decides."""
+
+    lifetime_seconds: float = 600.0
+    """How long a token admits. A ban takes effect within this time; peers renew before half of it has passed."""
+
+    grace_seconds: float = 3600.0
+    """How long peers that were admitted may go on while the Hub does not answer."""
+
+    requests_per_minute: int = 60
+    """Requests that one address may make. Increase if many peers share one address."""
+
+    def __post_init__(self) -> None:
+        if self.lifetime_seconds <= 0 or self.requests_per_minute < 1 or self.grace_seconds < 0:
+            raise ValueError(f"{self} has a value that is too small; expected times above 0 and at least 1 request.")
+
+
+@dataclass(kw_only=True)
+class AuthorizationService:
+    """Decides about requests for admission to one run. Thread-safe."""
+
+    repository: str
+    """The run's repository, `ORG/RUN`."""
+
+    run_id: str
+    key: ed25519.Ed25519PrivateKey = field(repr=False)
+    api: HfApi = field(repr=False)
+    lists: ListsOnHub
+    options: ServiceOptions = ServiceOptions()
+
+    def __post_init__(self) -> None:
+        self._lists_lock = threading.Lock()
+        self._check = TokenCheck(self.run_id, public_text(self.key))
+
+    def admit(self, request: AdmissionRequest, hub_token: str, now: float) -> str:
+        """Return a token for the peer that asks.
+
+        Raises:
+            Refusal: the peer gets none; the message says why and what cures it.
+        """
+        peer_id = self._check_form(request, now)
+        try:
+            username = self._confirmed_user(hub_token)
+            confirmed_at = now
+        except HUB_ERRORS as error:
+            username, confirmed_at = self._vouched_user(request, peer_id, now, error)
+        admission = Admission(
+            username=username,
+            run_id=self.run_id,
+            peer_id=peer_id,
+            record_key=request.record_key,
+            expires_at=now + self.options.lifetime_seconds,
+            confirmed_at=confirmed_at,
+        )
+        return issue_token(admission, self.key)
+
+    def _check_form(self, request: AdmissionRequest, now: float) -> str:
+        if request.run_id != self.run_id:
+            raise Refusal(404, "other_run", f"This service admits to the run {self.run_id!r}, not {request.run_id!r}.")
+        if abs(request.time - now) > MAX_CLOCK_DIFFERENCE_SECONDS:
+            raise Refusal(
+                400, "clock", f"Your clock is {request.time - now:+.0f} s off. Set it: sudo timedatectl set-ntp true"
+            )
+        try:
+            return check_request(request)
+        except ValueError as error:
+            raise Refusal(400, "bad_request", f"The request is wrong: {error}.") from error
+
+    def _confirmed_user(self, hub_token: str) -> str:
+        """Ask the Hub who holds the token, and the lists whether that user may join."""
+        try:
+            user = self.api.whoami(token=hub_token)
+        except HfHubHTTPError as error:
+            if error.response.status_code not in (401, 403):
+                raise
+            # Not `from error`: what the client says of a request may show its headers.
+            raise Refusal(
+                401,
+                "bad_token",
+                f"The Hub at {self.api.endpoint} does not know your token. Make a new one that may read, and log in: "
+                "hf auth login",
+            ) from None
+        with self._lists_lock:
+            # Read for every request, so that a ban counts from the next one on.
+            lists = self.lists.read()
+        organisation = self.repository.partition("/")[0]
+        username, organisations = str(user["name"]), [str(item["name"]) for item in user.get("orgs", ())]
+        reason = objection_to(username, organisations, organisation=organisation, lists=lists)
+        if reason == "banned":
+            raise Refusal(
+                403, reason, f"{username} is banned from {self.repository}. If that is a mistake, ask its moderators: "
+                f"{self.api.endpoint}/{self.repository}/discussions",
+            )  # fmt: skip
+        if reason is not None:
+            raise Refusal(
+                403, reason, f"{username} is no member of {organisation}. Ask to be let in: "
+                f"{self.api.endpoint}/{organisation}, or ask its moderators to allow you in admission.json",
+            )  # fmt: skip
+        return username
+
+    def _vouched_user(self, request: AdmissionRequest, peer_id: str, now: float, error: Exception) -> tuple[str, float]:
+        """Return the user of a token that is still valid, when the Hub cannot say who asks."""
+        logger.warning("The Hub does not answer (%s).", type(error).__name__)
+        away = f"The Hub at {self.api.endpoint} does not answer"
+        try:
+            held = self._check.check(request.token, now, peer_id=bytes.fromhex(peer_id))
+        except TokenRefusedError:
+            raise Refusal(503, "hub_away", f"{away}, so nobody can be let in now. Try again later.") from None
+        if now - held.confirmed_at > self.options.grace_seconds:
+            raise Refusal(503, "hub_away", f"{away} for longer than peers may go on without it. Try again later.")
+        return held.username, held.confirmed_at
+
+
+class RateLimit:
+    """Counts requests of each client in one-minute windows."""
+
+    def __init__(self, requests_per_minute: int) -> None:
+        self._limit = requests_per_minute
+        self._window, self._counts = -1, dict[str, int]()
+        self._lock = threading.Lock()
+
+    def seconds_to_wait(self, client: str, now: float) -> float:
+        """Count a request; return 0.0, or the seconds after which the client may ask again."""
+        with self._lock:
+            if int(now // 60) != self._window:
+                self._window, self._counts = int(now // 60), {}
+            if client not in self._counts and len(self._counts) >= MAX_CLIENTS_REMEMBERED:
+                client = ""  # a flood of addresses shares one count
+            self._counts[client] = self._counts.get(client, 0) + 1
+            return 0.0 if self._counts[client] <= self._limit else 60.0 - now % 60
+
+
+def build_application(service: AuthorizationService, *, clock: Callable[[], float] = time.time) -> FastAPI:
+    """Return the service's HTTP face: `POST /token` with the Hub token as bearer, and `GET /`."""
+    application = FastAPI(title="Authorization service", docs_url=None, redoc_url=None, openapi_url=None)
+    limit = RateLimit(service.options.requests_per_minute)
+
+    @application.get("/")
+    def describe() -> dict[str, Any]:
+        return dict(
+            service="dalle-collab authorization",
+            repository=service.repository,
+            run_id=service.run_id,
+            authorization_key=public_text(service.key),
+            lifetime_seconds=service.options.lifetime_seconds,
+            lists_problem=service.lists.problem,
+            time=clock(),
+        )
+
+    @application.post("/token")
+    async def token(request: Request) -> JSONResponse:
+        now = clock()
+        try:
+            if wait := limit.seconds_to_wait(request.client.host if request.client else "", now):
+                raise Refusal(429, "too_many", f"Too many requests from your address. Try again in {wait:.0f} s.")
+            hub_token, asked = _bearer_of(request), await _request_in(request)
+            text = await run_in_threadpool(service.admit, asked, hub_token, now)
+        except Refusal as refusal:
+            logger.info("Refused: %s.", refusal.reason)
+            return JSONResponse(dict(reason=refusal.reason, message=str(refusal)), refusal.status)
+        return JSONResponse(dict(token=text, lifetime_seconds=service.options.lifetime_seconds))
+
+    return application
+
+
+def _bearer_of(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refusal(401, "no_token", "The request carries no token of the Hub. Log in: hf auth login")
+    if len(token) > 1024 or not token.isascii():
+        raise Refusal(401, "bad_token", "What the request carries is no token of the Hub. Log in: hf auth login")
+    return token.strip()
+
+
+async def _request_in(request: Request) -> AdmissionRequest:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MAX_BODY_BYTES:
+            raise Refusal(413, "bad_request", f"The request is longer than {MAX_BODY_BYTES} bytes.")
+    try:
+        return AdmissionRequest.from_mapping(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        problem = "the body is no JSON" if isinstance(error, (json.JSONDecodeError, RecursionError)) else str(error)
+        raise Refusal(
+            400, "bad_request", f"The request is wrong: {problem}. Update: pip install -U dalle-collab"
+        ) from None

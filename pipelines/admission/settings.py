@@ -1,0 +1,61 @@
+"""The two settings of a run that say who admits peers to it; without them everybody may join."""
+
+import base64
+import binascii
+import ipaddress
+from urllib.parse import urlsplit
+
+KEY_BYTES = 32
+
+
+def check_authorization(service: str, key: str) -> None:
+    """Raise ValueError unless both settings are there and usable, or both are empty: then the run is open."""
+    if not service and not key:
+        return
+    if not service or not key:
+        raise ValueError(
+            "authorization_service and authorization_key belong together, but one of them is empty. Write both: "
+            "dalle-collab run authorize ORG/RUN; or open the run: dalle-collab run authorize ORG/RUN --open"
+        )
+    check_authority_key(key)
+    check_service_address(service)
+
+
+def check_authority_key(text: str) -> None:
+    """Raise ValueError unless the text is an authority's public key: any 32 bytes are one (RFC 8032, section 5.1.5)."""
+    try:
+        key = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(
+            f"authorization_key is {text!r}; expected the base64 of an Ed25519 public key, which is written by: "
+            "dalle-collab run authorize ORG/RUN"
+        )
+
+
+def check_service_address(address: str) -> None:
+    """Raise ValueError unless peers may send their Hub token there: over https, or inside a private network."""
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        parts, host = urlsplit(""), None
+    if not host or parts.scheme not in ("http", "https") or parts.username or parts.query or parts.fragment:
+        raise ValueError(
+            f"The authorization service's address is {address!r}; expected for example https://my-org-door.hf.space"
+        )
+    if parts.scheme == "http" and not _is_private(host):
+        raise ValueError(
+            f"The authorization service's address {address} is not encrypted, but Hub tokens travel to it. Put it "
+            "behind https: as a Space, or behind a reverse proxy with a certificate"
+        )
+
+
+def _is_private(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False

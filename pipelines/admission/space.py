@@ -1,0 +1,56 @@
+"""The authorization service as a Space: a folder with its settings, its program and the modules that it needs."""
+
+import tempfile
+from pathlib import Path
+
+from hub_tools.space_bundling import bundle_folder
+
+PROGRAM = '''"""Admits peers to a training run; its settings are the variables and the secret of this Space."""
+
+import os
+
+from hub_tools.endpoint import prepare_hub_client
+from pipelines.admission.server import serve_as_space
+
+prepare_hub_client()
+serve_as_space({{"RUN_REPOSITORY": "{repository}", **os.environ}})
+'''
+REQUIREMENTS = "huggingface_hub>=2.3,<2.6\nfastapi>=0.115\nuvicorn>=0.30\ncryptography>=42\nhttpx2\n"
+README = """---
+title: Who may join {repository}
+emoji: 🚪
+colorFrom: gray
+colorTo: green
+sdk: gradio
+python_version: "3.11"
+app_file: app.py
+pinned: false
+---
+
+# Who may join {repository}
+
+Peers of the training run [{repository}](../../{repository}) ask here for admission, with a token of the Hub. Members of
+the run's organisation get it, and whom moderators allow in `admission.json` of the run's repository, unless they are
+banned there. No token of the Hub is stored or logged.
+
+| setting | | meaning |
+|---|---|---|
+| `AUTHORIZATION_KEY` | secret | the one line of the key file that `dalle-collab run authorize` made (needed) |
+| `HF_TOKEN` | secret | reads the run's repository, if it is private |
+| `TOKEN_MINUTES` | variable | life of a token: a ban takes effect within it; 10 |
+| `GRACE_MINUTES` | variable | how long peers go on while the Hub is away; 60 |
+"""
+
+
+def write_authorization_space(repository: str, folder: Path) -> list[Path]:
+    """Write the Space into a folder, which is new, empty or an earlier version; return the files' relative paths.
+
+    Raises:
+        ValueError: the folder holds something else.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        space = Path(name)
+        (space / "app.py").write_text(PROGRAM.format(repository=repository), encoding="utf-8")
+        (space / "requirements.txt").write_text(REQUIREMENTS, encoding="utf-8")
+        (space / "README.md").write_text(README.format(repository=repository), encoding="utf-8")
+        return bundle_folder(space, folder)

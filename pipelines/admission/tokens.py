@@ -1,0 +1,223 @@
+"""Tokens of admission to a run: what the authority signs, and how anybody checks it; pure, no network.
+
+A token says: the run's authority admits the peer with this libp2p identity and this record key, which belong to this
+user of the Hub, until then. It is no secret: whoever copies it lacks both keys. The two keys are bound together because
+hivemind signs DHT records with an RSA key of its own, which says nothing about the libp2p peer that sent them.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
+
+TOKEN_DOMAIN = b"dalle-collab admission token 1\0"
+REQUEST_DOMAIN = b"dalle-collab admission request 1\0"
+MAX_TOKEN_CHARACTERS = 4096
+MAX_KEY_BYTES = 1024
+USERNAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+
+
+class TokenRefusedError(ValueError):
+    """A token does not admit the peer that shows it; the message says why and never holds the token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """What a token says."""
+
+    username: str
+    """Name on the Hub."""
+
+    run_id: str
+    peer_id: str
+    """libp2p peer id, in hexadecimal digits."""
+
+    record_key: str
+    """RSA public key with which the peer signs its DHT records and its requests, in OpenSSH's format."""
+
+    expires_at: float
+    """Seconds since 1970; the token admits nobody from then on."""
+
+    confirmed_at: float
+    """Seconds since 1970 when the Hub last confirmed the user and the lists of who may join were last read."""
+
+    def __post_init__(self) -> None:
+        texts = (self.username, self.run_id, self.peer_id, self.record_key)
+        times = (self.expires_at, self.confirmed_at)
+        if not all(isinstance(text, str) for text in texts) or not re.fullmatch(USERNAME_PATTERN, self.username):
+            raise TokenRefusedError("The token names no user.")
+        if not all(isinstance(time, (int, float)) and math.isfinite(time) for time in times):
+            raise TokenRefusedError("The token's times are no numbers.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionRequest:
+    """What a peer asks of the authority: an admission for its two keys, each of which signs the request."""
+
+    run_id: str
+    peer_key: str
+    """libp2p public key: base64 of DER."""
+
+    record_key: str
+    """RSA public key in OpenSSH's format."""
+
+    time: float
+    """Seconds since 1970 by the peer's clock."""
+
+    peer_signature: str = field(default="", repr=False)
+    record_signature: str = field(default="", repr=False)
+    """Base64 signatures over `signed_bytes`, by the libp2p key and by the record key."""
+
+    token: str = field(default="", repr=False)
+    """The admission that is running out, if there is one: while the Hub is away it alone speaks for the user."""
+
+    def signed_bytes(self) -> bytes:
+        """Return what both keys sign: everything that the admission will bind together."""
+        parts = dict(run_id=self.run_id, peer_key=self.peer_key, record_key=self.record_key, time=self.time)
+        return REQUEST_DOMAIN + json.dumps(parts, sort_keys=True).encode()
+
+    @classmethod
+    def from_mapping(cls, values: object) -> Self:
+        """Build a request from parsed JSON; raises ValueError that says which field is wrong."""
+        names = {"run_id": str, "peer_key": str, "record_key": str, "time": float, "peer_signature": str}
+        names |= {"record_signature": str, "token": str}
+        if not isinstance(values, dict):
+            raise ValueError("the body is no JSON object")
+        if unknown := sorted(set(values) - set(names)):
+            raise ValueError(f"the body has unknown fields: {', '.join(map(repr, unknown[:3]))}")
+        for name, kind in names.items():
+            value = values.get(name, "" if name == "token" else None)
+            fits = isinstance(value, str) if kind is str else isinstance(value, (int, float)) and math.isfinite(value)
+            if not fits or (kind is str and len(value) > MAX_TOKEN_CHARACTERS):
+                raise ValueError(f"field {name} is missing, of a wrong type or too long")
+        return cls(**values)
+
+
+def issue_token(admission: Admission, authority: ed25519.Ed25519PrivateKey) -> str:
+    """Return the signed text of an admission."""
+    claims = json.dumps(asdict(admission), sort_keys=True, separators=(",", ":")).encode()
+    return f"{_encode(claims)}.{_encode(authority.sign(TOKEN_DOMAIN + claims))}"
+
+
+@dataclass(frozen=True)
+class TokenCheck:
+    """Checks tokens of one run."""
+
+    run_id: str
+    authority_key: str
+    """The authority's Ed25519 public key, as in `training_run.json`."""
+
+    def check(
+        self, token: str, now: float, *, peer_id: bytes | None = None, record_key: bytes | None = None
+    ) -> Admission:
+        """Return what a token says, if it is the authority's, of this run, still valid, and the given keys' own.
+
+        Raises:
+            TokenRefusedError: it is not; the message says why.
+        """
+        admission = _read_signed(token, self.authority_key)
+        if admission.run_id != self.run_id:
+            raise TokenRefusedError(f"The token admits to the run {admission.run_id!r}, not to {self.run_id!r}.")
+        if now >= admission.expires_at:
+            raise TokenRefusedError(
+                f"The token of {admission.username} expired {now - admission.expires_at:.0f} s ago."
+            )
+        if peer_id is not None and admission.peer_id != peer_id.hex():
+            raise TokenRefusedError(f"The token of {admission.username} belongs to another peer.")
+        if record_key is not None and admission.record_key.encode() != record_key:
+            raise TokenRefusedError(f"The token of {admission.username} belongs to another record key.")
+        return admission
+
+
+def sign_request(
+    request: AdmissionRequest, peer_key: rsa.RSAPrivateKey, record_key: rsa.RSAPrivateKey
+) -> AdmissionRequest:
+    """Return the request with the proofs that the asking peer holds both keys."""
+    content = request.signed_bytes()
+    signatures = [
+        base64.b64encode(key.sign(content, _pss(), hashes.SHA256())).decode() for key in (peer_key, record_key)
+    ]
+    values = {item: getattr(request, item) for item in ("run_id", "peer_key", "record_key", "time", "token")}
+    return AdmissionRequest(**values, peer_signature=signatures[0], record_signature=signatures[1])
+
+
+def check_request(request: AdmissionRequest) -> str:
+    """Return the peer id, in hexadecimal digits, of a request that both of its keys have signed.
+
+    Raises:
+        ValueError: a key cannot be read, or a signature is not its key's.
+    """
+    peer_der, content = _decode(request.peer_key), request.signed_bytes()
+    try:
+        peer_key = serialization.load_der_public_key(peer_der)
+        record_key = serialization.load_ssh_public_key(request.record_key.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError("peer_key or record_key is no public key") from error
+    signatures = (request.peer_signature, request.record_signature)
+    for name, key, signature in zip(("peer_key", "record_key"), (peer_key, record_key), signatures, strict=True):
+        if not isinstance(key, rsa.RSAPublicKey) or not 2048 <= key.key_size <= 4096:
+            raise ValueError(f"{name} is no RSA key of 2048 to 4096 bits")
+        try:
+            key.verify(_decode(signature), content, _pss(), hashes.SHA256())
+        except InvalidSignature as error:
+            raise ValueError(f"the request is not signed by its {name}") from error
+    return peer_id_of(peer_der).hex()
+
+
+def peer_id_of(peer_key: bytes) -> bytes:
+    """Return the libp2p peer id of an RSA public key in DER (libp2p specification, peer-ids: "Keys")."""
+    length = len(peer_key)
+    assert length < 1 << 14, "the length fits into two bytes of a protobuf varint"
+    varint = bytes([length]) if length < 128 else bytes([length & 127 | 128, length >> 7])
+    return b"\x12\x20" + hashlib.sha256(b"\x08\x00\x12" + varint + peer_key).digest()
+
+
+def public_text(key: ed25519.Ed25519PrivateKey) -> str:
+    """Return the text with which an authority's public key stands in `training_run.json`."""
+    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return base64.b64encode(raw).decode()
+
+
+@lru_cache(maxsize=4096)
+def _read_signed(token: str, authority_key: str) -> Admission:
+    # Cached: the same few tokens come with every call of the DHT. What depends on time is checked by the caller.
+    if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
+        raise TokenRefusedError("There is no token, or it is too long.")
+    claims_text, _, signature = token.partition(".")
+    try:
+        claims = _decode(claims_text, altchars=b"-_")
+        key = ed25519.Ed25519PublicKey.from_public_bytes(_decode(authority_key))
+        key.verify(_decode(signature, altchars=b"-_"), TOKEN_DOMAIN + claims)
+        values: dict[str, Any] = json.loads(claims)
+        return Admission(**values)
+    except InvalidSignature as error:
+        raise TokenRefusedError("The token is not signed by the run's authority.") from error
+    except (ValueError, TypeError) as error:
+        raise TokenRefusedError("The token is damaged.") from error
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content, altchars=b"-_").decode()
+
+
+def _decode(text: str, altchars: bytes | None = None) -> bytes:
+    try:
+        content = base64.b64decode(text, altchars=altchars, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("a key or signature is no base64") from error
+    if len(content) > MAX_TOKEN_CHARACTERS:
+        raise ValueError("a key or signature is too long")
+    return content
+
+
+def _pss() -> padding.PSS:
+    return padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)

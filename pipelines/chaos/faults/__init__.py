@@ -1,0 +1,1 @@
+"""Faults and attacks, and the script that schedules them."""

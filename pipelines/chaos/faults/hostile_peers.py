@@ -1,0 +1,129 @@
+"""Attacks on averaging as code: a gradient averager that does on demand what a hostile or broken peer might do.
+
+It lies after all checks of one's own gradients, in the process that talks to the others, so that what it does really
+reaches them.
+"""
+
+import multiprocessing
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import torch
+from hivemind.proto import averaging_pb2, runtime_pb2
+
+from pipelines.training.averaging.runner import TrustedAllReduceRunner
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+LIE_FACTOR = -1000.0
+HUGE_WEIGHT = 1e9
+ROUNDS_OF_DELAY = 2
+
+
+class Attack(StrEnum):
+    """What the peer does in a round."""
+
+    NONE = ""
+    NAN = "nan"
+    INFINITY = "infinity"
+    HUGE_WEIGHT = "huge_weight"
+    """Another gradient, with a weight of 1e9."""
+
+    NO_WEIGHT = "no_weight"
+    """Another gradient, with weight 0, which times infinity would be nan."""
+
+    LIAR = "liar"
+    """The true gradient times -1000."""
+
+    CONSTANT = "constant"
+    """Values from 1 to 2, as if to push all parameters one way, at fifteen times the gradient's norm."""
+
+    DELAYED = "delayed"
+    """The gradient of two rounds ago."""
+
+    WRONG_SHAPE = "wrong_shape"
+    """Parts that lack their last value."""
+
+    REPLAYED = "replayed"
+    """The first part over and over."""
+
+    LYING_REDUCER = "lying_reducer"
+    """Honest parts, but answers that are -1000 times the average."""
+
+
+VALUE_ATTACKS = {
+    Attack.NAN: lambda own, earlier: torch.full_like(own, float("nan")),
+    Attack.INFINITY: lambda own, earlier: torch.full_like(own, float("inf")),
+    Attack.HUGE_WEIGHT: lambda own, earlier: earlier,
+    Attack.NO_WEIGHT: lambda own, earlier: torch.full_like(own, 1e30),
+    Attack.LIAR: lambda own, earlier: LIE_FACTOR * own,
+    # Not the same value everywhere: parts that equal each other are noticed as repetitions.
+    Attack.CONSTANT: lambda own, earlier: (
+        10 * own.square().mean().sqrt() * torch.linspace(1.0, 2.0, own.numel()).view_as(own)
+    ),
+    Attack.DELAYED: lambda own, earlier: earlier,
+}
+"""What is sent instead of one's own tensor; `earlier` is the tensor of two rounds ago."""
+
+WEIGHTS = {Attack.HUGE_WEIGHT: HUGE_WEIGHT, Attack.NO_WEIGHT: 0.0}
+
+
+class HostileRunner(TrustedAllReduceRunner):
+    """A round in which parts or answers are not what they should be."""
+
+    def __init__(self, *, attack: Attack, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._attack = attack
+
+    async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+        first = None
+        async for message in super()._generate_input_for_peer(peer_index, lane):
+            first = first or message
+            if self._attack == Attack.REPLAYED:
+                message = first
+            if self._attack == Attack.WRONG_SHAPE:
+                message.tensor_part.size[:] = [message.tensor_part.size[0] - 1]
+                message.tensor_part.buffer = message.tensor_part.buffer[:-4]
+            yield message
+
+    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
+        lie = self._attack == Attack.LYING_REDUCER
+        return await super()._answer(LIE_FACTOR * average if lie else average, part, part_index)
+
+
+class HostileGradientAverager(SwarmGradientAverager):
+    """Attacks as its `attack` says, which may change from round to round; honest at first."""
+
+    _rpc_handlers = _stub_type = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._attack = multiprocessing.Value("i", 0)
+        self._earlier: list[tuple[torch.Tensor, ...]] = []
+        super().__init__(*args, **kwargs)
+
+    @property
+    def attack(self) -> Attack:
+        """What this peer does from the next round on."""
+        return list(Attack)[self._attack.value]
+
+    @attack.setter
+    def attack(self, attack: Attack) -> None:
+        self._attack.value = list(Attack).index(attack)
+
+    @property
+    def runner_type(self) -> Any:
+        """Rounds that know the attack."""
+        return partial(HostileRunner, attack=self.attack)
+
+    def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
+        weight = super()._weight_of(tensors, weight)
+        self._earlier = [*self._earlier, tuple(tensor.clone() for tensor in tensors)][-ROUNDS_OF_DELAY - 1 :]
+        if self.attack in VALUE_ATTACKS:
+            for tensor, earlier in zip(tensors, self._earlier[0], strict=True):
+                tensor.copy_(VALUE_ATTACKS[self.attack](tensor, earlier))
+        return WEIGHTS.get(self.attack, weight)
+
+
+# Peers address each other's averagers by the name of the class.
+HostileGradientAverager.__name__ = SwarmGradientAverager.__name__

@@ -1,0 +1,1 @@
+"""`dalle-collab model`: converting and fine-tuning."""

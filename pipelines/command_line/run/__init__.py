@@ -1,0 +1,1 @@
+"""`dalle-collab run`: an organiser's commands."""

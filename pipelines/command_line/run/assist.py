@@ -1,0 +1,65 @@
+"""`dalle-collab run assist`: the auxiliary peer of a training run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def assist(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
+    follow_seconds: Annotated[float, typer.Option(help="Seconds between downloads of the newest state.")] = 30.0,
+    state_folder: Annotated[
+        Path | None, typer.Option(help="Signing key, waiting checkpoints, metrics; default: beside the Hub's cache.")
+    ] = None,
+    takeover_seconds: Annotated[
+        float, typer.Option(help="Silence after which another auxiliary peer publishes in this one's place.")
+    ] = 180.0,
+    metrics_seconds: Annotated[float, typer.Option(help="Seconds between publications of the metrics alone.")] = 300.0,
+    retry_seconds: Annotated[float, typer.Option(help="Wait while the Hub is away.")] = 20.0,
+    spool_gigabytes: Annotated[float, typer.Option(help="Room for checkpoints that wait for the Hub.")] = 20.0,
+    tracker: Annotated[list[str] | None, typer.Option(help="wandb, trackio or tensorboard; may be repeated.")] = None,
+    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
+    events: Annotated[
+        Path | None, typer.Option(help="Append one JSON line per look at the swarm to this file.")
+    ] = None,
+) -> None:
+    """Start an auxiliary peer: newcomers find the swarm through it, and it publishes checkpoints and metrics.
+
+    It needs no GPU. It announces its addresses in the run's repository, holds the training state, hands it out when
+    all trainers are gone, and continues from the newest checkpoint when it is started again. While the Hub is away it
+    keeps what is due on disk. Of several auxiliary peers one publishes; the next takes over when that one is silent.
+
+    Examples:
+
+      dalle-collab run assist my-org/birds --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key
+
+      dalle-collab run assist my-org/birds --tracker wandb
+
+      dalle-collab run assist my-org/tiny --host /ip4/127.0.0.1/tcp/0
+    """
+    from pipelines.command_line.terminal import peers
+    from pipelines.command_line.terminal.peer_events import EventFile
+    from pipelines.training.auxiliary.assembly import default_folder
+    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+    from pipelines.training.run.peer_options import PeerOptions
+
+    options = PeerOptions(
+        host_addresses=tuple(host or PeerOptions.host_addresses),
+        announce_addresses=tuple(announce or ()),
+        identity_file=identity_file,
+        startup_timeout_seconds=startup_timeout,
+    )
+    assistance = AuxiliaryOptions(
+        folder=state_folder or default_folder(repository),
+        follow_interval_seconds=follow_seconds,
+        takeover_seconds=takeover_seconds,
+        metrics_interval_seconds=metrics_seconds,
+        retry_seconds=retry_seconds,
+        max_spool_gigabytes=spool_gigabytes,
+        trackers=tuple(tracker or ()),
+    )
+    peers.run_auxiliary_peer(repository, options, assistance, events=EventFile(events))

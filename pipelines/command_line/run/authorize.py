@@ -1,0 +1,102 @@
+"""`dalle-collab run authorize`: decide who may join a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.admission.service import ServiceOptions
+
+
+def authorize(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    public_address: Annotated[
+        str | None, typer.Option(help="https:// address under which peers reach it; default: --host and --port.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 8400,
+    key_file: Annotated[
+        Path | None, typer.Option(help="The authority's key; is made, for your eyes only. Default: RUN-authority.key")
+    ] = None,
+    token_minutes: Annotated[float, typer.Option(help="Life of a token: a ban takes effect within it.")] = 10.0,
+    grace_minutes: Annotated[float, typer.Option(help="How long peers go on while the Hub is away.")] = 60.0,
+    requests_per_minute: Annotated[int, typer.Option(help="Requests that one address may make.")] = 60,
+    write_space: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the service as a Space into FOLDER and end.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the run to everybody and end.")] = False,
+) -> None:
+    """Serve the run's authorization: peers join with a token of the Hub, and only if they may.
+
+    Members of ORG may join. Moderators change that in admission.json of the run's repository, which is read for every
+    request: {"allow": ["carol"], "ban": ["mallory"]}; "*" in allow stands for every user of the Hub. Start it before
+    the auxiliary peer: peers that are in the swarm already go by the settings that they have read.
+
+    Examples:
+
+      dalle-collab run authorize my-org/birds --public-address https://door.my-org.example
+
+      dalle-collab run authorize my-org/birds --public-address https://my-org-door.hf.space --write-space door
+
+      dalle-collab run authorize my-org/birds --open
+    """
+    from pipelines.training.repository.run_repository import announce_authorization
+
+    key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
+    if open_:
+        announce_authorization(repository, "", "")
+        typer.echo(f"{repository} is OPEN: everybody may join. Peers that run already keep to the old settings.")
+    elif write_space is not None:
+        _write_space(repository, public_address, key_file, write_space)
+    else:
+        from pipelines.admission.service import ServiceOptions
+
+        options = ServiceOptions(
+            lifetime_seconds=60 * token_minutes,
+            grace_seconds=60 * grace_minutes,
+            requests_per_minute=requests_per_minute,
+        )
+        _serve(repository, public_address, host, port, key_file, options)
+
+
+def _serve(
+    repository: str, public_address: str | None, host: str, port: int, key_file: Path, options: "ServiceOptions"
+) -> None:
+    import tempfile
+
+    from huggingface_hub import HfApi
+
+    from pipelines.admission.server import load_or_create_key, open_service, serve_authorization
+    from pipelines.admission.settings import check_service_address
+    from pipelines.admission.tokens import public_text
+    from pipelines.training.repository.run_repository import announce_authorization
+
+    if public_address:
+        check_service_address(public_address)
+
+    def announce(address: str) -> None:
+        announced = (public_address or address).rstrip("/")
+        announce_authorization(repository, announced, public_text(service.key))
+        typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C ends it; peers then stay for a while.")
+
+    with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
+        service = open_service(repository, load_or_create_key(key_file), HfApi(), Path(cache), options)
+        serve_authorization(service, host, port, announce)
+
+
+def _write_space(repository: str, public_address: str | None, key_file: Path, folder: Path) -> None:
+    from pipelines.admission.server import load_or_create_key
+    from pipelines.admission.space import write_authorization_space
+    from pipelines.admission.tokens import public_text
+    from pipelines.training.repository.run_repository import announce_authorization
+
+    if public_address is None:
+        raise ValueError(
+            "Peers must know where the Space will be; add for example: --public-address https://my-org-door.hf.space"
+        )
+    key = load_or_create_key(key_file)
+    write_authorization_space(repository, folder)
+    announce_authorization(repository, public_address.rstrip("/"), public_text(key))
+    typer.echo(f"Wrote {folder}. Publish it: hub-tools publish folder {folder} my-org/door --type space")
+    typer.echo(f"Then set its secret AUTHORIZATION_KEY to the one line of {key_file}.")

@@ -1,0 +1,134 @@
+"""`dalle-collab run`: for the organiser: create a training run, assist it, look at it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipelines.command_line.run import (
+    assist as run_assist,
+)
+from pipelines.command_line.run import (
+    authorize as run_authorize,
+)
+from pipelines.command_line.run import (
+    check as run_check,
+)
+from pipelines.command_line.run import (
+    index as run_index,
+)
+from pipelines.command_line.run import (
+    report as run_report,
+)
+from pipelines.command_line.run import (
+    rollback as run_rollback,
+)
+from pipelines.command_line.terminal.setting_options import parse_settings
+
+app = typer.Typer(no_args_is_help=True)
+app.command("assist")(run_assist.assist)
+app.command("authorize")(run_authorize.authorize)
+app.command("check")(run_check.check)
+app.command("index")(run_index.index)
+app.command("report")(run_report.report)
+app.command("rollback")(run_rollback.rollback)
+
+Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
+
+
+@app.command()
+def create(
+    repository: Repository,
+    dataset: Annotated[str, typer.Option(help="Dataset Hub repository of image codes, ORG/NAME.")],
+    codec: Annotated[str, typer.Option(help="Model Hub repository of the codec that made the image codes.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
+    clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set goes before it.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
+) -> None:
+    """Create a training run: publish its settings, tokenizer and processor to the Model Hub.
+
+    Settings are the fields of TrainingRun and of DalleCollabConfig; the defaults are those of the paper.
+
+    Examples:
+
+      dalle-collab run create my-org/birds --dataset my-org/birds-codes --codec my-org/vqgan-f8
+
+      dalle-collab run create my-org/tiny --dataset my-org/shapes --codec my-org/codec --tokenizer ./tokenizer
+      --set hidden_size=128 --set num_hidden_layers=6 --set target_batch_size=256
+    """
+    import tempfile
+
+    from transformers import AutoTokenizer
+
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.training.repository.run_repository import create_run_repository
+    from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout
+    from pipelines.training.tasks.text_to_image.run_creation import compose_processor, compose_run
+
+    values = _read_settings(settings) | parse_settings(set_)
+    layout = dataset_layout(dataset, "main")
+    try:
+        fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No fast tokenizer can be loaded from {tokenizer!r}: there is no such folder, and no such repository on "
+            "this Hub. Name one with --tokenizer, or train one: dalle-collab data train-tokenizer DATASET --output DIR"
+        ) from error
+    run = compose_run(
+        run_id=values.pop("run_id", repository.replace("/", "-").replace(".", "-")),
+        dataset_repository=dataset,
+        layout=layout,
+        tokenizer=fast_tokenizer,
+        settings=values,
+    )
+    processor = compose_processor(
+        fast_tokenizer,
+        run,
+        layout,
+        codec_repository=codec,
+        codec_fingerprint=VQGANCodec.from_pretrained(codec).fingerprint,
+        clip_repository=clip,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        address = create_run_repository(repository, run, processor, Path(folder))
+    typer.echo(f"Created {repository}: {address}")
+    typer.echo(f"Next, start its auxiliary peer: dalle-collab run assist {repository}")
+
+
+@app.command()
+def show(repository: Repository) -> None:
+    """Print a run's settings and how far its newest checkpoint is.
+
+    Example:
+
+      dalle-collab run show my-org/birds
+    """
+    import dataclasses
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipelines.training.repository.run_repository import read_run, read_run_state
+
+    run, state = read_run(repository), read_run_state(repository)
+    table = Table("setting", "value", title=repository)
+    for name, value in dataclasses.asdict(run).items():
+        table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
+    who = "everybody: the run is OPEN" if run.is_open else f"whom {run.authorization_service} admits"
+    table.add_row("who may join", who, style="bold")
+    table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
+    Console().print(table)
+
+
+def _read_settings(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); expected an object of settings.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; expected a JSON object of settings.")
+    return values

@@ -1,0 +1,74 @@
+"""`dalle-collab run index`: the training data by CLIP embedding, for "Seen in training?" on the drawing page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def index(
+    run: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run, or a folder.")],
+    output: Annotated[Path, typer.Option(help="Folder of the index; an unfinished one is continued.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="Folder of shards or dataset ORG/NAME; default: the run's dataset.")
+    ] = None,
+    every: Annotated[int, typer.Option(help="Take one in so many records; about 5 kB each for ViT-B/32.")] = 1,
+    codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
+    clip: Annotated[
+        str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Pictures drawn at the same time; less needs less memory.")] = 64,
+    publish: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Publish the index as this dataset repository.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make that repository a private one.")] = False,
+) -> None:
+    """Index the training data by CLIP embedding, to tell memory from generalisation.
+
+    Every picture is drawn from its codes once; the nearest training pictures and captions can then be shown beside
+    generated ones: set the variable TRAINING_INDEX of the Space text_to_image_demo to the folder or repository. Ctrl-C
+    loses nothing that is done: the same command goes on.
+
+    Examples:
+
+      dalle-collab run index my-org/birds --output birds-index --publish my-org/birds-index
+
+      dalle-collab run index my-org/birds --dataset ./shards --every 10 --output birds-index
+    """
+    from pipelines.generation.image_generation import load_codec_and_reranker
+    from pipelines.generation.training_index_building import build_training_index
+    from pipelines.image_codes.dataset_shards import find_dataset
+    from pipelines.stage_progress import stage_progress
+    from pipelines.torch_devices import torch_device
+
+    if private and publish is None:
+        raise ValueError("--private is about the published index, and it is not published: add --publish ORG/NAME")
+    source = find_dataset(*_dataset_of(run)) if dataset is None else find_dataset(dataset)
+    loaded_codec, reranker = load_codec_and_reranker(run, codec=codec, clip=clip, device=torch_device(device))
+    with stage_progress() as on_progress:
+        report = build_training_index(
+            source, loaded_codec, reranker, output, every=every, batch_size=batch_size, on_progress=on_progress
+        )
+    typer.echo(
+        f"{output}: {report.num_records:,} records in {report.num_parts} parts ({report.num_parts_kept} from before), "
+        f"{report.num_bytes / 1e6:.1f} MB. "
+        f"Pictures have their nearest neighbour at {report.typical_similarity:.2f} (median)."
+    )
+    if publish is not None:
+        from hub_tools.folder_publishing import publish_folder
+
+        message = f"Publish the index of {report.num_records:,} records"
+        published = publish_folder(output, publish, repo_type="dataset", private=private, message=message, replace=True)
+        typer.echo(f"{published.url}\nFor the Space: TRAINING_INDEX={publish}")
+
+
+def _dataset_of(run: str) -> tuple[str, str]:
+    from pipelines.training.repository.run_repository import read_run
+
+    if Path(run).is_dir():
+        raise ValueError(
+            f"{run} is a folder, which does not lead to its dataset. Name it: --dataset FOLDER_OR_REPOSITORY"
+        )
+    settings = read_run(run)
+    return settings.dataset_repository, settings.dataset_revision

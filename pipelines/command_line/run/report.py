@@ -1,0 +1,40 @@
+"""`dalle-collab run report`: what a run was, in one file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    output: Annotated[Path, typer.Option(help="Markdown file to write; the loss curve lies beside it.")],
+) -> None:
+    """Write a run's report: every setting, the course, contributors' hours, data, checkpoints, costs in bytes.
+
+    All is read from the Hub; what was never published is named as missing.
+
+    Examples:
+
+      dalle-collab run report my-org/birds --output report.md
+    """
+    import time
+
+    from rich.console import Console
+
+    from pipelines.training.metrics.course import gather_record
+    from pipelines.training.metrics.loss_curve import draw_loss_curve
+    from pipelines.training.metrics.report import report_markdown
+
+    with Console(stderr=True).status(f"reading {repository}"):
+        now = time.time()
+        record = gather_record(repository, now)
+        picture = output.with_name(f"{output.stem}_loss_curve.png") if record.history else None
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if picture is not None:
+            draw_loss_curve(record.history, picture, record.evaluations)
+    text = report_markdown(record, loss_curve=picture.name if picture else None, now=now)
+    temporary = output.with_name(f".{output.name}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(output)
+    typer.echo(f"Wrote {output}" + (f" and {picture}." if picture else "; the run has no history yet."))

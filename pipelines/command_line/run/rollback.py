@@ -1,0 +1,45 @@
+"""`dalle-collab run rollback`: make an older epoch the newest again."""
+
+from typing import Annotated
+
+import typer
+
+
+def rollback(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    epoch: Annotated[int, typer.Argument(min=1, help="Published epoch to go back to.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the checkpoint and say what would change.")] = False,
+) -> None:
+    """Go back to a published epoch: its checkpoint becomes the newest again, bit by bit, in one commit.
+
+    The checkpoint is downloaded and checked against its signed manifest first. The run becomes a new generation, that
+    is, a swarm of its own: peers that are alive and hold newer epochs notice it within minutes, leave them and go on
+    from the restored one. The epochs that are taken back stay in the repository's history.
+
+    Examples:
+
+      dalle-collab run rollback my-org/birds 12300 --dry-run
+
+      dalle-collab run rollback my-org/birds 12300
+    """
+    from rich.console import Console
+
+    from pipelines.training.repository.rollback import carry_out, plan_rollback
+
+    console = Console(stderr=True)
+    with console.status(f"Downloading and checking the checkpoint of epoch {epoch}"):
+        plan = plan_rollback(repository, epoch)
+    newest = f"from epoch {plan.head.epoch} " if plan.head.epoch else ""
+    typer.echo(
+        f"The checkpoint of epoch {epoch} is whole (commit {plan.source[:12]}). {repository} goes back {newest}to it "
+        f"and becomes generation {plan.generation}: {len(plan.restored)} files restored, {len(plan.deleted)} deleted."
+    )
+    if dry_run:
+        typer.echo("Nothing was changed (--dry-run).")
+        return
+    if not yes and not typer.confirm("Roll back?"):
+        typer.echo("Nothing was changed.")
+        raise typer.Exit(1)
+    commit = carry_out(plan)
+    typer.echo(f"Rolled back to epoch {epoch} in commit {commit[:12]}. Peers that are running join it by themselves.")

@@ -1,0 +1,1 @@
+"""What commands share: tables, check lists, events of peers as lines."""

@@ -1,0 +1,99 @@
+"""A list of findings on the terminal, or as JSON for programs; used by `doctor` and by `run check`."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from pipelines.command_line.terminal.peer_events import EventFile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipelines.doctor.check_result import CheckResult
+
+MARKS = {
+    "ok": "[green]ok[/green]",
+    "unknown": "[blue]?[/blue]",
+    "warn": "[yellow]warning[/yellow]",
+    "fail": "[bold red]FAIL[/bold red]",
+}
+
+
+def show_checks(
+    title: str,
+    make_checks: Callable[[Callable[[str], None]], "Iterator[CheckResult]"],
+    *,
+    as_json: bool,
+    strict: bool,
+    events: EventFile,
+) -> None:
+    """Make the checks, print what they find and leave with the exit code that the findings deserve.
+
+    `make_checks` gets a function that is to be told what is looked at next; `events` hear that, and each finding.
+    """
+    from rich.console import Console
+
+    from pipelines.doctor.check_result import exit_code
+
+    console = Console(stderr=as_json)
+    results = []
+    with console.status(title) as status:
+
+        def announce(name: str) -> None:
+            status.update(f"looking at {name}")
+            events.happened("looking", at=name)
+
+        for result in make_checks(announce):
+            results.append(result)
+            events.happened("finding", **result.as_mapping())
+            if not as_json:
+                _print_result(console, result)
+    code = exit_code(results, strict=strict)
+    if as_json:
+        found = [result.as_mapping() for result in results]
+        typer.echo(json.dumps(dict(title=title, exit_code=code, results=found), indent=1))
+    else:
+        console.print(_summary(results))
+    raise typer.Exit(code)
+
+
+def report_obstacles(console: "Console", repository: str, results: "Iterable[CheckResult]") -> None:
+    """Print a line for each finding that warns or fails, and nothing if all is well.
+
+    Raises:
+        ValueError: one of them makes training impossible.
+    """
+    from pipelines.doctor.examination import is_certain
+
+    for result in results:
+        if is_certain(result):
+            raise ValueError(f"{result.line()} Look at everything: dalle-collab doctor {repository}")
+        if result.status in ("warn", "fail"):
+            console.print(result.line(), style="yellow", markup=False, highlight=False)
+
+
+def _print_result(console: "Console", result: "CheckResult") -> None:
+    from rich.markup import escape
+    from rich.padding import Padding
+    from rich.table import Table
+
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=7)
+    line.add_column(overflow="fold")
+    line.add_row(MARKS[result.status], f"[bold]{escape(result.name)}[/bold]: {escape(result.seen)}")
+    console.print(line)
+    if result.status in ("warn", "fail"):
+        if result.expected:
+            console.print(Padding(f"expected: {escape(result.expected)}", (0, 0, 0, 8)), highlight=False)
+        console.print(Padding(f"cure: {escape(result.cure)}", (0, 0, 0, 8)), highlight=False)
+
+
+def _summary(results: "list[CheckResult]") -> str:
+    counts = {status: sum(result.status == status for result in results) for status in MARKS}
+    if counts["fail"]:
+        return f"[bold red]{counts['fail']} of {len(results)} checks fail.[/bold red]"
+    if counts["warn"]:
+        return f"Nothing fails; {counts['warn']} of {len(results)} checks warn."
+    return f"[green]Nothing stands in the way ({len(results)} checks).[/green]"

@@ -1,0 +1,229 @@
+"""The whole examination of a machine for a run, check by check, and the short one with which `join` begins."""
+
+import contextlib
+import importlib.metadata
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import get_token
+
+from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.admission.client import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
+from pipelines.admission.dht_gate import SwarmAuthorizer
+from pipelines.doctor import hub_checks, machine_checks, swarm_checks
+from pipelines.doctor.authorization_checks import check_authorization
+from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
+from pipelines.doctor.machine import Machine, read_machine
+from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
+from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs
+from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.swarm.dialling import parse_address, port_objection
+from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
+from pipelines.swarm.probe_result import SwarmFinding
+from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.model import read_processor
+
+CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
+SECONDS_TO_SEEK_ADMISSION = 10.0
+"""A joining peer is more patient; whoever asks a doctor wants to know."""
+
+
+@dataclass(kw_only=True)
+class Examination:
+    """What the checks learn about one run on one machine, one after the other."""
+
+    repository: str
+    options: PeerOptions
+    now: Callable[[], float] = time.time
+    """This machine's clock, in seconds since 1970."""
+
+    announce: Callable[[str], None] = lambda name: None
+    """Hears what is looked at next."""
+
+    run: TrainingRun | None = None
+    processor: DalleCollabProcessor | None = None
+    layout: ImageCodeLayout | None = None
+    caller: dict[str, Any] | None = None
+    hub_clock_offset: float | None = None
+    startup_timeouts: tuple[float, ...] = STARTUP_TIMEOUTS
+
+
+def run_checks(
+    repository: str,
+    options: PeerOptions,
+    *,
+    announce: Callable[[str], None] = lambda name: None,
+    now: Callable[[], float] = time.time,
+) -> Iterator[CheckResult]:
+    """Yield one finding after the other about this machine and the run; takes up to a few minutes, changes nothing.
+
+    `announce` hears what is looked at next. What depends on something that failed is left out or `unknown`.
+    """
+    examination = Examination(repository=repository, options=options, now=now, announce=announce)
+    announce("Hub")
+    yield from check_hub_and_run(examination)
+    announce("machine")
+    yield from check_machine(examination)
+    yield check_ports(options)
+    if examination.run is not None:
+        announce("dataset and data stream")
+        yield from check_data(examination)
+        yield from check_swarm(examination)
+
+
+def quick_checks(repository: str, run: TrainingRun, options: PeerOptions) -> list[CheckResult]:
+    """Return the findings that need little more than a second: this machine, the versions, and the Hub's clock."""
+    examination = Examination(repository=repository, options=options, run=run)
+    hub, clock_offset = hub_checks.check_hub(examination.now)
+    return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
+
+
+def is_certain(result: CheckResult) -> bool:
+    """Tell whether training cannot work, and not only may not: estimates and the Hub's clock can be wrong."""
+    return result.status == "fail" and result.name.startswith(CERTAIN_FAILURES)
+
+
+def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
+    """Check the Hub, the token and the run's settings; what was read is kept in the examination."""
+    result, examination.hub_clock_offset = hub_checks.check_hub(examination.now)
+    yield result
+    if result.status == "fail":
+        yield unknown("training run", "cannot be read while the Hub is away")
+        return
+    result, examination.caller = hub_checks.check_token()
+    yield result
+    if result.status == "fail":
+        yield unknown("training run", "cannot be read with a token that is refused")
+        return
+    try:
+        examination.run = hub_checks.retried(lambda: read_run(examination.repository))
+        examination.processor = hub_checks.retried(lambda: read_processor(examination.repository))
+    except hub_checks.USER_ERRORS as error:
+        yield hub_checks.failure("training run", error)
+        return
+    yield ok("training run", f"{examination.run.run_id}, created with {PACKAGE} {examination.run.package_version}")
+    yield from check_authorization(examination.repository, examination.run, examination.caller)
+
+
+def check_machine(examination: Examination) -> Iterator[CheckResult]:
+    """Check what can be seen on this machine alone, against the run's needs as far as they are known."""
+    run, options = examination.run, examination.options
+    machine = read_machine(options.device)
+    yield machine_checks.check_platform(machine)
+    if run is not None:
+        yield from check_versions(run, machine)
+        yield check_wire_codec(run)
+    needs = _needs(examination)
+    yield machine_checks.check_open_files(machine)
+    yield machine_checks.check_shared_memory(machine, needs)
+    yield machine_checks.check_memory(machine, needs)
+    if (result := machine_checks.check_gpu_memory(machine, needs)) is not None:
+        yield result
+    yield machine_checks.check_disk(machine, needs)
+
+
+def check_versions(run: TrainingRun, machine: Machine) -> list[CheckResult]:
+    """Compare what is installed with what the run asks for; an older run names only this package's version."""
+    required = run.required_versions or {PACKAGE: f"=={'.'.join(run.package_version.split('.')[:2])}.*"}
+    return machine_checks.check_versions(required, {name: installed_version(name) for name in required})
+
+
+def installed_version(name: str) -> str | None:
+    """Return the installed version of a package, or of Python itself; None if there is none."""
+    if name == "python":
+        return ".".join(map(str, sys.version_info[:3]))
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_wire_codec(run: TrainingRun) -> CheckResult:
+    """Send a vector through the run's codec, as a receiving peer would."""
+    try:
+        check_codec(averaging_compression(run))
+    except RuntimeError as error:
+        seen, _, cure = str(error).rpartition(". ")
+        return fail("wire codec", seen, "a vector that survives it", cure)
+    return ok("wire codec", f"{run.averaging_compression}: a vector survives it")
+
+
+def check_ports(options: PeerOptions) -> CheckResult:
+    """Try to listen where the peer will."""
+    objections = {}
+    for text in options.host_addresses:
+        try:
+            objection = port_objection(parse_address(text))
+        except ValueError as error:
+            objection = str(error)
+        if objection is not None:
+            objections[text] = objection
+    return swarm_checks.check_hosts(options.host_addresses, objections)
+
+
+def check_data(examination: Examination) -> Iterator[CheckResult]:
+    """Check that the dataset is there, fits the run, and that records arrive."""
+    result, examination.layout = hub_checks.check_dataset(examination.run, examination.processor)
+    yield result
+    if examination.layout is not None:
+        batch_size = examination.options.micro_batch_size or 1
+        yield hub_checks.check_stream(examination.run, examination.processor, examination.layout, batch_size)
+
+
+def check_swarm(examination: Examination) -> Iterator[CheckResult]:
+    """Look at the swarm through every entry address, and let another peer call this machine."""
+    options = examination.options
+    results, finding = look_at_swarm(examination)
+    yield from results
+    yield swarm_checks.check_daemon(finding)
+    if finding.daemon_seconds is None:
+        return
+    yield from swarm_checks.check_entries(examination.repository, finding)
+    if (result := swarm_checks.check_one_swarm(examination.repository, finding)) is not None:
+        yield result
+    yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)
+    yield swarm_checks.check_reachability(finding, client_mode=options.client_mode)
+
+
+def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFinding]:
+    """Look at the swarm as the peer would, with an admission where the run asks for one; a stranger sees less.
+
+    Returns what came of asking for the admission, nothing on an open run, and what was seen.
+    """
+    run, repository, name = examination.run, examination.repository, "admission"
+    options, admission, results = examination.options, None, []
+    with contextlib.ExitStack() as stack:
+        try:
+            options, admission = stack.enter_context(
+                seek_admission(run, repository, options, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION)
+            )
+        except (AdmissionRefusedError, AuthorizationUnreachableError) as error:
+            results.append(hub_checks.failure(name, error, "a token of the run's authority"))
+        if admission is not None:
+            results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))
+        finding = probe_swarm(
+            run.swarm_id,
+            run.entry_addresses,
+            options,
+            startup_timeouts=examination.startup_timeouts,
+            authorizer=None if admission is None else SwarmAuthorizer(admission),
+            now=examination.now,
+            announce=examination.announce,
+        )
+    return results, finding
+
+
+def _needs(examination: Examination) -> PeerNeeds:
+    nothing = PeerNeeds(memory=None, shared_memory=None, gpu_memory=None, disk=None)
+    if examination.run is None:
+        return nothing
+    try:
+        return peer_needs(examination.run, examination.options, checkpoint_bytes(examination.repository))
+    except hub_checks.USER_ERRORS:
+        return nothing

@@ -1,0 +1,167 @@
+"""Is the Hub there, does it know the caller, and does the run's data really arrive?"""
+
+import email.utils
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import httpx2
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.utils import get_session
+
+from hub_tools.endpoint import current_endpoint
+from hub_tools.one_line_errors import explain_error
+from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.doctor.check_result import CheckResult, fail, ok, warn
+from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
+from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
+
+Value = TypeVar("Value")
+
+NUM_ATTEMPTS = 3
+PAUSE_SECONDS = 1.0
+NUM_CLOCK_READINGS = 3
+STREAM_SECONDS = 120.0
+NUM_STREAMED_BATCHES = 4
+SLOW_FIRST_BATCH_SECONDS = 30.0
+SERVER_ERROR = 500
+USER_ERRORS = (ValueError, OSError, httpx2.HTTPError)
+
+
+def retried(ask: Callable[[], Value], pause_seconds: float = PAUSE_SECONDS) -> Value:
+    """Ask again when the Hub does not answer or is in trouble; an answer that says no is final."""
+    for attempt in itertools.count(1):
+        try:
+            return ask()
+        except (ConnectionError, httpx2.HTTPError) as error:
+            response = getattr(error, "response", None)
+            if attempt == NUM_ATTEMPTS or (response is not None and response.status_code < SERVER_ERROR):
+                raise
+            time.sleep(pause_seconds)
+
+
+def failure(name: str, error: BaseException, expected: str = "") -> CheckResult:
+    """Turn an error for people into a finding: its last sentence is the cure, as everywhere in this project."""
+    seen, _, cure = explain_error(error).rpartition(". ")
+    return fail(name, seen or cure, expected, f"{cure}." if seen and not cure.endswith(".") else cure if seen else "")
+
+
+def check_hub(now: Callable[[], float] = time.time) -> tuple[CheckResult, float | None]:
+    """Ask the Hub for a sign of life; return with it by how many seconds its clock is ahead, if it tells the time."""
+    endpoint, name = current_endpoint(), "Hub"
+    try:
+        readings = [retried(lambda: _read_clock(endpoint, now)) for _ in range(NUM_CLOCK_READINGS)]
+    except USER_ERRORS as error:
+        return failure(name, error, f"an answer of {endpoint}"), None
+    seconds = min(seconds for seconds, _ in readings)
+    result = ok(name, f"{endpoint} answers in {1000 * seconds:.0f} ms")
+    offsets = [certain_offset(offset, seconds) for seconds, offset in readings if offset is not None]
+    return result, min(offsets, key=abs, default=None)
+
+
+def certain_offset(offset: float, seconds: float) -> float:
+    """Return the part of a clock's offset that neither the header's whole seconds nor the answer's way can explain."""
+    doubt = 0.5 + seconds / 2
+    return offset - max(-doubt, min(doubt, offset))
+
+
+def _read_clock(endpoint: str, now: Callable[[], float]) -> tuple[float, float | None]:
+    """Return the seconds until the Hub's answer, and by how many its clock is ahead."""
+    asked = now()
+    response = get_session().get(f"{endpoint}/api/models", params={"limit": 1}, timeout=10.0)
+    answered = now()
+    if response.status_code >= SERVER_ERROR:
+        raise ConnectionError(f"The Hub at {endpoint} answers {response.status_code}. Try again in a few minutes")
+    try:
+        date = email.utils.parsedate_to_datetime(response.headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return answered - asked, None
+    # The header counts whole seconds: on average half a second has passed since.
+    return answered - asked, date + 0.5 - (asked + answered) / 2
+
+
+def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
+    """Ask who the caller is; return the Hub's answer with the finding, or None for a caller without a token."""
+    name = "token"
+    if get_token() is None:
+        return ok(name, "none: you are anonymous, which is enough for public runs that are open to all"), None
+    try:
+        caller = retried(lambda: HfApi().whoami())
+    except USER_ERRORS as error:
+        return failure(name, error, "a token that the Hub knows"), None
+    return ok(name, f"you are {caller['name']}"), caller
+
+
+def check_dataset(run: TrainingRun, processor: DalleCollabProcessor) -> tuple[CheckResult, ImageCodeLayout | None]:
+    """Read the footer of the dataset's first shard at the run's revision, and compare codec and grid with the run's."""
+    name = "dataset"
+    try:
+        layout = retried(lambda: dataset_layout(run.dataset_repository, run.dataset_revision))
+        check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
+        check_dataset_fits(run, layout)
+    except USER_ERRORS as error:
+        return failure(name, error, f"image codes of {processor.image_codec_fingerprint}"), None
+    seen = f"{run.dataset_repository} at {run.dataset_revision[:12]}, made by codec {layout.codec_fingerprint}"
+    return ok(name, seen, f"codec {processor.image_codec_fingerprint}"), layout
+
+
+def check_stream(
+    run: TrainingRun, processor: DalleCollabProcessor, layout: ImageCodeLayout, micro_batch_size: int
+) -> CheckResult:
+    """Read a few micro-batches through the reader that trains, and time them."""
+    name, expected = "data stream", f"the first micro-batch within {SLOW_FIRST_BATCH_SECONDS:.0f} s"
+    started = time.monotonic()
+    make_batches = partial(
+        stream_batches,
+        run.dataset_repository,
+        run.dataset_revision,
+        processor,
+        num_codes=layout.num_codes,
+        batch_size=micro_batch_size,
+        seed=run.seed,
+        shuffle_buffer_size=micro_batch_size,
+    )
+    try:
+        times = retried(lambda: _batch_times(make_batches, NUM_STREAMED_BATCHES, STREAM_SECONDS))
+    except TimeoutError:
+        seen = f"nothing within {STREAM_SECONDS:.0f} s"
+        return fail(name, seen, expected, "Check the network: the Hub answers, but its files do not arrive.")
+    except USER_ERRORS as error:
+        return failure(name, error, expected)
+    first = times[0] - started
+    rate = (len(times) - 1) * micro_batch_size / max(1e-3, times[-1] - times[0])
+    seen = f"first micro-batch after {first:.1f} s, then {rate:,.0f} records per second"
+    if first > SLOW_FIRST_BATCH_SECONDS:
+        return warn(name, seen, expected, "The link to the Hub is slow; joining takes that long each time.")
+    return ok(name, seen, expected)
+
+
+def _batch_times(make_batches: Callable[[], Iterator[Batch]], num_batches: int, timeout: float) -> list[float]:
+    """Return when each batch came. They are read in a thread, so that a stream that hangs does not hang the caller.
+
+    Raises TimeoutError, or what the stream raises.
+    """
+    times: list[float] = []
+    problems: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in islice(make_batches(), num_batches):
+                times.append(time.monotonic())
+        except Exception as error:  # handed to the caller, who raises it
+            problems.append(error)
+
+    thread = threading.Thread(target=read, name="doctor-stream", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if problems:
+        raise problems[0]
+    if thread.is_alive():
+        raise TimeoutError(f"{len(times)} of {num_batches} micro-batches within {timeout:.0f} s")
+    return times

@@ -1,0 +1,163 @@
+"""The organiser's examination of a whole run: reads the Hub, restores a checkpoint, looks at the swarm."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from huggingface_hub import HfApi, HfFileSystem, ModelCard
+from huggingface_hub.errors import EntryNotFoundError
+
+from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
+from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
+from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
+from pipelines.training.metrics.history import read_history
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.run_repository import download_checkpoint, read_run_state
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.checkpoint_tensors import load_training_state
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+SPLITS = ("train", "validation", "test")
+
+
+def run_checklist(
+    repository: str,
+    options: PeerOptions,
+    *,
+    announce: Callable[[str], None] = lambda name: None,
+    now: Callable[[], float] = time.time,
+) -> Iterator[CheckResult]:
+    """Yield one finding after the other about a run; changes nothing."""
+    examination = Examination(repository=repository, options=options, now=now, announce=announce)
+    announce("Hub")
+    yield from check_hub_and_run(examination)
+    if examination.run is None:
+        return
+    run = examination.run
+    yield organiser_checks.check_required_versions(run)
+    yield organiser_checks.check_protection(run, repository)
+    announce("dataset")
+    yield from check_dataset(examination)
+    announce("course of the run so far")
+    yield from check_course(repository, run)
+    announce("codec and card")
+    yield check_codec_repository(examination)
+    yield check_card(repository)
+    announce("checkpoint")
+    yield check_restoring(repository, run)
+    yield from check_entry_peers(examination)
+
+
+def check_dataset(examination: Examination) -> Iterator[CheckResult]:
+    """Check that the dataset is pinned and readable, and fits the schedule."""
+    run = examination.run
+    yield organiser_checks.check_pinned(run)
+    yield from check_data(examination)
+    files = dataset_files(run) if examination.layout is not None else []
+    splits = sorted({split for split in SPLITS if any(split in Path(file).name for file in files)})
+    yield organiser_checks.check_evaluation(run, splits)
+    yield from organiser_checks.check_schedule(run, count_records(files) if files else None)
+
+
+def check_course(repository: str, run: TrainingRun) -> Iterator[CheckResult]:
+    """Compare time-outs and the commit budget with the published history."""
+    try:
+        history = hub_checks.retried(lambda: read_history(repository))
+    except hub_checks.USER_ERRORS as error:
+        yield hub_checks.failure("history", error)
+        return
+    yield from organiser_checks.check_timeouts(run, history)
+    yield organiser_checks.check_commit_budget(run, history)
+
+
+def dataset_files(run: TrainingRun) -> list[str]:
+    """Return the dataset's shards at the run's revision."""
+    return sorted(HfFileSystem().glob(f"datasets/{run.dataset_repository}@{run.dataset_revision}/**/*.parquet"))
+
+
+def count_records(files: list[str]) -> int:
+    """Return the number of training records: the first and the last shard are read, those between are taken as full."""
+    shards = [file for file in files if not any(split in Path(file).name for split in SPLITS[1:])]
+    if not shards:
+        return 0
+    first, last = _num_rows(shards[0]), _num_rows(shards[-1])
+    return first * (len(shards) - 1) + last if len(shards) > 1 else first
+
+
+def _num_rows(file: str) -> int:
+    with HfFileSystem().open(file) as shard:
+        return pq.read_metadata(shard).num_rows
+
+
+def check_codec_repository(examination: Examination) -> CheckResult:
+    """Without the codec nobody can turn the model's codes into pictures."""
+    name, processor = "codec", examination.processor
+    repository, revision = processor.image_codec_repository, processor.image_codec_revision
+    try:
+        hub_checks.retried(lambda: HfApi().model_info(repository, revision=revision))
+    except hub_checks.USER_ERRORS as error:
+        return hub_checks.failure(name, error, f"{repository} at {revision}")
+    return ok(name, f"{repository} at {str(revision)[:12]}")
+
+
+def check_card(repository: str) -> CheckResult:
+    """Read the run's README.md from the Hub and judge it."""
+    try:
+        card = hub_checks.retried(lambda: ModelCard.load(repository))
+    except EntryNotFoundError:
+        return organiser_checks.check_card(None, {})
+    except hub_checks.USER_ERRORS as error:
+        return hub_checks.failure("card", error)
+    return organiser_checks.check_card(card.text, card.data.to_dict())
+
+
+def check_restoring(repository: str, run: TrainingRun) -> CheckResult:
+    """Download the newest checkpoint and load it into model and optimizer, as a peer does that starts from it."""
+    name = "checkpoint"
+    try:
+        state = hub_checks.retried(lambda: read_run_state(repository))
+        if state is None:
+            return unknown(name, "none yet", f"The auxiliary peer publishes it: dalle-collab run assist {repository}")
+        started = time.monotonic()
+        restored = restore(download_checkpoint(repository), run)
+    except hub_checks.USER_ERRORS as error:
+        return hub_checks.failure(name, error, "a checkpoint that can be restored")
+    if restored["not_finite"]:
+        seen = f"epoch {restored['epoch']}: {restored['not_finite'][0]} has values that are not finite"
+        return fail(name, seen, "finite values", "Go back to an older checkpoint; all are in the repository's history.")
+    return ok(name, f"epoch {restored['epoch']} restored in {time.monotonic() - started:.1f} s")
+
+
+def restore(folder: Path, run: TrainingRun) -> dict[str, Any]:
+    """Load a checkpoint's folder into a fresh model and optimizer; return its epoch and tensors that are not finite.
+
+    Raises:
+        ValueError: a file is missing, damaged, or of another model.
+    """
+    model = initial_model(run)
+    parts = optimizer_parts(run, model)
+    state = load_training_state(folder, model, parts["optimizer"](parts["params"]))
+    not_finite = [name for name, tensor in model.named_parameters() if not torch.isfinite(tensor).all()]
+    return dict(epoch=state.epoch, not_finite=not_finite)
+
+
+def check_entry_peers(examination: Examination) -> Iterator[CheckResult]:
+    """Look at where the entry peers are, and call each of them."""
+    run, repository = examination.run, examination.repository
+    try:
+        yield organiser_checks.check_entry_places(repository, run.entry_addresses)
+    except ValueError as error:
+        yield fail("entry places", str(error), "addresses", f"dalle-collab run assist {repository}")
+    results, finding = look_at_swarm(examination)
+    yield from results
+    if finding.daemon_seconds is None:
+        yield swarm_checks.check_daemon(finding)
+        return
+    yield from swarm_checks.check_entries(repository, finding)
+    if (result := swarm_checks.check_one_swarm(repository, finding)) is not None:
+        yield result
+    yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)

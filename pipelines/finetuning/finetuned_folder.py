@@ -1,0 +1,156 @@
+"""What a fine-tuning leaves behind: an adapter, a whole model or both, each ready for the Hub, written whole or not."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+from pipelines.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
+from pipelines.finetuning.finetuning_options import FinetuningOptions
+from pipelines.image_codes.codec_code import copy_codec_code
+
+SETTINGS_FILE = "finetuning.json"
+ADAPTER_FOLDER, MODEL_FOLDER = "adapter", "model"
+
+
+def check_output(folder: Path) -> None:
+    """Raise ValueError where results would take the place of something else than older results."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
+        raise ValueError(
+            f"{folder} holds other files. Name a new folder, or one of an earlier fine-tuning: --output DIR"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Name a folder: --output DIR")
+
+
+def write_finetuned(
+    folder: Path,
+    model: TrainableModel,
+    source: FinetuningSource,
+    options: FinetuningOptions,
+    progress: FinetuningProgress,
+    *,
+    merge: bool = False,
+) -> list[Path]:
+    """Write `adapter/` for LoRA, `model/` for a whole model, and the settings; an older result is replaced at the end.
+
+    `merge` works the adapter into the base model and writes that too; the adapter in memory is used up by it. Returns
+    the folders that can be published.
+    """
+    check_output(folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _write_parts(temporary, model, source, options, progress, merge)
+        _put_in_place(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return [folder / name for name in (ADAPTER_FOLDER, MODEL_FOLDER) if (folder / name).is_dir()]
+
+
+def _write_parts(
+    folder: Path,
+    model: TrainableModel,
+    source: FinetuningSource,
+    options: FinetuningOptions,
+    progress: FinetuningProgress,
+    merge: bool,
+) -> None:
+    settings = _settings(source, options, progress)
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if not options.full:
+        _write_adapter(folder / ADAPTER_FOLDER, model)
+        (folder / ADAPTER_FOLDER / "README.md").write_text(adapter_card(source, settings), encoding="utf-8")
+        if not merge:
+            return
+        model = model.merge_and_unload()
+    model.save_pretrained(folder / MODEL_FOLDER)
+    source.processor.save_pretrained(folder / MODEL_FOLDER)
+    copy_codec_code(folder / MODEL_FOLDER)
+    (folder / MODEL_FOLDER / "README.md").write_text(model_card(source, settings), encoding="utf-8")
+
+
+def _write_adapter(folder: Path, model: TrainableModel) -> None:
+    model.save_pretrained(str(folder))
+    # peft notes the class in this package, which AutoPeftModel could not import where the package is not installed.
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["auto_mapping"] = {"base_model_class": "AutoModel", "parent_library": "transformers"}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _settings(source: FinetuningSource, options: FinetuningOptions, progress: FinetuningProgress) -> dict[str, object]:
+    return {
+        "base_model": source.model_name,
+        "base_model_revision": source.model_revision,
+        "dataset": source.dataset,
+        "dataset_revision": source.dataset_revision,
+        "codec_fingerprint": source.processor.image_codec_fingerprint,
+        **dataclasses.asdict(progress),
+        **dataclasses.asdict(options),
+    }
+
+
+def adapter_card(source: FinetuningSource, settings: dict[str, object]) -> str:
+    """Return the text of the adapter's README.md."""
+    base, revision = source.model_name, source.model_revision
+    pinned = f', revision="{revision}"' if revision else ""
+    return f"""{_front_matter(source, "peft", "adapter")}
+# Adapter for {base}
+
+A LoRA that was fine-tuned with `dalle-collab model finetune`.
+
+```python
+from peft import PeftModel
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained("{base}"{pinned}, trust_remote_code=True)
+model = PeftModel.from_pretrained(model, "THIS_REPOSITORY")
+```
+
+{_settings_table(settings)}"""
+
+
+def model_card(source: FinetuningSource, settings: dict[str, object]) -> str:
+    """Return the text of the whole model's README.md."""
+    return f"""{_front_matter(source, "transformers", "finetune")}
+# Fine-tuned from {source.model_name}
+
+A text-to-image transformer that was fine-tuned with `dalle-collab model finetune`. After
+`pip install transformers taming-transformers-rom1504 einops`:
+
+```python
+from transformers import pipeline
+
+draw = pipeline("text-to-image", model="THIS_REPOSITORY", trust_remote_code=True)
+draw("a caption", num_images_per_prompt=4, seed=1)[0].save("picture.png")
+```
+
+{_settings_table(settings)}
+The model knows what its training data shows and no more; it repeats the data's biases.
+"""
+
+
+def _front_matter(source: FinetuningSource, library: str, relation: str) -> str:
+    # The Hub refuses cards whose base model is not a repository.
+    base = f"base_model: {source.model_name}\nbase_model_relation: {relation}\n" if source.model_revision else ""
+    return (
+        f"---\nlibrary_name: {library}\npipeline_tag: text-to-image\n{base}"
+        f"tags: [dalle]\ndatasets: [{source.dataset}]\n---\n"
+    )
+
+
+def _settings_table(settings: dict[str, object]) -> str:
+    rows = "".join(f"| `{name}` | {value} |\n" for name, value in settings.items())
+    return f"## How it was made\n\n| setting | value |\n|---|---|\n{rows}"

@@ -1,0 +1,1 @@
+"""How much memory training takes: arithmetic alone. Imports nothing else of ours."""

@@ -1,0 +1,90 @@
+"""Bytes of a training step on the GPU and in RAM, in closed form: nothing is loaded, allocated or run."""
+
+from pipelines.memory_estimate.model_presets import ModelSizes
+from pipelines.memory_estimate.models.dalle_collab_memory import dalle_collab_activations
+from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+from pipelines.memory_estimate.models.precision import ElementBytes, element_bytes
+from pipelines.memory_estimate.models.transformer_memory import transformer_activations
+from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.optimizer_states import count_elements, optimizer_state_bytes
+from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings, MemorySplit
+
+
+def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> MemoryEstimate:
+    """Return what one training step needs. Raises ValueError where model and settings do not go together."""
+    element = element_bytes(settings.precision)
+    shapes = _parameter_shapes(model, settings)
+    number = count_elements(shapes)
+    share = settings.num_gpus if settings.shard_over_gpus else 1
+    gradients = -(-number * element.weight // share)
+    state_bytes = optimizer_state_bytes(shapes, settings)
+    on_device = MemorySplit(
+        weights=-(-number * element.weight // share),
+        gradients=gradients,
+        activations=round(_activations(model, settings, element)),
+        optimizer=0 if settings.keeps_optimizer_in_ram else -(-state_bytes // share),
+        buffers=_device_buffers(model, settings, number * element.weight),
+    )
+    in_ram = _offloaded(number, state_bytes, settings)
+    if settings.device == "cpu":
+        return MemoryEstimate(gpu=MemorySplit(), ram=on_device + in_ram, num_parameters=number)
+    return MemoryEstimate(gpu=on_device, ram=in_ram, num_parameters=number)
+
+
+def _parameter_shapes(model: ModelSizes, settings: MemorySettings) -> dict[tuple[int, ...], int]:
+    if isinstance(model, TransformerSizes):
+        return model.parameter_shapes(settings.num_shared_groups)
+    if settings.num_shared_groups not in (None, model.num_shared_groups):
+        raise ValueError(
+            f"num_shared_groups is {settings.num_shared_groups}; our model has {model.num_shared_groups} sets of "
+            "weights, one for each place in its attention pattern and one for the last layer. Leave it out."
+        )
+    if settings.sequence_length not in (None, model.num_positions - 1):
+        raise ValueError(
+            f"sequence_length is {settings.sequence_length}; our model's sequence has {model.num_positions - 1} "
+            "places, text and image codes. Leave it out."
+        )
+    return model.parameter_shapes
+
+
+def _activations(model: ModelSizes, settings: MemorySettings, element: ElementBytes) -> float:
+    if isinstance(model, DalleCollabSizes):
+        return dalle_collab_activations(
+            model, settings.micro_batch_size, element, settings.recompute, on_cpu=settings.device == "cpu"
+        )
+    sequence = settings.sequence_length or model.max_sequence_length
+    if model.family != "t5" and sequence > model.max_sequence_length:
+        raise ValueError(
+            f"sequence_length is {sequence}; this model has positions for {model.max_sequence_length} tokens."
+        )
+    return transformer_activations(
+        model, settings.micro_batch_size, sequence, element, settings.recompute, settings.num_shared_groups
+    )
+
+
+def _device_buffers(model: ModelSizes, settings: MemorySettings, weight_bytes: int) -> int:
+    """Return the bytes of accumulated gradients, of data-parallel buckets, or of the two layers that are whole."""
+    accumulated = weight_bytes if settings.collaborative else 0
+    if settings.num_gpus == 1:
+        return accumulated
+    if not settings.shard_over_gpus:
+        return accumulated + weight_bytes
+    layers = model.num_hidden_layers if isinstance(model, DalleCollabSizes) else model.num_layers
+    return accumulated + 2 * weight_bytes // max(2, layers)
+
+
+def _offloaded(number: int, state_bytes: int, settings: MemorySettings) -> MemorySplit:
+    """Return what an optimizer in RAM needs, and what hivemind's averagers hold there.
+
+    The offloaded optimizer works on float32 parameters and gradients of its own; in a swarm these are the very tensors
+    that are averaged. While a round runs, averages of other peers' parts wait until all before them have arrived: up to
+    the whole vector.
+    """
+    if not settings.keeps_optimizer_in_ram:
+        return MemorySplit()
+    return MemorySplit(
+        weights=4 * number,
+        gradients=4 * number,
+        optimizer=state_bytes,
+        buffers=4 * number if settings.collaborative else 0,
+    )

@@ -1,0 +1,137 @@
+"""Sizes from the config.json of a model on the Hub."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.memory_estimate.model_presets import ModelSizes
+from pipelines.memory_estimate.models.dalle_collab_sizes import DENSE_MAX_POSITIONS, DalleCollabSizes
+from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+
+KNOWN_MODEL_TYPES = ("bert", "dalle_collab", "gpt2", "gptj", "mt5", "t5")
+SLOW_GELUS = ("gelu_new", "gelu_fast")
+MAX_CONFIG_BYTES = 10**6
+LARGEST_SIZE = 10**7
+"""A configuration comes from strangers; a larger number in it is a mistake or a joke."""
+
+
+def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
+    """Return the sizes that a `config.json` describes. Raises ValueError for other kinds of models and bad numbers."""
+    model_type = config.get("model_type")
+    if model_type not in KNOWN_MODEL_TYPES:
+        raise ValueError(
+            f"The model is of type {str(model_type)[:40]!r}; the calculator knows {', '.join(KNOWN_MODEL_TYPES)}. "
+            "Choose the known model that is nearest in kind and size."
+        )
+    if model_type == "dalle_collab":
+        return _dalle_collab(config)
+    if model_type == "bert":
+        return _bert(config)
+    if model_type in ("t5", "mt5"):
+        return _t5(config)
+    return _gpt(config, str(model_type))
+
+
+def _dalle_collab(config: Mapping[str, Any]) -> DalleCollabSizes:
+    for item in dataclasses.fields(DalleCollabSizes):
+        if type(item.default) is int:
+            _number(config, item.name, default=item.default)
+    pattern = config.get("attention_pattern", DalleCollabSizes.attention_pattern)
+    if not isinstance(pattern, (list, tuple)) or not set(pattern) <= set(DENSE_MAX_POSITIONS) or not pattern:
+        raise ValueError(f"attention_pattern is {str(pattern)[:80]!r}; expected {', '.join(DENSE_MAX_POSITIONS)}.")
+    return DalleCollabSizes.from_mapping(config)
+
+
+def _number(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    for name in names:
+        value = config.get(name)
+        if value is not None:
+            if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+                raise ValueError(f"{name} is {str(value)[:40]!r} in config.json; expected 1 to {LARGEST_SIZE}.")
+            return value
+    if default is None:
+        raise ValueError(f"config.json has no {names[0]}. Is it the configuration of a whole model?")
+    return default
+
+
+def _has_dropout(config: Mapping[str, Any], name: str, default: float) -> bool:
+    return bool(config.get(name, default))
+
+
+def _bert(config: Mapping[str, Any]) -> TransformerSizes:
+    hidden = _number(config, "hidden_size", default=768)
+    heads = _number(config, "num_attention_heads", default=12)
+    return TransformerSizes(
+        family="bert",
+        vocab_size=_number(config, "vocab_size", default=30522),
+        hidden_size=hidden,
+        num_layers=_number(config, "num_hidden_layers", default=12),
+        num_heads=heads,
+        head_size=max(1, hidden // heads),
+        wide_size=_number(config, "intermediate_size", default=3072),
+        max_sequence_length=_number(config, "max_position_embeddings", default=512),
+        num_token_types=_number(config, "type_vocab_size", default=2),
+        has_slow_gelu=config.get("hidden_act", "gelu") in SLOW_GELUS,
+        has_dropout=_has_dropout(config, "hidden_dropout_prob", 0.1),
+        has_tied_table=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _gpt(config: Mapping[str, Any], family: str) -> TransformerSizes:
+    hidden = _number(config, "n_embd", "hidden_size")
+    heads = _number(config, "n_head", "num_attention_heads")
+    return TransformerSizes(
+        family=family,
+        vocab_size=_number(config, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=_number(config, "n_layer", "num_hidden_layers"),
+        num_heads=heads,
+        head_size=max(1, hidden // heads),
+        wide_size=_number(config, "n_inner", default=4 * hidden),
+        max_sequence_length=_number(config, "n_positions", "n_ctx", default=1024),
+        has_slow_gelu=config.get("activation_function", "gelu_new") in SLOW_GELUS,
+        has_dropout=_has_dropout(config, "resid_pdrop", 0.1 if family == "gpt2" else 0.0),
+        has_tied_table=bool(config.get("tie_word_embeddings", family == "gpt2")),
+    )
+
+
+def _t5(config: Mapping[str, Any]) -> TransformerSizes:
+    layers = _number(config, "num_layers")
+    activation = str(config.get("feed_forward_proj", "relu"))
+    return TransformerSizes(
+        family="t5",
+        vocab_size=_number(config, "vocab_size"),
+        hidden_size=_number(config, "d_model"),
+        num_layers=layers,
+        num_decoder_layers=_number(config, "num_decoder_layers", default=layers),
+        num_heads=_number(config, "num_heads"),
+        head_size=_number(config, "d_kv"),
+        wide_size=_number(config, "d_ff"),
+        max_sequence_length=_number(config, "n_positions", default=512),
+        is_gated=activation.startswith("gated-"),
+        has_slow_gelu=activation in ("gated-gelu", *SLOW_GELUS),
+        has_dropout=_has_dropout(config, "dropout_rate", 0.1),
+        has_tied_table=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def read_sizes(repository: str) -> ModelSizes:
+    """Return the sizes of a model on the Hub from its `config.json`; OSError where it cannot be read."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = Path(hf_hub_download(repository, "config.json"))
+    except HFValidationError as error:
+        raise ValueError(f"{repository[:80]!r} is no name of a repository. Write ORG/MODEL.") from error
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"config.json of {repository} has {path.stat().st_size} bytes; expected a few thousand.")
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"config.json of {repository} is not JSON ({error}).") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"config.json of {repository} is no table of settings.")
+    return sizes_from_config(config)

@@ -1,0 +1,37 @@
+"""Bytes of optimizer statistics, tensor by tensor."""
+
+import math
+from collections.abc import Mapping
+
+from pipelines.memory_estimate.settings import MemorySettings
+
+BLOCK_SIZE = 256
+MIN_8BIT_ELEMENTS = 4096
+"""Smaller tensors keep float32 statistics; bitsandbytes and our LAMB agree on both numbers."""
+
+Shapes = Mapping[tuple[int, ...], int]
+"""How many parameters of every shape there are."""
+
+
+def count_elements(shapes: Shapes) -> int:
+    """Return the number of values."""
+    return sum(number * math.prod(shape) for shape, number in shapes.items())
+
+
+def optimizer_state_bytes(shapes: Shapes, settings: MemorySettings) -> int:
+    """Return the bytes of the optimizer's statistics for parameters of these shapes."""
+    return sum(number * _tensor_state_bytes(shape, settings) for shape, number in shapes.items())
+
+
+def _tensor_state_bytes(shape: tuple[int, ...], settings: MemorySettings) -> int:
+    size = math.prod(shape)
+    if settings.optimizer == "sgd":
+        return 0
+    if settings.optimizer == "adafactor":
+        # Shazeer and Stern, 2018: sums over columns and over rows of the squared gradient; vectors are not factored.
+        return 4 * (size if len(shape) < 2 else size // shape[-1] + size // shape[-2])
+    if settings.optimizer_bits == 8 and size >= MIN_8BIT_ELEMENTS:
+        # Two statistics of one byte, each with a float32 maximum for every block (Dettmers et al., 2021).
+        return 2 * size + 2 * 4 * -(-size // BLOCK_SIZE)
+    bits = 32 if settings.optimizer_bits == 8 else settings.optimizer_bits
+    return 2 * size * bits // 8

@@ -1,0 +1,1 @@
+"""The logic behind each Space: one folder a page. No Gradio here."""

@@ -1,0 +1,142 @@
+"""Keeps what the Hub knows of a run in memory: settings, history, contributions, checkpoints, pictures."""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.utils import disable_progress_bars
+
+from hub_tools.one_line_errors import explain_error
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
+from pipelines.pages.dashboard.history_columns import HistoryColumns
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.contributions import Contribution
+from pipelines.training.metrics.history import read_evaluations, read_history
+from pipelines.training.metrics.reel import read_index, read_prompts
+from pipelines.training.repository.epoch_tags import tagged_epochs
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 10.0
+ANSWER_SECONDS = 15.0
+PICTURE_NAME = re.compile(r"epoch-\d{8,}\.webp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubView:
+    """What the Hub has said."""
+
+    run: TrainingRun | None = None
+    """None before the Hub has answered for the first time."""
+
+    commit: str = ""
+    history: HistoryColumns = field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
+    evaluations: Sequence[Mapping[str, float]] = ()
+    contributions: Mapping[tuple[str, str], Contribution] = field(default_factory=dict)
+    """By day and user name; see `contributions.ContributionLedger`."""
+
+    checkpoints: Mapping[int, str] = field(default_factory=dict)
+    """Commits by epoch."""
+
+    pictures: Mapping[int, str] = field(default_factory=dict)
+    """File names of the progress reel by epoch."""
+
+    prompts: Sequence[str] = ()
+    """The reel's captions, from top to bottom."""
+
+    read_at: float = 0.0
+    """When the Hub answered last, in seconds since 1970."""
+
+    problem: str = "The Hub has not answered yet."
+    """Why what is here may be old; empty if it is fresh."""
+
+
+class HubReader:
+    """Looks at a run's repository in the background; what has not changed is not downloaded again."""
+
+    def __init__(self, repository: str, seconds_between_looks: float = SECONDS_BETWEEN_LOOKS) -> None:
+        self._repository, self._seconds = repository, seconds_between_looks
+        self._view, self._stop = HubView(), threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="hub reader")
+
+    def __enter__(self) -> "HubReader":
+        disable_progress_bars()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join(ANSWER_SECONDS)
+
+    @property
+    def view(self) -> HubView:
+        """What is known now."""
+        return self._view
+
+    def look(self) -> HubView:
+        """Ask the Hub once; what is known stays where it does not answer, with the reason."""
+        try:
+            self._view = read_hub(self._repository, self._view)
+        except (OSError, ValueError, httpx2.HTTPError) as error:
+            self._view = _with_problem(self._view, explain_error(error))
+        return self._view
+
+    def picture(self, name: str) -> Path:
+        """Return the file of a picture of the reel; raises FileNotFoundError for any other name."""
+        if not PICTURE_NAME.fullmatch(name) or name not in self._view.pictures.values():
+            raise FileNotFoundError(f"There is no picture {name} in the progress reel of {self._repository}.")
+        return Path(hf_hub_download(self._repository, f"{REEL_FOLDER}/{name}", revision=self._view.commit))
+
+    def _keep(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.look()
+            except Exception:
+                # Whatever is in the repository, the page goes on with what it has.
+                logger.exception("The run's repository cannot be read.")
+                self._view = _with_problem(self._view, f"What {self._repository} holds cannot be understood.")
+            self._stop.wait(self._seconds)
+
+
+def read_hub(repository: str, before: HubView) -> HubView:
+    """Return the newest view; `before` again, freshened, if the repository has not changed.
+
+    Raises:
+        ValueError: there is no such run, or what it holds is damaged.
+        OSError, httpx2.HTTPError: the Hub does not answer.
+    """
+    if before.run is None:
+        read_run(repository)  # says in a sentence what is wrong with the repository, if anything is
+    api, now = HfApi(), time.time()
+    commit = api.repo_info(repository, timeout=ANSWER_SECONDS).sha
+    checkpoints = tagged_epochs(api, repository)
+    if commit == before.commit:
+        return HubView(**{**vars(before), "checkpoints": checkpoints, "read_at": now, "problem": ""})
+    patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
+    # Files are kept by their content: of a new commit only the shards that have changed are downloaded.
+    folder = Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+    reel = read_index(folder / REEL_FOLDER)
+    return HubView(
+        run=read_run(repository),
+        commit=commit,
+        history=HistoryColumns.from_points(read_history(repository), now),
+        evaluations=read_evaluations(folder / METRICS_FOLDER),
+        contributions=read_contributions(folder / METRICS_FOLDER).days,
+        checkpoints=checkpoints,
+        pictures={entry["epoch"]: entry["file"] for entry in reel if PICTURE_NAME.fullmatch(str(entry["file"]))},
+        prompts=read_prompts(folder / REEL_FOLDER),
+        read_at=now,
+        problem="",
+    )
+
+
+def _with_problem(view: HubView, problem: str) -> HubView:
+    return HubView(**{**vars(view), "problem": problem})

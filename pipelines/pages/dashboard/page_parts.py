@@ -1,0 +1,179 @@
+"""The parts of the page as HTML, made of plain values. All text is escaped: names and versions come from strangers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from hub_tools.endpoint import current_endpoint
+from pipelines.pages.dashboard.alerts import Alert, duration
+from pipelines.pages.dashboard.hub_reading import HubView
+from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
+from pipelines.pages.dashboard.settings import DashboardSettings
+from pipelines.pages.dashboard.text import counted, escaped, short_number
+from pipelines.training.repository.epoch_tags import epoch_tag
+
+MAX_CHECKPOINTS = 50
+MAX_PICTURES = 24
+MAX_BOARD_ROWS = 100
+OPEN_RUN = "This run is open to everybody: names are what peers call themselves."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The run in a few figures; None where one is not known."""
+
+    epoch: int
+    num_epochs: int | None
+    loss: float | None
+    evaluation_loss: float | None
+    samples_per_second: float | None
+    num_peers: int | None
+    epoch_seconds: float | None
+
+
+def headline_html(settings: DashboardSettings, head: Headline) -> str:
+    """Return the run's name, how far it is, and its newest figures."""
+    share = min(1.0, head.epoch / head.num_epochs) if head.num_epochs else 0.0
+    left = (head.num_epochs - head.epoch) * head.epoch_seconds if head.num_epochs and head.epoch_seconds else None
+    whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
+    figures = [
+        (f"epoch{whole}", f"{head.epoch:,}"),
+        ("loss", short_number(head.loss)),
+        ("held-out loss", short_number(head.evaluation_loss)),
+        ("peers", short_number(head.num_peers)),
+        ("samples per second", short_number(head.samples_per_second)),
+        ("time left", duration(left) if left else "–"),
+    ]
+    tiles = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in figures)
+    return (
+        f'<div class="board"><h1>{escaped(settings.run)}</h1>'
+        f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
+        f'<dl class="tiles">{tiles}</dl>{_links(settings)}</div>'
+    )
+
+
+def _links(settings: DashboardSettings) -> str:
+    places = [("The run on the Hub", f"{current_endpoint()}/{settings.run}")]
+    places += [("Join it", settings.join_space), ("Generate with it", settings.demo_space)]
+    places.append(("What fits your machine", settings.calculator_space))
+    shown = "".join(f"<li>{link(address, name)}</li>" for name, address in places if address)
+    return f'<ul class="links">{shown}</ul>'
+
+
+def link(address: str, text: str) -> str:
+    """Return a link that opens beside the page: a Space is shown inside a frame."""
+    return f'<a href="{escaped(address)}" target="_blank" rel="noopener noreferrer">{escaped(text)}</a>'
+
+
+def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *, is_over: bool = False) -> str:
+    """Return what is not as it should be: sources that do not answer, by name, and alerts; and if the run is over."""
+    items = [f'<li class="away"><b>{escaped(source)}</b> {escaped(text)}</li>' for source, text in problems]
+    items += [
+        f'<li class="{kind}"><b>{escaped(alert.kind)}</b> {escaped(alert.text)}</li>'
+        for alert in alerts
+        for kind in ["serious" if alert.is_serious else "mild"]
+    ]
+    if is_over:
+        items.append('<li class="fine"><b>finished</b> All epochs of the run are trained.</li>')
+    elif not items:
+        items = ['<li class="fine"><b>all well</b> Hub and swarm answer, nothing looks wrong.</li>']
+    return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
+
+
+def peers_html(page: PeerPage, now: float) -> str:
+    """Return one page of the peers as a table."""
+    if not page.num_peers:
+        return '<div class="board"><p class="empty">Nobody has been seen training yet.</p></div>'
+    found = (
+        f"{page.num_found:,} of {page.num_peers:,} peers"
+        if page.num_found < page.num_peers
+        else f"{page.num_found:,} peers"
+    )
+    last = page.first_row + len(page.rows) - 1
+    place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
+    heads = ("user", "state", "samples/s", "epoch", "samples", "last seen", "device", "mode", "version")
+    rows = [_peer_row(one, now) for one in page.rows]
+    return f'<div class="board">{_table(heads, rows, caption=place if page.rows else f"none of {found} fits")}</div>'
+
+
+def _peer_row(one: TrackedPeer, now: float) -> list[str]:
+    peer = one.peer
+    state = f'<span class="state {one.state.name.lower()}">{one.state}</span>'
+    speed = None if one.state is PeerState.GONE else peer.samples_per_second
+    return [
+        escaped(peer.username) or f'<i title="not reported yet">…{escaped(peer.peer_id[-8:])}</i>',
+        state,
+        short_number(speed),
+        "–" if peer.epoch is None else f"{peer.epoch:,}",
+        short_number(peer.figures.num_samples if peer.figures else None),
+        f"{duration(round(max(0.0, now - one.last_seen)))} ago",
+        escaped(peer.device) or "–",
+        "client" if peer.client_mode else "full",
+        escaped(peer.package_version) or "–",
+    ]
+
+
+def board_html(rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool) -> str:
+    """Return the users by what they have contributed in a span; `rows` as `programs.board_rows` makes them."""
+    if not rows:
+        return '<div class="board"><p class="empty">Nobody has contributed in this time yet.</p></div>'
+    shown = [
+        [f"{number}", escaped(row["username"]), f"{row['samples']:,}", f"{row['hours']:,.1f}"]
+        for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
+    ]
+    more = f", the first {len(shown)} are shown" if len(rows) > len(shown) else ""
+    caption = f"{counted(len(rows), 'user')}, {counted(total, 'sample')} ({span}){more}"
+    note = f'<p class="note">{OPEN_RUN}</p>' if is_open else ""
+    return f'<div class="board">{_table(("#", "user", "samples", "hours"), shown, caption=caption)}{note}</div>'
+
+
+def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
+    """Return the newest checkpoints, with how to load and to draw with each."""
+    if not view.checkpoints:
+        return '<div class="board"><p class="empty">No checkpoint has been published yet.</p></div>'
+    losses = {row["epoch"]: row["loss"] for row in view.evaluations}
+    links = bool(settings.demo_space)
+    rows = [
+        [
+            link(f"{current_endpoint()}/{settings.run}/tree/{epoch_tag(epoch)}", f"{epoch:,}"),
+            short_number(losses.get(epoch)),
+            f"<code>{escaped(commit[:10])}</code>",
+            f"<code>--revision {escaped(epoch_tag(epoch))}</code>",
+            *([link(f"{settings.demo_space}?checkpoint={epoch_tag(epoch)}", "Generate with this")] if links else []),
+        ]
+        for epoch, commit in sorted(view.checkpoints.items(), reverse=True)[:MAX_CHECKPOINTS]
+    ]
+    command = f"dalle-collab generate {settings.run} 'a caption' --revision {epoch_tag(max(view.checkpoints))}"
+    caption = f"{len(view.checkpoints):,} checkpoints" + (
+        f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
+    )
+    columns = ("epoch", "held-out loss", "commit", "to load it", *(["to draw with it"] if links else []))
+    table = _table(columns, rows, caption=caption)
+    return f'<div class="board"><p>On your own machine: <code>{escaped(command)}</code></p>{table}</div>'
+
+
+def reel_html(view: HubView) -> str:
+    """Return the pictures of the progress reel, newest first, thinned to `MAX_PICTURES`."""
+    if not view.pictures:
+        return '<div class="board"><p class="empty">No pictures of the progress reel have been published yet.</p></div>'
+    epochs = sorted(view.pictures, reverse=True)
+    step = -(-len(epochs) // MAX_PICTURES)
+    prompts = ", ".join(view.prompts)
+    pictures = "".join(
+        f'<li><img src="reel/{quote(view.pictures[epoch])}" loading="lazy" '
+        f'alt="{escaped(f"epoch {epoch:,}: {prompts}")}"><span>epoch {epoch:,}</span></li>'
+        for epoch in epochs[::step]
+    )
+    captions = f"<p>From top to bottom: {escaped(prompts)}.</p>" if prompts else ""
+    return f'<div class="board">{captions}<ul class="reel">{pictures}</ul></div>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">'
+        f"<table><caption>{escaped(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

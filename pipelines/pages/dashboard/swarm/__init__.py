@@ -1,0 +1,1 @@
+"""The dashboard's look into the swarm, in a process of its own."""

@@ -1,0 +1,153 @@
+"""Keeps the process that looks at the swarm running, and what it last saw."""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.pages.dashboard.swarm import swarm_watch
+from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_START = 180.0
+SECONDS_OF_SILENCE = 20.0
+"""A process that says nothing for so long hangs, and is replaced."""
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
+WAITING = "Waiting for the run's settings from the Hub before the swarm can be found."
+NO_ADDRESS = "The run names no entry address yet: its organiser starts the auxiliary peer with: dalle-collab run assist"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmView:
+    """What is known of the swarm."""
+
+    snapshot: SwarmSnapshot | None = None
+    """The newest look, however old; None before the first one."""
+
+    problem: str = WAITING
+    """Why there is no fresh look; empty if there is."""
+
+
+class SwarmReader:
+    """Looks at the swarm in the background. Use as a context manager.
+
+    `read_run` returns the run's newest settings, None while they are not known; `on_look` is called with every look.
+    """
+
+    def __init__(
+        self,
+        repository: str,
+        read_run: Callable[[], TrainingRun | None],
+        on_look: Callable[[SwarmSnapshot, TrainingRun], None],
+    ) -> None:
+        self._repository, self._read_run, self._on_look = repository, read_run, on_look
+        self._view, self._stop = SwarmView(), threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="swarm reader")
+
+    def __enter__(self) -> "SwarmReader":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._end()
+        self._thread.join(10)
+
+    @property
+    def view(self) -> SwarmView:
+        """What is known now."""
+        return self._view
+
+    def _keep(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stop.is_set():
+            run = self._read_run()
+            if run is None or not run.entry_addresses:
+                self._say(WAITING if run is None else f"{NO_ADDRESS} {self._repository}")
+                self._stop.wait(0.5)
+                continue
+            try:
+                if self._watch(run):
+                    pause = FIRST_PAUSE_SECONDS
+            except Exception:
+                # Whatever comes from the swarm, the page goes on with what it has.
+                logger.exception("The swarm cannot be read.")
+                self._say("What the swarm says cannot be understood; trying again.")
+            self._stop.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _watch(self, run: TrainingRun) -> bool:
+        """Run one process until it ends, hangs, or the run has another swarm; return whether it saw anything."""
+        lines = self._start(run)
+        limit, has_seen = SECONDS_TO_START, False
+        try:
+            while not self._stop.is_set():
+                line = lines.get(timeout=limit)
+                if line is None:
+                    self._say("The node that looks at the swarm has ended; it is started again.")
+                    return has_seen
+                values = json.loads(line)
+                if "error" in values:
+                    self._say(str(values["error"]))
+                    return has_seen
+                snapshot = SwarmSnapshot.from_values(values)
+                self._on_look(snapshot, run)
+                self._view = SwarmView(snapshot=snapshot, problem="")
+                limit, has_seen = SECONDS_OF_SILENCE, True
+                if (newest := self._read_run()) is not None and newest.swarm_id != run.swarm_id:
+                    self._say("The run has begun a new generation: its swarm is being joined.")
+                    return has_seen
+        except queue.Empty:
+            self._say(f"The swarm has not answered for {limit:.0f} s; trying again.")
+        finally:
+            self._end()
+        return has_seen
+
+    def _start(self, run: TrainingRun) -> "queue.Queue[str | None]":
+        self._say("Joining the swarm as a client." if self._view.snapshot is None else "Joining the swarm again.")
+        process = subprocess.Popen(
+            [sys.executable, "-m", swarm_watch.__name__],
+            # The folder that holds the packages: this works from a bundle, a checkout and an installation.
+            cwd=Path(swarm_watch.__file__).resolve().parents[2],
+            env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._process = process
+        settings = dict(repository=self._repository, run=json.loads(run.to_json()))
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(settings) + "\n")
+            process.stdin.close()
+        lines: queue.Queue[str | None] = queue.Queue()
+
+        def read() -> None:
+            for line in process.stdout:
+                lines.put(line)
+            process.stdout.close()
+            lines.put(None)
+
+        threading.Thread(target=read, daemon=True, name="swarm lines").start()
+        return lines
+
+    def _end(self) -> None:
+        if (process := self._process) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _say(self, problem: str) -> None:
+        self._view = SwarmView(snapshot=self._view.snapshot, problem=problem)

@@ -1,0 +1,152 @@
+"""One look at a swarm, as the process that looks writes it and the dashboard reads it: JSON, checked value by value.
+
+The figures are the peers' own words. What cannot be true becomes None and is counted, so that one liar spoils nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+LARGEST = {"epoch": 1e9, "num_samples": 1e15, "samples_per_second": 1e7, "loss": 1e6, "share_averaged": 1.0}
+LARGEST |= {"round_seconds": 1e6, "bytes_sent": 1e18, "num_rounds": 1e9, "num_refused_gradients": 1e12}
+"""What no honest peer's figure exceeds."""
+
+MAX_TEXT = 96
+MAX_OUTVOTED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccusedPeer:
+    """A peer's word against another one; see `records.SuspectRecord`."""
+
+    peer_id: str
+    offence: str
+    num_rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerFigures:
+    """What a peer has published after its last epoch; fits `epoch_summary.summarise_epoch`."""
+
+    epoch: int
+    loss: float
+    num_samples: int
+    samples_per_second: float
+    share_averaged: float
+    bytes_sent: int
+    num_rounds: int
+    round_seconds: float
+    num_refused_gradients: int
+    suspects: tuple[AccusedPeer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenPeer:
+    """A training peer in one look."""
+
+    key: str
+    """Short name of its public key."""
+
+    peer_id: str
+    username: str
+    """Untrusted text, as `device` and `package_version`; empty while not known."""
+
+    device: str
+    package_version: str
+    client_mode: bool
+    epoch: int | None
+    samples_per_second: float | None
+    valid_until: float
+    """Expiration of its progress record, which changes whenever the peer renews it."""
+
+    figures: PeerFigures | None
+    num_impossible: int
+    """Figures that cannot be true."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateVerdict:
+    """Whether peers that should hold the same training state do; see `votes.Verdict`."""
+
+    epoch: int
+    num_votes: int
+    num_voters: int
+    outvoted: tuple[str, ...]
+    """libp2p ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmSnapshot:
+    """One look at the swarm."""
+
+    time: float
+    """Seconds since 1970, of the machine that looks."""
+
+    peers: tuple[SeenPeer, ...] = ()
+    num_auxiliaries: int = 0
+    verdict: StateVerdict | None = None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a snapshot from parsed JSON; raises KeyError, TypeError or ValueError if it is not one."""
+        verdict = values["verdict"]
+        return cls(
+            time=float(values["time"]),
+            peers=tuple(_peer(peer) for peer in values["peers"]),
+            num_auxiliaries=int(values["num_auxiliaries"]),
+            verdict=verdict and StateVerdict(**{**verdict, "outvoted": tuple(verdict["outvoted"][:MAX_OUTVOTED])}),
+        )
+
+
+def possible(name: str, value: Any) -> float | None:
+    """Return a figure if it can be true, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) and 0 <= value <= LARGEST[name] else None
+
+
+def _peer(values: Mapping[str, Any]) -> SeenPeer:
+    progress, metrics = values["progress"], values.get("metrics")
+    introduction = values.get("introduction") or metrics or {}
+    figures, num_impossible = _figures(metrics) if metrics else (None, 0)
+    epoch = possible("epoch", progress["epoch"])
+    speed = possible("samples_per_second", progress["samples_per_second"])
+    return SeenPeer(
+        key=str(values["key"]),
+        peer_id=_text(values["peer_id"]),
+        username=_text(introduction.get("username")),
+        device=_text(introduction.get("device")),
+        package_version=_text(introduction.get("package_version")),
+        client_mode=bool(progress["client_mode"]),
+        epoch=None if epoch is None else int(epoch),
+        samples_per_second=speed,
+        valid_until=float(values["valid_until"]),
+        figures=figures,
+        num_impossible=num_impossible + (epoch is None) + (speed is None),
+    )
+
+
+def _figures(metrics: Mapping[str, Any]) -> tuple[PeerFigures | None, int]:
+    """Return the figures, None if any is impossible, and how many are."""
+    names = [name for name in PeerFigures.__dataclass_fields__ if name != "suspects"]
+    wrong = sum(possible(name, metrics[name]) is None for name in names)
+    if wrong:
+        return None, wrong
+    suspects = tuple(_accused(suspect) for suspect in _sequence(metrics.get("suspects")))
+    return PeerFigures(**{name: metrics[name] for name in names}, suspects=suspects), 0
+
+
+def _accused(values: Mapping[str, Any]) -> AccusedPeer:
+    return AccusedPeer(
+        peer_id=_text(values["peer_id"]), offence=_text(values["offence"]), num_rounds=int(values["num_rounds"])
+    )
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _text(value: Any) -> str:
+    """Return one short line of printable text."""
+    text = "" if value is None else str(value)
+    return "".join(character if character.isprintable() else " " for character in text[:MAX_TEXT]).strip()

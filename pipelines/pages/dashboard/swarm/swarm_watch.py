@@ -1,0 +1,102 @@
+"""The process that looks at a swarm for the dashboard: a client of the DHT that writes a JSON line after every look.
+
+A program of its own, because hivemind forks and must not do so in a process that serves pages; the page goes on
+whatever happens here. Reads one JSON line of settings from standard input; ends with the process that started it.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.swarm.records import ProgressReport, SwarmRecords
+
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
+PAUSE_FACTOR = 2.0
+"""The pause after a look, in times of what it took: every signature of a large swarm is checked in every look."""
+
+LONELY_SECONDS = 60.0
+"""Without any record for so long the node may have lost the swarm: it is joined anew."""
+
+
+def watch(repository: str, settings: Mapping[str, Any]) -> None:
+    """Look at the swarm of a run again and again; end when nothing has been seen for `LONELY_SECONDS`."""
+    from huggingface_hub import get_token
+
+    from pipelines.admission.client import seek_admission
+    from pipelines.swarm.node import open_dht
+    from pipelines.swarm.records import SwarmRecords
+    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.training_run import TrainingRun
+
+    run = TrainingRun.from_mapping(settings)
+    with (
+        seek_admission(run, repository, PeerOptions(client_mode=True), get_token()) as (options, admission),
+        open_dht(repository, run.entry_addresses, options, admission) as dht,
+    ):
+        records = SwarmRecords(dht, run.swarm_id)
+        last_seen = time.monotonic()
+        while time.monotonic() - last_seen < LONELY_SECONDS:
+            started = time.monotonic()
+            look = look_once(records)
+            if look["peers"] or look["num_auxiliaries"]:
+                last_seen = started
+            print(json.dumps(look), flush=True)
+            pause = PAUSE_FACTOR * (time.monotonic() - started)
+            time.sleep(min(LONGEST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, pause)))
+
+
+def look_once(records: "SwarmRecords") -> dict[str, Any]:
+    """Return one look as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
+    from pipelines.training.state.votes import count_votes
+
+    reports = records.progress_reports()
+    metrics, introductions, states = records.metrics(), records.introductions(), records.states()
+    verdict = count_votes(states, set(reports))
+    return dict(
+        time=time.time(),
+        peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],
+        num_auxiliaries=len(records.auxiliaries()),
+        verdict=verdict and {name: getattr(verdict, name) for name in ("epoch", "num_votes", "num_voters", "outvoted")},
+    )
+
+
+def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, Any]:
+    progress = report.progress
+    return dict(
+        key=hashlib.sha256(key).hexdigest()[:16],
+        peer_id=_readable(progress.peer_id),
+        progress={name: getattr(progress, name) for name in ("epoch", "samples_per_second", "client_mode")},
+        valid_until=report.valid_until,
+        metrics=metrics and metrics.dict(),
+        introduction=introduction and introduction.dict(),
+    )
+
+
+def _readable(peer_id: bytes) -> str:
+    from hivemind.p2p import PeerID
+
+    return PeerID(peer_id).to_base58()
+
+
+def main() -> None:
+    """Watch the run that standard input names; say in one line what went wrong, if something did."""
+    from hub_tools.endpoint import prepare_hub_client
+    from hub_tools.one_line_errors import explain_error
+    from pipelines.training.peer.process_group import guard_process_group
+
+    guard_process_group()
+    prepare_hub_client()
+    settings = json.loads(sys.stdin.readline())
+    try:
+        watch(settings["repository"], settings["run"])
+    except (ValueError, OSError) as error:
+        print(json.dumps(dict(error=explain_error(error))), flush=True)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The drawing page: requests, waiting times, published checkpoints, pictures seen in training."""

@@ -1,0 +1,191 @@
+"""Everything behind a page that draws: takes requests, tells how far it is, and never falls over a visitor's input."""
+
+import logging
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from PIL import Image
+
+from hub_tools.one_line_errors import explain_error
+from pipelines.generation.generation_options import GenerationOptions
+from pipelines.generation.progressive_drawing import Drawing, Preview, draw_progressively
+from pipelines.generation.text_to_image import encode_upper_part
+from pipelines.generation.uploaded_picture import read_picture
+from pipelines.image_codes.thumbnails import enlarged
+from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
+from pipelines.pages.drawing.drawing_speed import DrawingSpeed, TimedDrawing, in_words
+from pipelines.pages.drawing.published_checkpoints import HUB_ERRORS, Checkpoint, PublishedCheckpoints
+from pipelines.pages.drawing.seen_in_training import OpenedIndex, SeenInTraining, TrainingPicture, look_up
+
+logger = logging.getLogger(__name__)
+
+VISITORS_ERRORS = (ValueError, *HUB_ERRORS)
+CAPTION_CHARACTERS = 160
+
+Labelled = tuple[Image.Image, str]
+"""A picture and the words beneath it, which may be a stranger's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the page shows next."""
+
+    message: str
+    """One or two sentences."""
+    pictures: Sequence[Labelled] | None = None
+    """None: leave those that are there."""
+    query: str = ""
+    """Query of a link that draws the same; empty while there is none."""
+    link_message: str = ""
+    """Why there is no link, or what it leaves out."""
+    seen: SeenInTraining | None = None
+    """The nearest training records; None where they are not known."""
+    seen_message: str = ""
+    """What they mean, or why they are not known."""
+    drawn: Sequence[Labelled] = field(default=(), repr=False)
+    """The finished pictures, for laying training pictures beside them."""
+
+
+class DrawingDesk:
+    """Draws for the visitors of a page, one after the other.
+
+    `on_gpu` wraps what computes, for hosts that lend a GPU for the time of one call.
+    """
+
+    def __init__(
+        self,
+        checkpoints: PublishedCheckpoints,
+        *,
+        max_candidates: int,
+        training_index: str | None = None,
+        on_gpu: Callable[[Callable], Callable] = lambda function: function,
+    ) -> None:
+        self.checkpoints, self.max_candidates = checkpoints, max_candidates
+        self.speed = DrawingSpeed(str(checkpoints.device))
+        self.index = OpenedIndex(training_index)
+        self._draw_on_gpu = on_gpu(self._draw_loaded)
+
+    def draw(self, values: dict[str, object], picture: str | None = None, rows: float | None = None) -> Iterator[Shown]:
+        """Yield what to show, from the first moment to the result or the reason why there is none.
+
+        `values` are the fields of `DrawingRequest`; `picture` is a file to complete, of which `rows` rows of codes are
+        kept (0: half).
+        """
+        try:
+            request = DrawingRequest(**values)  # type: ignore[arg-type]
+            options = request.options(self.max_candidates)
+            yield Shown(message="Loading the checkpoint ...", pictures=[])
+            checkpoint = self.checkpoints.get(request.checkpoint)
+            given = None if picture is None else read_picture(picture)
+            yield from self._draw_and_look_up(request, options, checkpoint, given, int(rows or 0))
+        except VISITORS_ERRORS as error:
+            logger.warning("A drawing ended with an error: %s", error)
+            yield Shown(message=explain_error(error), pictures=[])
+
+    def choices(self) -> tuple[list[tuple[str, str]], str]:
+        """Return labels and names of the checkpoints to choose from, and why there may be more."""
+        try:
+            epochs, problem = self.checkpoints.epochs(), ""
+        except VISITORS_ERRORS as error:
+            epochs, problem = [], f"Older epochs cannot be listed. {explain_error(error)}"
+        return [(NEWEST, NEWEST), *((name.replace("-", " "), name) for name in epochs)], problem
+
+    def _draw_and_look_up(
+        self,
+        request: DrawingRequest,
+        options: GenerationOptions,
+        checkpoint: Checkpoint,
+        picture: Image.Image | None,
+        rows: int,
+    ) -> Iterator[Shown]:
+        started, shown = time.monotonic(), Shown(message="")
+        for step in self._draw_on_gpu(checkpoint.commit or NEWEST, request.prompt, options, picture, rows):
+            if isinstance(step, Preview):
+                shown = _on_the_way(step, time.monotonic() - started)
+            elif isinstance(step, Drawing):
+                self.speed.record(_timed(step, options))
+                shown = _finished(step, request, options, checkpoint, is_completed=picture is not None)
+            elif isinstance(step, SeenInTraining):
+                shown = replace(shown, seen=step, seen_message=step.sentence())
+            else:
+                shown = replace(shown, seen_message=step)
+            yield shown
+
+    def _draw_loaded(
+        self, version: str, prompt: str, options: GenerationOptions, picture: Image.Image | None, rows: int
+    ) -> Iterator[Preview | Drawing | SeenInTraining | str]:
+        """Draw and look up the neighbours, or say why not; all that goes in and out can go to another process."""
+        bundle, given = self.checkpoints.get(version).bundle, None
+        if picture is not None:
+            given = encode_upper_part(bundle, picture, rows or bundle.codec.config.grid_size // 2)
+        for step in draw_progressively(bundle, prompt, options, image_prompt=given):
+            yield step
+        if self.index.name is not None:
+            try:
+                yield look_up(self.index.get(), bundle, step)
+            except VISITORS_ERRORS as error:
+                logger.warning("The training index cannot be used: %s", error)
+                yield explain_error(error)
+
+
+def beside_results(shown: Shown) -> list[Labelled]:
+    """Return each finished picture followed by the training pictures nearest to it; empty while they are not known."""
+    if shown.seen is None:
+        return []
+    rows = zip(shown.drawn, shown.seen.beside, strict=True)
+    return [
+        labelled
+        for number, ((picture, words), neighbours) in enumerate(rows, start=1)
+        for labelled in [(picture, f"Result {number}, {words}"), *with_words(neighbours)]
+    ]
+
+
+def with_words(pictures: Sequence[TrainingPicture]) -> list[Labelled]:
+    """Return training pictures with their similarity and caption."""
+    return [
+        (enlarged(picture.image), f"{picture.similarity:.2f}  {textwrap.shorten(picture.caption, CAPTION_CHARACTERS)}")
+        for picture in pictures
+    ]
+
+
+def _on_the_way(step: Preview, seconds: float) -> Shown:
+    left = seconds / step.num_done * (step.num_total - step.num_done)
+    what = f"about {in_words(left)} left" if step.num_done < step.num_total else "CLIP is ranking the pictures"
+    pictures = None
+    if step.pictures is not None:
+        pictures = [(enlarged(picture), f"candidate {n}") for n, picture in enumerate(step.pictures, start=1)]
+    return Shown(message=f"Drawing: {step.num_done / step.num_total:.0%}, {what}.", pictures=pictures)
+
+
+def _finished(
+    drawing: Drawing, request: DrawingRequest, options: GenerationOptions, checkpoint: Checkpoint, *, is_completed: bool
+) -> Shown:
+    drawn = [(enlarged(picture.image), f"CLIP {picture.score:.2f}") for picture in drawing.pictures]
+    message = (
+        f"The best {len(drawn)} of {options.num_candidates} candidates, best first. {_source(drawing, checkpoint)}"
+    )
+    if drawing.num_tokens_cut:
+        message += f" The prompt is too long: the model has not read its last {drawing.num_tokens_cut} tokens."
+    link_message = "The link does not hold the picture that was completed." if is_completed else ""
+    try:
+        query = replace(request, checkpoint=checkpoint.commit or NEWEST).to_query()
+    except ValueError as error:
+        query, link_message = "", str(error)
+    return Shown(message=message, pictures=drawn, drawn=drawn, query=query, link_message=link_message)
+
+
+def _source(drawing: Drawing, checkpoint: Checkpoint) -> str:
+    epoch = "the checkpoint" if checkpoint.bundle.epoch is None else f"epoch {checkpoint.bundle.epoch:,}"
+    commit = f" (commit {checkpoint.commit[:8]})" if checkpoint.commit else ""
+    return f"Drawn by {epoch}{commit} in {in_words(drawing.seconds)}."
+
+
+def _timed(drawing: Drawing, options: GenerationOptions) -> TimedDrawing:
+    return TimedDrawing(
+        seconds=drawing.seconds,
+        num_candidates=options.num_candidates,
+        is_guided=options.guidance_scale != 1,
+        share_drawn=drawing.share_drawn,
+    )

@@ -1,0 +1,111 @@
+"""What a person chooses when giving a machine to a run from a page or a notebook."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from pipelines.training.run.peer_options import PeerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinSettings:
+    """A run, and the limits within which this machine works for it. Raises ValueError for impossible ones."""
+
+    repository: str
+    """The run, `ORG/RUN`."""
+
+    micro_batch_size: int | None = None
+    """Samples per local step; None: found by trying."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    max_hours: float | None = None
+    """Leave after so many hours."""
+
+    max_epochs: int | None = None
+    """Leave after so many epochs."""
+
+    upload_mbit: float | None = None
+    """Upload at most so many Mbit/s."""
+
+    client_mode: bool = False
+    """Accept no connections, as behind a firewall."""
+
+    host_addresses: tuple[str, ...] = ()
+    """Multiaddresses to listen on; none: the command's own choice."""
+
+    def __post_init__(self) -> None:
+        check_run_name(self.repository)
+        PeerOptions(
+            micro_batch_size=self.micro_batch_size,
+            max_hours=self.max_hours,
+            max_epochs=self.max_epochs,
+            bandwidth_limit_mbit=self.upload_mbit,
+        )
+        kind, _, number = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+            raise ValueError(f"device is {self.device[:80]!r}; expected auto, cpu, cuda or cuda:N.")
+
+    @classmethod
+    def from_fields(
+        cls,
+        repository: str | None,
+        micro_batch: str | None,
+        device: str | None,
+        max_hours: float | None,
+        upload_mbit: float | None,
+        client_mode: bool,
+        *,
+        host_addresses: tuple[str, ...] = (),
+    ) -> Self:
+        """Read the fields of a page: text with spaces around it, `auto` for nothing, 0 for no limit."""
+        text = (micro_batch or "").strip().lower()
+        if text not in ("", "auto") and not text.isdecimal():
+            raise ValueError(f"The micro-batch is {text[:80]!r}; expected auto or a whole number.")
+        return cls(
+            repository=(repository or "").strip(),
+            micro_batch_size=int(text) if text.isdecimal() else None,
+            device=(device or "auto").strip() or "auto",
+            max_hours=max_hours or None,
+            upload_mbit=upload_mbit or None,
+            client_mode=bool(client_mode),
+            host_addresses=host_addresses,
+        )
+
+    def join_arguments(self) -> list[str]:
+        """Return the arguments of `dalle-collab` with which this machine joins."""
+        limits = {"--max-hours": self.max_hours, "--max-epochs": self.max_epochs, "--bandwidth-limit": self.upload_mbit}
+        given = [part for name, value in limits.items() if value is not None for part in (name, str(value))]
+        return ["join", *self._shared_arguments(), *given]
+
+    def doctor_arguments(self) -> list[str]:
+        """Return the arguments of `dalle-collab` that examine this machine for the run."""
+        return ["doctor", *self._shared_arguments()]
+
+    def _shared_arguments(self) -> list[str]:
+        size = [] if self.micro_batch_size is None else ["--micro-batch-size", str(self.micro_batch_size)]
+        hosts = [part for address in self.host_addresses for part in ("--host", address)]
+        client_mode = ["--client-mode"] if self.client_mode else []
+        return [self.repository, "--device", self.device, *size, *hosts, *client_mode]
+
+
+def check_run_name(repository: str) -> None:
+    """Raise ValueError unless the text can be the name of a run."""
+    if not repository:
+        raise ValueError("No run is named. Write its name on the Hub: ORG/RUN.")
+    try:
+        validate_repo_id(repository)
+        is_name = repository.count("/") == 1 and not repository.startswith("-")
+    except HFValidationError:
+        is_name = False
+    if not is_name:
+        raise ValueError(f"{repository[:80]!r} is no name of a run. Write it as on the Hub: ORG/RUN.")
+
+
+def hosts_from(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the multiaddresses that the variable HOST names, separated by commas."""
+    return tuple(filter(None, (part.strip() for part in environment.get("HOST", "").split(","))))

@@ -1,0 +1,142 @@
+"""What a page shows of a machine that takes part in a run, and how the trainer's events change it. Pure."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.doctor.check_result import CheckResult
+from pipelines.pages.joining.standing import Standing
+
+MOST_SPEEDS = 180
+MOST_LINES = 200
+
+IDLE, STARTING, ENTERING, JOINED, TRAINING = "idle", "starting", "entering", "joined", "training"
+PAUSING, PAUSED, RESUMING = "pausing", "paused", "resuming"
+STOPPING, STOPPED, FINISHED, FAILED = "stopping", "stopped", "finished", "failed"
+
+COMING_UP = frozenset({STARTING, ENTERING, JOINED})
+WORKING = frozenset({JOINED, TRAINING, RESUMING})
+"""Phases in which the trainer can be paused."""
+
+RESTING = frozenset({PAUSING, PAUSED})
+ALIVE = COMING_UP | WORKING | RESTING | {STOPPING}
+"""Phases in which there is a trainer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinView:
+    """One moment of a `JoinSession`. Texts in it may come from strangers: escape them."""
+
+    phase: str = IDLE
+    message: str = ""
+    """Why the phase is what it is, where that needs a word."""
+
+    repository: str = ""
+    username: str = ""
+    num_epochs: int = 0
+    started: float | None = None
+    """When the trainer was started, in seconds since 1970."""
+
+    epoch: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+    share_averaged: float | None = None
+    num_peers: int | None = None
+
+    num_samples: int = 0
+    """Contributed by the present or last trainer."""
+
+    earlier_samples: int = 0
+    """Contributed to the same run by the trainers before it."""
+
+    speeds: tuple[float, ...] = ()
+    """The newest values of `samples_per_second`, oldest first."""
+
+    standing: Standing | None = None
+
+    is_checking: bool = False
+    looking_at: str = ""
+    checks: tuple[CheckResult, ...] = ()
+    check_problem: str = ""
+    """Why the checks came to no end."""
+
+    lines: tuple[str, ...] = ()
+    """The end of what the commands have printed."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a trainer."""
+        return self.phase in ALIVE
+
+    @property
+    def all_samples(self) -> int:
+        """Samples contributed to the run since the page was started."""
+        return self.earlier_samples + self.num_samples
+
+    def with_line(self, line: str) -> "JoinView":
+        """Return the view after one more line of output."""
+        return dataclasses.replace(self, lines=(*self.lines, line)[-MOST_LINES:])
+
+
+def after_event(view: JoinView, event: Mapping[str, Any]) -> JoinView:
+    """Return the view after a command has told what it does; what it tells of nothing known changes nothing."""
+    change = CHANGES.get(str(event.get("event")))
+    return view if change is None else dataclasses.replace(view, **change(view, event))
+
+
+def _looking(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(looking_at=str(event["at"]))
+
+
+def _finding(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(CheckResult)]
+    return dict(checks=(*view.checks, CheckResult(**{name: event[name] for name in names})))
+
+
+def _entered(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    return _phase(view, {STARTING: ENTERING})
+
+
+def _joined(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    known = dict(username=str(event["username"]), num_epochs=int(event["num_epochs"]), epoch=int(event["epoch"]))
+    return known | _phase(view, {STARTING: JOINED, ENTERING: JOINED})
+
+
+def _step(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    speed = float(event["samples_per_second"])
+    speeds = (*view.speeds, speed)[-MOST_SPEEDS:] if math.isfinite(speed) else view.speeds
+    names = ("epoch", "loss", "num_peers", "num_samples", "samples_per_second")
+    # Before the first round nothing has been averaged, and nothing is wrong.
+    is_known = event["ended_epoch"] or view.share_averaged is not None
+    known = {name: event[name] for name in names} | ({"share_averaged": event["share_averaged"]} if is_known else {})
+    return known | dict(speeds=speeds) | _phase(view, dict.fromkeys(WORKING, TRAINING))
+
+
+def _paused(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(samples_per_second=0.0) | _phase(view, {PAUSING: PAUSED, TRAINING: PAUSED, JOINED: PAUSED})
+
+
+def _resumed(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    return _phase(view, {PAUSED: TRAINING, RESUMING: TRAINING})
+
+
+def _left(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(num_samples=int(event["num_samples"]))
+
+
+def _phase(view: JoinView, following: Mapping[str, str]) -> dict[str, Any]:
+    return dict(phase=following.get(view.phase, view.phase))
+
+
+CHANGES = dict(
+    looking=_looking,
+    finding=_finding,
+    entered=_entered,
+    joined=_joined,
+    step=_step,
+    paused=_paused,
+    resumed=_resumed,
+    left=_left,
+)

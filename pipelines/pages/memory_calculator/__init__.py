@@ -1,0 +1,1 @@
+"""The memory calculator: which settings fit which device."""

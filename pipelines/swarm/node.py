@@ -1,0 +1,130 @@
+"""Entering the swarm: the DHT node of this process, its addresses, and errors that say what is wrong."""
+
+import logging
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import hivemind
+from hivemind.p2p import P2PDaemonError
+
+from pipelines.admission.client import PeerAdmission
+from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.swarm.dial_back import offer_dial_back
+from pipelines.swarm.rejoining import stay_joined
+from pipelines.training.run.peer_options import PeerOptions
+
+logger = logging.getLogger(__name__)
+
+SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
+"""What the libp2p daemon says when it is given an address that it cannot use."""
+
+SIGN_OF_A_SLOW_START = "failed to start in"
+LONGER_STARTUP = 2.0
+"""How much longer than the first time a daemon may take that did not start in time."""
+
+
+class SwarmUnreachableError(ConnectionError):
+    """No entry address of the run answers."""
+
+
+class CannotListenError(OSError):
+    """This machine does not let the peer listen on the addresses it was given."""
+
+
+@contextmanager
+def open_dht(
+    run_name: str,
+    entry_addresses: Sequence[str],
+    options: PeerOptions,
+    admission: PeerAdmission | None = None,
+    *,
+    reply_seconds: float | None = None,
+) -> Iterator[SwarmDHT]:
+    """Start this process's DHT node, joined to the swarm; shut it down on exit.
+
+    Call it in the main thread of a process that has not started others: hivemind forks. `admission` is what
+    `seek_admission` has yielded together with the options; only open runs go without. `reply_seconds` is the time that
+    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
+
+    Raises:
+        SwarmUnreachableError: none of the entry addresses answers.
+        CannotListenError: a port is taken, or an address is not one of this machine.
+    """
+    multiprocessing.set_start_method("fork", force=True)
+    dht = _start_dht(run_name, entry_addresses, options, admission)
+    try:
+        dht.bind_peers()
+        stay_joined(dht, entry_addresses)
+        if reply_seconds is not None:
+            dht.expect_replies_within(reply_seconds)
+        if not options.client_mode:
+            offer_dial_back(dht)
+        yield dht
+    finally:
+        dht.shutdown()
+
+
+def _start_dht(
+    run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None
+) -> SwarmDHT:
+    """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
+    failure: BaseException | None = None
+    for share in (1.0, LONGER_STARTUP):
+        try:
+            return SwarmDHT(
+                admission=admission,
+                initial_peers=list(entry_addresses),
+                host_maddrs=list(options.host_addresses),
+                announce_maddrs=list(options.announce_addresses) or None,
+                client_mode=options.client_mode,
+                identity_path=str(options.identity_file) if options.identity_file else None,
+                check_if_identity_free=admission is None or not admission.has_new_identity,
+                startup_timeout=share * options.startup_timeout_seconds,
+                use_relay=True,
+                use_auto_relay=options.use_relay,
+                # Who asks for relays knows that nobody gets in; libp2p needs several peers in public to find it out.
+                force_reachability="private" if options.use_relay else None,
+                start=True,
+            )
+        except (P2PDaemonError, RuntimeError, TimeoutError) as error:
+            failure = error
+            if SIGN_OF_A_SLOW_START not in str(error):
+                break
+            logger.warning("The libp2p daemon was slow to start.")
+    if any(sign in str(failure) for sign in SIGNS_OF_A_BAD_HOST):
+        raise CannotListenError(_explain_host(options.host_addresses, failure)) from failure
+    raise SwarmUnreachableError(_explain(run_name, entry_addresses, failure, admission is not None)) from failure
+
+
+def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
+    """Return the multiaddresses, with the peer id, under which others can reach this node."""
+    # Not `latest=True`: hivemind keeps no reference to the task that asks the daemon, and when the garbage collector
+    # takes it, the caller waits for ever.
+    try:
+        return tuple(str(address) for address in dht.get_visible_maddrs())
+    except ValueError:  # a peer that is reached through relays has none until libp2p has found one, after 3 minutes
+        return ()
+
+
+def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
+    return (
+        f"Cannot listen on {', '.join(host_addresses)} ({error}). Choose an address of this machine and a free port: "
+        "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any"
+    )
+
+
+def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException, is_admitted: bool) -> str:
+    if not entry_addresses:
+        return f"The libp2p daemon did not start ({error}). On a busy machine try again with --startup-timeout 180."
+    if SIGN_OF_A_SLOW_START in str(error):
+        return (
+            f"The libp2p daemon did not start in time, twice ({error}). This machine is very busy: close other "
+            "programs, or wait longer: --startup-timeout 300"
+        )
+    return (
+        f"None of the {len(entry_addresses)} entry addresses of {run_name} answers ({error}). Either this machine has "
+        f"no way there, or {'they do not accept its admission, or ' if is_admitted else ''}the run's auxiliary peer is "
+        f"down. To look at each address: dalle-collab doctor {run_name}. The organiser starts the auxiliary peer with: "
+        f"dalle-collab run assist {run_name}"
+    )

@@ -1,0 +1,227 @@
+"""What peers tell each other about themselves: signed records in the DHT, checked before use."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import hivemind
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
+from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
+from hivemind.utils import MPFuture, get_dht_time
+
+# hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
+from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
+
+from pipelines.admission.record_owners import AdmissionRecords
+from pipelines.admission.tokens import MAX_TOKEN_CHARACTERS
+
+INTRODUCTION_SECONDS = 3600.0
+"""Lifetime of an introduction: it is renewed with the figures of every epoch, and epochs may be long."""
+
+MAX_SUSPECTS = 8
+"""Suspects in one peer's figures: the most frequent ones."""
+
+
+class SuspectRecord(BaseModel):
+    """A peer that did what honest ones do not, as one peer saw it; see `suspects.Suspect`."""
+
+    peer_id: constr(max_length=96)
+    offence: constr(max_length=32)
+    num_rounds: conint(ge=1, strict=True)
+
+
+class PeerMetrics(BaseModel):
+    """One training peer's figures, published after every epoch."""
+
+    username: constr(max_length=96)
+    epoch: conint(ge=0, strict=True)
+    loss: confloat(ge=0.0, strict=True)
+    num_samples: conint(ge=0, strict=True)
+    samples_per_second: confloat(ge=0.0, strict=True)
+    share_averaged: confloat(ge=0.0, le=1.0, strict=True)
+    bytes_sent: conint(ge=0, strict=True)
+    num_rounds: conint(ge=0, strict=True)
+    round_seconds: confloat(ge=0.0, strict=True)
+    num_refused_gradients: conint(ge=0, strict=True)
+    client_mode: StrictBool
+    package_version: constr(max_length=32)
+    num_incomplete_rounds: conint(ge=0, strict=True) = 0
+    num_withheld: conint(ge=0, strict=True) = 0
+    suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
+
+
+class PeerIntroduction(BaseModel):
+    """Who a training peer is; known before its first epoch ends, and while epochs last longer than figures."""
+
+    username: constr(max_length=96)
+    device: constr(max_length=64)
+    """What it computes on, in a person's words."""
+
+    client_mode: StrictBool
+    package_version: constr(max_length=32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressReport:
+    """A training peer's record of its progress, and until when it is valid."""
+
+    progress: LocalTrainingProgress
+    valid_until: float
+    """DHT time. A peer renews its record before half of its lifetime is over: one that does not has gone."""
+
+
+class StateAveragingCall(BaseModel):
+    """A peer's wish that all average their parameters at the beginning of an epoch, after an incomplete round."""
+
+    epoch: conint(ge=0, strict=True)
+
+
+class AuxiliaryStatus(BaseModel):
+    """What an auxiliary peer holds and has published."""
+
+    held_epoch: conint(ge=0, strict=True)
+    published_epoch: conint(ge=0, strict=True)
+    addresses: conlist(constr(max_length=256), max_items=16)
+    publisher_key: constr(max_length=96) = ""
+    publisher_proof: constr(max_length=128) = ""
+
+
+class StateRecord(BaseModel):
+    """Which training state a peer holds; see `digest`."""
+
+    peer_id: constr(max_length=96)
+    """libp2p id under which it hands the state out."""
+
+    epoch: conint(ge=0, strict=True)
+    digest: constr(regex="^[0-9a-f]{64}$")
+    shares: StrictBool
+    """Whether it hands the state out; peers behind a firewall only name it."""
+
+
+class _SwarmRecords(BaseModel):
+    metrics: dict[BytesWithPublicKey, PeerMetrics]
+    introductions: dict[BytesWithPublicKey, PeerIntroduction]
+    auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
+    states: dict[BytesWithPublicKey, StateRecord]
+    admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
+    state_averaging_calls: dict[BytesWithPublicKey, StateAveragingCall]
+
+
+class SwarmRecords:
+    """Reads and writes the run's signed records; every process that touches them makes one of these first.
+
+    Without the validators a reader sees the signature as trailing bytes and fails.
+    """
+
+    def __init__(self, dht: hivemind.DHT, run_id: str) -> None:
+        self._dht, self._run_id = dht, run_id
+        signature = RSASignatureValidator()
+        self._owner = signature.local_public_key
+        dht.add_validators(
+            [
+                SchemaValidator(_SwarmRecords, prefix=run_id),
+                SchemaValidator(TrainingProgressSchema, prefix=run_id),
+                signature,
+            ]
+        )
+        self._admissions = AdmissionRecords(dht, run_id)
+        self._admissions.keep_published()
+
+    @property
+    def owner(self) -> bytes:
+        """This process's key in the DHT, under which its own records are found."""
+        return self._owner
+
+    def publish_metrics(self, metrics: PeerMetrics, lifetime_seconds: float) -> None:
+        """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""
+        self._publish("metrics", metrics, lifetime_seconds)
+
+    def introduce(self, introduction: PeerIntroduction) -> None:
+        """Sign and store who this peer is; does not wait for the network."""
+        self._publish("introductions", introduction, INTRODUCTION_SECONDS)
+
+    def publish_auxiliary(self, status: AuxiliaryStatus, lifetime_seconds: float) -> None:
+        """Sign and store what this auxiliary peer holds for `lifetime_seconds`."""
+        self._publish("auxiliary", status, lifetime_seconds)
+
+    def publish_state(self, state: StateRecord, lifetime_seconds: float) -> None:
+        """Sign and store which state this peer holds for `lifetime_seconds`."""
+        self._publish("states", state, lifetime_seconds)
+
+    def call_for_state_averaging(self, epoch: int, lifetime_seconds: float) -> None:
+        """Sign and store the wish that all peers average their parameters at the beginning of this epoch."""
+        self._publish("state_averaging_calls", StateAveragingCall(epoch=epoch), lifetime_seconds)
+
+    def ask_for_state_averaging_calls(self) -> MPFuture:
+        """Ask the DHT for calls, without waiting; `state_averaging_calls` reads the answer once it is done."""
+        return self._dht.get(f"{self._run_id}_state_averaging_calls", latest=True, return_future=True)
+
+    def state_averaging_calls(self, answer: MPFuture) -> frozenset[int]:
+        """Return the epochs for which peers that count have called; none if the DHT did not answer."""
+        if answer.cancelled() or answer.exception():
+            return frozenset()
+        calls = self._admissions.counted(_parse(answer.result(), StateAveragingCall))
+        return frozenset(call.epoch for call in calls.values())
+
+    def metrics(self) -> dict[bytes, PeerMetrics]:
+        """Return the figures of the peers that are alive, by public key; impossible values are left out.
+
+        In a run with an authority the user that is named is the one whom the authority has admitted.
+        """
+        records = self._read("metrics", PeerMetrics)
+        return {key: record for key, record in records.items() if math.isfinite(record.loss)}
+
+    def introductions(self) -> dict[bytes, PeerIntroduction]:
+        """Return who the training peers of the last hour are, by public key."""
+        return self._read("introductions", PeerIntroduction)
+
+    def usernames(self, keys: Collection[bytes]) -> dict[bytes, str]:
+        """Return, by public key, the users whom the run's authority has admitted; empty in an open run.
+
+        Only these names are more than what a peer says of itself.
+        """
+        return {key: admission.username for key, admission in self._admissions.admitted(keys).items()}
+
+    def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
+        """Return what the auxiliary peers that are alive hold, by public key."""
+        return self._read("auxiliary", AuxiliaryStatus)
+
+    def states(self) -> dict[bytes, StateRecord]:
+        """Return which state each peer says it holds, by public key."""
+        return self._read("states", StateRecord)
+
+    def trainers(self) -> set[bytes]:
+        """Return the public keys of the training peers that are alive."""
+        return set(self._read("progress", LocalTrainingProgress))
+
+    def progress_reports(self) -> dict[bytes, ProgressReport]:
+        """Return the progress records of the training peers that are alive, with their expiration, by public key."""
+        found = self._dht.get(f"{self._run_id}_progress", latest=True)
+        counted = self._admissions.counted(_parse(found, LocalTrainingProgress))
+        return {
+            key: ProgressReport(progress=progress, valid_until=found.value[key].expiration_time)
+            for key, progress in counted.items()
+        }
+
+    def progress(self) -> list[LocalTrainingProgress]:
+        """Return the progress records of the training peers that are alive."""
+        return list(self._read("progress", LocalTrainingProgress).values())
+
+    def _publish(self, name: str, record: BaseModel, lifetime_seconds: float) -> None:
+        self._dht.store(
+            key=f"{self._run_id}_{name}",
+            subkey=self._owner,
+            value=record.dict(),
+            expiration_time=get_dht_time() + lifetime_seconds,
+            return_future=True,
+        )
+
+    def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
+        return self._admissions.counted(_parse(self._dht.get(f"{self._run_id}_{name}", latest=True), kind))
+
+
+def _parse(found: Any, kind: type[BaseModel]) -> dict[bytes, Any]:
+    values = found.value if found is not None and isinstance(found.value, dict) else {}
+    return {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}

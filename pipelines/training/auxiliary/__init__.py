@@ -1,0 +1,1 @@
+"""The auxiliary peer: it holds the state, publishes checkpoints and evaluates. Never imports `tasks`."""

@@ -1,0 +1,261 @@
+"""The auxiliary peer: follows the run without training, holds its state, re-seeds newcomers, publishes checkpoints.
+
+It is built on the state averager alone: hivemind's `auxiliary=True` optimizer takes part in rounds as a full peer and
+refuses to hand out its state, so that a run whose trainers all die would be lost.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hivemind
+
+from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.swarm.node import visible_addresses
+from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
+from pipelines.training.auxiliary.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publisher_election import Candidacy, candidacy, elect, proven_keys
+from pipelines.training.auxiliary.publishing_thread import PublishingThread
+from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
+from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
+from pipelines.training.state.transfer import StateHandOff
+from pipelines.training.swarm_optimizer.hivemind_options import (
+    averager_options,
+    chunk_timeout,
+    hand_off_limits,
+    make_state_averager,
+)
+from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+logger = logging.getLogger(__name__)
+
+DISK_RETRY_SECONDS = 20.0
+TAKEOVER_SECONDS = 180.0
+"""Longer than a download may hold this peer up: finishing trainers wait for a peer with a status, and the next
+auxiliary peer takes over when the publisher's status has expired."""
+
+MAX_ADDRESSES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuxiliaryReport:
+    """What the auxiliary peer saw and did in one look at the swarm."""
+
+    held_epoch: int
+    published_epoch: int
+    swarm_epoch: int
+    num_trainers: int
+    summary: EpochSummary | None
+    published: str | None
+    """Commit of the checkpoint that was published since the last look, if any."""
+
+    is_publisher: bool
+    """Whether this peer is the one of the run's auxiliary peers that publishes."""
+
+    num_waiting: int
+    """Checkpoints that wait for the Hub."""
+
+
+class AuxiliaryPeer:
+    """Follows a run and publishes it. Use as a context manager around `restore` and `follow`."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        dht: hivemind.DHT,
+        processor: DalleCollabProcessor,
+        publisher: HubPublisher,
+        worker: SnapshotWorker,
+        *,
+        package_version: str,
+        follow_interval_seconds: float = 5.0,
+        takeover_seconds: float = TAKEOVER_SECONDS,
+        retry_seconds: float = 20.0,
+    ) -> None:
+        self.run, self.publisher, self.metrics = run, publisher, publisher.metrics
+        self.model = initial_model(run)
+        self.records = SwarmRecords(dht, run.swarm_id)
+        self._dht, self._processor, self._worker, self._package_version = dht, processor, worker, package_version
+        self._follow_interval_seconds, self._takeover_seconds = follow_interval_seconds, takeover_seconds
+        self._candidacy = candidacy(publisher.key, run.swarm_id, self.records.owner)
+        self._publishing = PublishingThread(publisher, retry_seconds)
+        self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
+        self._last_download = self._next_spooling = 0.0
+
+    def __enter__(self) -> "AuxiliaryPeer":
+        self.averager = make_state_averager(
+            SwarmStateAverager,
+            dht=self._dht,
+            run_id=self.run.swarm_id,
+            matchmaking_seconds=self.run.matchmaking_seconds,
+            next_chunk_timeout=chunk_timeout(self.run),
+            allow_state_sharing=False,
+            **averager_options(self.run),
+            **optimizer_parts(self.run, self.model),
+        )
+        self.hand_off = StateHandOff(self.averager, self.records, hand_off_limits(self.run))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hand_off.close()
+        self.averager.shutdown()
+
+    @property
+    def held_epoch(self) -> int:
+        """Epoch of the state that this peer holds and hands out."""
+        return self.averager.local_epoch
+
+    def restore(self, folder: Path | None) -> int:
+        """Take over a checkpoint's folder, if there is one, and begin to hand the state out; return its epoch."""
+        if folder is not None:
+            with self.averager.lock_averaged_tensors:
+                state = load_training_state(folder, self.model, self.averager.optimizer)
+            self.averager.set_epoch(state.epoch)
+        self.hand_off.share()
+        return self.held_epoch
+
+    def announce(self) -> tuple[str, ...]:
+        """Put this peer's key and the addresses of all auxiliary peers on the Hub; return the addresses."""
+        self.publisher.look()
+        self._elect()
+        self.publisher.begin(self.publisher.entry_addresses)
+        self._elect()
+        self._announce_status()
+        return self.publisher.entry_addresses
+
+    def follow(self, stop: threading.Event, poll_seconds: float = 1.0) -> Iterator[AuxiliaryReport]:
+        """Look at the swarm again and again until `stop` is set or the finished run has been published.
+
+        Raises:
+            RunRolledBackError: the run has begun a new generation.
+        """
+        with self._publishing:
+            while not stop.is_set():
+                report = self.look()
+                yield report
+                if report.published_epoch >= self.run.num_epochs:
+                    return
+                self._publishing.check()
+                stop.wait(poll_seconds)
+
+    def look(self) -> AuxiliaryReport:
+        """Look at the swarm once: note its figures, take over its state, put checkpoints that are due in the spool."""
+        summary = self.metrics.observe(self.records.metrics(), time.time(), self.held_epoch)
+        available = self.hand_off.newest_epoch()
+        if available > self.held_epoch and self._may_download(available):
+            self._download()
+        self._elect()
+        if self.publisher.is_elected:
+            self._spool_if_due()
+            self._start_snapshot_work()
+        self._announce_status()
+        progress = self.records.progress()
+        return AuxiliaryReport(
+            held_epoch=self.held_epoch,
+            published_epoch=self.publisher.published_epoch,
+            swarm_epoch=max([self.held_epoch, *(record.epoch for record in progress)]),
+            num_trainers=len(progress),
+            summary=summary,
+            published=self.publisher.take_last_commit(),
+            is_publisher=self.publisher.is_elected,
+            num_waiting=len(self.publisher.spool.entries()),
+        )
+
+    def finish(self) -> str | None:
+        """Publish what is held and what waits, as far as the Hub allows now; return the last commit, if any.
+
+        What cannot be published stays in the spool, for the next start.
+        """
+        self._publishing.stop()
+        if self.held_epoch >= self.run.num_epochs:
+            self._worker.wait()
+        if self.publisher.is_elected and self.held_epoch > self._newest_safe_epoch():
+            self._spool()
+        self.publisher.drain()
+        return self.publisher.take_last_commit()
+
+    def _may_download(self, available: float) -> bool:
+        is_last = available >= self.run.num_epochs
+        return is_last or time.monotonic() - self._last_download >= self._follow_interval_seconds
+
+    def _download(self) -> None:
+        self.hand_off.fetch(at_least=self.held_epoch + 1)
+        self._last_download = time.monotonic()
+        self.hand_off.share()
+
+    def _announce_status(self) -> None:
+        status = AuxiliaryStatus(
+            held_epoch=self.held_epoch,
+            published_epoch=self.publisher.published_epoch,
+            addresses=list(self._addresses),
+            publisher_key=self._candidacy.public_key,
+            publisher_proof=self._candidacy.proof,
+        )
+        self.records.publish_auxiliary(status, lifetime_seconds=self._takeover_seconds)
+
+    def _elect(self) -> None:
+        """Decide who publishes, from the records of the auxiliary peers that are alive."""
+        others = {
+            owner: (status, Candidacy(public_key=status.publisher_key, proof=status.publisher_proof))
+            for owner, status in self.records.auxiliaries().items()
+            if owner != self.records.owner
+        }
+        proven = proven_keys(((owner, item) for owner, (_, item) in others.items()), self.run.swarm_id)
+        trusted = [status for status, item in others.values() if item.public_key in proven & set(self.publisher.keys)]
+        addresses = sorted({address for status in trusted for address in status.addresses} - set(self._addresses))
+        self.publisher.entry_addresses = (*self._addresses, *addresses[: 2 * MAX_ADDRESSES])
+        published = [self.publisher.published_epoch, *(status.published_epoch for status in trusted)]
+        self.publisher.published_epoch = max(published)
+        alive = {self.publisher.key.public, *(status.publisher_key for status in trusted)}
+        self.publisher.set_elected(elect(alive, self.publisher.keys) == self.publisher.key.public)
+
+    def _newest_safe_epoch(self) -> int:
+        return max(self.publisher.published_epoch, self.publisher.spool.newest_epoch())
+
+    def _spool_if_due(self) -> None:
+        due = should_publish(
+            held_epoch=self.held_epoch,
+            published_epoch=self._newest_safe_epoch(),
+            interval=self.run.checkpoint_interval_epochs,
+            last_epoch=self.run.num_epochs,
+        )
+        if not due or time.monotonic() < self._next_spooling:
+            return
+        try:
+            self._spool()
+        except OSError as error:
+            logger.warning("The checkpoint of epoch %d cannot be written: %s", self.held_epoch, error)
+            self._next_spooling = time.monotonic() + DISK_RETRY_SECONDS
+
+    def _spool(self) -> None:
+        state = RunState(
+            run_id=self.run.run_id,
+            epoch=self.held_epoch,
+            loss=self.metrics.loss_at(self.held_epoch),
+            package_version=self._package_version,
+        )
+
+        def write(folder: Path) -> None:
+            with self.averager.lock_averaged_tensors:
+                write_checkpoint(
+                    folder,
+                    model=self.model,
+                    processor=self._processor,
+                    optimizer=self.averager.optimizer,
+                    state=state,
+                )
+
+        self.publisher.spool.add(self.held_epoch, write)
+
+    def _start_snapshot_work(self) -> None:
+        if tasks := self._worker.due(self.held_epoch, self.run.num_epochs):
+            with self.averager.lock_averaged_tensors:
+                self._worker.start(tasks, self.held_epoch, self.model)

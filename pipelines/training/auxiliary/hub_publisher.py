@@ -1,0 +1,276 @@
+"""Publishing a run: one commit at a time, on top of the head that was read, within a budget, in order, until it works.
+
+A checkpoint that is due waits in the spool until its commit is made. Each commit names its parent, so that of two
+peers which both take themselves for the publisher only one can publish an epoch.
+"""
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
+
+from hub_tools.run_files import (
+    CARD_FILE,
+    INDEX_FILE,
+    LOSS_CURVE_FILE,
+    MANIFEST_FILE,
+    METRICS_FOLDER,
+    OLD_METRICS_FILE,
+    REEL_FOLDER,
+)
+from pipelines.training.auxiliary.commit_budget import CommitBudget
+from pipelines.training.auxiliary.publication_spool import PublicationSpool, SpooledCheckpoint
+from pipelines.training.metrics.loss_curve import draw_loss_curve
+from pipelines.training.metrics.reel import take_over_reel
+from pipelines.training.metrics.run_metrics import RunMetrics
+from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
+from pipelines.training.repository.head import HeadMovedError, RunHead, announce_auxiliary, commit_on, read_head
+from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
+from pipelines.training.tasks.text_to_image.checkpoint_folder import model_card
+
+logger = logging.getLogger(__name__)
+
+HEAD_CHECK_SECONDS = 60.0
+IDLE_SECONDS = 1.0
+LONGEST_WAIT_SECONDS = 30.0
+METRICS_SHARE = 0.5
+"""Commits of metrics alone use at most this share of the budget: the rest is for checkpoints."""
+
+
+class RunRolledBackError(RuntimeError):
+    """The run has begun a new generation: what this peer holds is no longer part of it."""
+
+
+class HubPublisher:
+    """Makes the commits of one auxiliary peer. `work` is called again and again, by one thread at a time."""
+
+    def __init__(
+        self,
+        repository: str,
+        run: TrainingRun,
+        *,
+        key: PublisherKey,
+        spool: PublicationSpool,
+        budget: CommitBudget,
+        metrics: RunMetrics,
+        reel_folder: Path,
+        metrics_interval_seconds: float,
+        package_version: str,
+    ) -> None:
+        self.repository, self.run, self.key, self.spool, self.metrics = repository, run, key, spool, metrics
+        self.entry_addresses: tuple[str, ...] = ()
+        """Addresses that the repository should name while this peer is the publisher."""
+
+        self.published_epoch = 0
+        self.keys: tuple[str, ...] = ()
+        self._budget, self._reel_folder, self._metrics_interval_seconds = budget, reel_folder, metrics_interval_seconds
+        self._package_version = package_version
+        self._is_elected = self._must_take_over = False
+        self._announced: tuple[str, ...] = ()
+        self._last_commit: str | None = None
+        self._next_head_check = self._next_metrics = 0.0
+        self._published_mark = (0, 0)
+        self._lock = threading.Lock()
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this peer is the one that publishes."""
+        return self._is_elected
+
+    def set_elected(self, is_elected: bool) -> None:
+        """Take or leave the office; who takes it goes on from what the predecessor has published."""
+        self._must_take_over |= is_elected and not self._is_elected
+        self._is_elected = is_elected
+
+    def look(self) -> RunHead:
+        """Read the head of the run's repository, and from it the publishers' keys."""
+        head = read_head(self.repository)
+        self._take_note(head)
+        return head
+
+    def begin(self, addresses: Sequence[str]) -> RunHead:
+        """Put this publisher's key and the entry addresses on the Hub, and go on from what is published there."""
+        head = self._announce(addresses)
+        self._take_over(head)
+        return head
+
+    def take_last_commit(self) -> str | None:
+        """Return the commit of the checkpoint that was published since the last call, if one was."""
+        with self._lock:
+            commit, self._last_commit = self._last_commit, None
+        return commit
+
+    def work(self) -> float:
+        """Do the one thing that is next; return how many seconds the next call can wait.
+
+        Raises:
+            RunRolledBackError: the run has begun a new generation.
+            OSError, httpx2.HTTPError: the Hub is away; what was to be published is kept.
+        """
+        now = time.time()
+        if not self._has_work(now) and time.monotonic() < self._next_head_check:
+            return IDLE_SECONDS
+        head = self.look()
+        if not self.is_elected:
+            return IDLE_SECONDS
+        if self._must_take_over:
+            self._take_over(head)
+        entries = self._without_published(head)
+        share = 1.0 if entries else METRICS_SHARE
+        if (seconds := self._budget.seconds_until_commit(now, share=share)) > 0:
+            return min(seconds, LONGEST_WAIT_SECONDS)
+        if self.entry_addresses and self._announced != self.entry_addresses:
+            self._announce(self.entry_addresses)
+        elif entries:
+            self._publish_checkpoint(head, entries[0])
+        elif self._metrics_are_due(now):
+            self._publish_metrics(head)
+        return 0.0 if self._has_work(time.time()) else IDLE_SECONDS
+
+    def drain(self) -> None:
+        """Publish what waits, and the newest metrics, as far as the Hub and the budget allow; the rest is kept."""
+        self._next_metrics = 0.0
+        while self._has_work(time.time()):
+            try:
+                if self.work() > IDLE_SECONDS:
+                    return
+            except HeadMovedError:
+                continue
+            except (OSError, httpx2.HTTPError, CheckpointRefusedError, RunRolledBackError) as error:
+                logger.warning("What waits for the Hub stays in the spool: %s", error)
+                return
+
+    def _take_note(self, head: RunHead) -> None:
+        self._next_head_check = time.monotonic() + HEAD_CHECK_SECONDS
+        if head.run.generation != self.run.generation:
+            raise RunRolledBackError(
+                f"{self.repository} was rolled back to epoch {head.epoch}: it goes on as generation "
+                f"{head.run.generation}, this peer is of generation {self.run.generation}."
+            )
+        self.keys, self._announced = head.keys, head.run.entry_addresses
+        self.published_epoch = max(self.published_epoch, head.epoch)
+
+    def _announce(self, addresses: Sequence[str]) -> RunHead:
+        head = announce_auxiliary(
+            self.repository, public_key=self.key.public, addresses=addresses, before_commit=self._count_commit
+        )
+        self._take_note(head)
+        return head
+
+    def _take_over(self, head: RunHead) -> None:
+        folders = (METRICS_FOLDER, REEL_FOLDER)
+        patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{INDEX_FILE}"]
+        if any(name.startswith(tuple(f"{folder}/" for folder in folders)) for name in head.files):
+            with tempfile.TemporaryDirectory(prefix="dalle-collab-metrics-") as cache:
+                published = snapshot_download(
+                    self.repository, revision=head.commit, allow_patterns=patterns, cache_dir=cache
+                )
+                self.metrics.take_over(Path(published) / METRICS_FOLDER)
+                take_over_reel(self._reel_folder, Path(published) / REEL_FOLDER, self.run.reel_prompts)
+        self._must_take_over = False
+
+    def _has_work(self, now: float) -> bool:
+        if not self.is_elected:
+            return False
+        is_moved = bool(self.entry_addresses) and self.entry_addresses != self._announced
+        return is_moved or self._must_take_over or self.spool.newest_epoch() > 0 or self._metrics_are_due(now)
+
+    def _metrics_are_due(self, now: float) -> bool:
+        return self.is_elected and self.metrics.mark() != self._published_mark and now >= self._next_metrics
+
+    def _without_published(self, head: RunHead) -> list[SpooledCheckpoint]:
+        entries = self.spool.entries()
+        for entry in entries:
+            if entry.epoch <= head.epoch:
+                self.spool.remove(entry.epoch)
+        return [entry for entry in entries if entry.epoch > head.epoch]
+
+    def _publish_checkpoint(self, head: RunHead, entry: SpooledCheckpoint) -> None:
+        try:
+            entry.check()
+        except CheckpointRefusedError as error:
+            logger.warning("A checkpoint in the spool is given up: %s", error)
+            self.spool.remove(entry.epoch)
+            return
+        additions: dict[str, Path | bytes] = {name: entry.folder / name for name in entry.files}
+        additions[MANIFEST_FILE] = self._manifest(head, entry).signed(self.key).encode()
+        additions[CARD_FILE] = self._card(entry).encode()
+        self._count_commit()
+        commit = self._commit(head, additions, f"Checkpoint of epoch {entry.epoch}")
+        with self._lock:
+            self._last_commit, self.published_epoch = commit, entry.epoch
+        self.spool.remove(entry.epoch)
+        self._tidy(head, entry, commit)
+
+    def _publish_metrics(self, head: RunHead) -> None:
+        self._count_commit()
+        self._commit(head, {}, f"Metrics up to epoch {self.metrics.newest_epoch()}")
+
+    def _commit(self, head: RunHead, additions: dict[str, Path | bytes], message: str) -> str:
+        mark = self.metrics.mark()
+        files = self.metrics.write()
+        additions |= {f"{METRICS_FOLDER}/{path.name}": path for path in files}
+        additions |= {f"{REEL_FOLDER}/{path.name}": path for path in self._reel_files()}
+        with tempfile.TemporaryDirectory(prefix="dalle-collab-curve-") as folder:
+            curve = Path(folder) / LOSS_CURVE_FILE
+            draw_loss_curve(self.metrics.history(), curve, self.metrics.evaluations())
+            additions[LOSS_CURVE_FILE] = curve
+            operations: list[Any] = [
+                CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(value) if isinstance(value, Path) else value)
+                for name, value in additions.items()
+            ]
+            operations += [CommitOperationDelete(path_in_repo=name) for name in self._outdated(head, additions)]
+            commit = commit_on(head.commit, self.repository, operations, message)
+        self._published_mark = mark
+        self._next_metrics = time.time() + self._metrics_interval_seconds
+        return commit
+
+    def _outdated(self, head: RunHead, additions: dict[str, Path | bytes]) -> list[str]:
+        shards = {name for name in head.files if name.startswith(f"{METRICS_FOLDER}/epochs-")}
+        return sorted((shards - additions.keys()) | ({OLD_METRICS_FILE} & head.files))
+
+    def _reel_files(self) -> list[Path]:
+        return sorted(path for path in self._reel_folder.glob("*") if not path.name.startswith("."))
+
+    def _manifest(self, head: RunHead, entry: SpooledCheckpoint) -> CheckpointManifest:
+        return CheckpointManifest(
+            run_id=self.run.run_id,
+            generation=self.run.generation,
+            epoch=entry.epoch,
+            dataset_repository=self.run.dataset_repository,
+            dataset_revision=self.run.dataset_revision,
+            package_version=self._package_version,
+            parent_commit=head.commit,
+            parent_epoch=head.manifest.epoch if head.manifest else None,
+            parent_manifest=head.manifest_sha256,
+            contributors=self.metrics.contributors(),
+            files=entry.files,
+        )
+
+    def _card(self, entry: SpooledCheckpoint) -> str:
+        state, num_parameters = run_state_in(entry.folder), num_parameters_in(entry.folder)
+        evaluations, history = self.metrics.evaluations(), self.metrics.history()
+        return model_card(self.repository, self.run, num_parameters, state, history, evaluations)
+
+    def _tidy(self, head: RunHead, entry: SpooledCheckpoint, commit: str) -> None:
+        """Tag the epoch and drop old optimizer states; what fails here is made up for after the next checkpoint."""
+        api = HfApi()
+        try:
+            if head.manifest is not None:
+                tag_epoch(api, self.repository, head.epoch, head.commit, only_if_missing=True)
+            tag_epoch(api, self.repository, entry.epoch, commit)
+            drop_old_optimizer_states(api, self.repository, entry.files, self.run.keep_optimizer_states)
+        except (OSError, httpx2.HTTPError) as error:
+            logger.warning("Epoch %d is published, but not tagged and tidied up yet: %s", entry.epoch, error)
+
+    def _count_commit(self) -> None:
+        self._budget.count(time.time())

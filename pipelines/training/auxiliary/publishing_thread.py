@@ -1,0 +1,63 @@
+"""Runs the publisher beside the follow loop, so that a slow or absent Hub never holds the swarm up."""
+
+import logging
+import threading
+
+import httpx2
+
+from pipelines.training.auxiliary.hub_publisher import HubPublisher, RunRolledBackError
+from pipelines.training.repository.head import HeadMovedError
+from pipelines.training.repository.manifest import CheckpointRefusedError
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 10
+
+
+class PublishingThread:
+    """Calls `HubPublisher.work` until it is stopped. Use as a context manager."""
+
+    def __init__(self, publisher: HubPublisher, retry_seconds: float) -> None:
+        self._publisher, self._retry_seconds = publisher, retry_seconds
+        self._stop, self._failures, self._error = threading.Event(), 0, None
+        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
+
+    def __enter__(self) -> "PublishingThread":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Let the work that is under way end, and begin no more."""
+        self._stop.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if something did: a roll-back, or a defect that kept coming back."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and self._error is None:
+            self._stop.wait(self._work_once())
+
+    def _work_once(self) -> float:
+        try:
+            seconds = self._publisher.work()
+            self._failures = 0
+            return seconds
+        except RunRolledBackError as error:
+            self._error = error
+        except HeadMovedError as error:
+            logger.info("%s Looking again.", error)
+            return 0.1
+        except (OSError, httpx2.HTTPError, CheckpointRefusedError) as error:  # the run goes on while the Hub is away
+            logger.warning("Nothing could be published, next try in %.0f s: %s", self._retry_seconds, error)
+        except Exception as error:
+            self._failures += 1
+            logger.exception("Publishing failed (%d of %d).", self._failures, MAX_FAILURES)
+            if self._failures >= MAX_FAILURES:
+                self._error = error
+        return self._retry_seconds

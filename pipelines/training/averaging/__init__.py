@@ -1,0 +1,1 @@
+"""One round of averaging among strangers. May import `run`, `admission`, `swarm`."""

@@ -1,0 +1,246 @@
+"""What averagers among strangers share: rounds that check, bound, aggregate by a rule, and count.
+
+hivemind 1.1.12 reports a round as successful although part of it failed, checks neither values nor weights, and takes
+helpers for full members. What is done about it in a round is in `runner`; here is how rounds come and go.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
+
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.partition import AllreduceException
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import as_aiter, azip
+
+from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
+from pipelines.training.averaging.figures import AveragingRound, SharedFigures
+from pipelines.training.averaging.group.matchmaking import GroupSearch, retry_seconds, until_cancelled
+from pipelines.training.averaging.group.time_limits import AttemptTimes
+from pipelines.training.averaging.reduce.finite_values import is_finite
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
+from pipelines.training.averaging.reduce.suspects import Offence
+from pipelines.training.averaging.runner import RoundMemory, TrustedAllReduceRunner
+from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.training.averaging.wire.streams import until_reader_closes
+
+logger = logging.getLogger(__name__)
+
+MIN_SHARE_AVERAGED = 0.9
+MAX_ATTEMPTS = 2
+"""All-reduces for one round. A hostile member can spoil every one, and must not hold the others up for ever."""
+
+SHARE_OF_A_CHUNK = 2 / 3
+"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once. It is
+not given up before it has lasted as long as the search for that group would."""
+
+PLAIN_RULE = AggregationRule()
+
+
+class CountsRounds:
+    """Mixed into an averager: its rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
+
+    runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
+    notices_replays: bool
+    answers_are_averages: bool
+    """See `TrustedAllReduceRunner`."""
+
+    may_be_skipped: bool
+    """Whether a later round makes up for one that is given up: such a round is tried once, and not for long."""
+
+    def __init__(
+        self,
+        *args: Any,
+        rule: AggregationRule = PLAIN_RULE,
+        min_share_averaged: float = MIN_SHARE_AVERAGED,
+        upload_limit: UploadLimit | None = None,
+        rounds_begin_together: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """`rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`."""
+        self._rounds_begin_together = rounds_begin_together
+        self._rule, self._min_share_averaged, self._upload_limit = rule, min_share_averaged, upload_limit
+        self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
+        self._memory = RoundMemory()
+        self._recorded_weights: Mapping[PeerID, float] = {}
+        self._num_senders_served = 0
+        highest = kwargs.get("allreduce_timeout")
+        chunk_seconds = kwargs.get("next_chunk_timeout") or highest
+        lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, retry_seconds(kwargs["min_matchmaking_time"]))
+        self._attempt_times = AttemptTimes(lowest=lowest, highest=highest)
+        self._num_attempts_left = 0
+        self._control: StepControl | None = None
+        self._search: GroupSearch | None = None
+        self._epoch: int | None = None
+        super().__init__(*args, **{"part_size_bytes": PART_BYTES, **kwargs})
+
+    @property
+    def last_round(self) -> AveragingRound:
+        """Figures of the last round and the totals."""
+        return self._figures.read()
+
+    async def rpc_aggregate_part(
+        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Take a sender's parts and answer with what they come to; see `TrustedAllReduceRunner`."""
+        self._num_senders_served += 1
+        try:
+            async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
+                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+                yield message
+        finally:
+            self._num_senders_served -= 1
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> StreamOf[averaging_pb2.MessageFromLeader]:
+        """Accept a peer into a group, unless it is to be avoided, or send it on; see `DecentralizedAverager`."""
+        if self._search is not None and context.remote_id in self._search.avoided:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+            return
+        async for message in until_reader_closes(super().rpc_join_group(request, context)):
+            yield message
+
+    async def _shutdown(self, timeout: float | None) -> None:
+        # A peer that has its own result and leaves at once would take the others' last parts with it.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_senders_are_served(), timeout)
+        await super()._shutdown(timeout)
+
+    async def _until_senders_are_served(self) -> None:
+        while self._num_senders_served:
+            await asyncio.sleep(0.05)
+
+    async def _declare_for_download_periodically(self) -> None:
+        """Declare nothing: who holds which state is in the records of `StateHandOff`.
+
+        hivemind would store that once more for every tensor that a round has averaged, all at once, and the DHT would
+        be too busy to answer those who look for the next group.
+        """
+
+    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        step.wait_for_cancel = partial(until_cancelled, step)
+        self._search = self._search or GroupSearch(self._matchmaking, self._rounds_begin_together)
+        self._search.average_epoch(self._epoch)
+        self._search.begin()
+        self._control = step
+        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
+        await super()._step(step=step, **kwargs)
+
+    async def _average_epoch(self, epoch: int | None) -> None:
+        """From the next step on, meet only those that average the same epoch's values; None: whoever looks."""
+        self._epoch = epoch
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any
+    ) -> None:
+        group_id = group_info.group_id if group_id is None else group_id
+        modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
+        is_helper = modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX
+        tensors, weight = tuple(tensors), kwargs.pop("weight", None)
+        if not is_helper:
+            weight = self._weight_of(tensors, weight)
+        runner = self.runner_type(
+            p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, tensors=tensors, group_id=group_id,
+            ordered_peer_ids=group_info.peer_ids, modes=modes, weight=weight,
+            rule=self._rule, recorded_weights=self._weights_on_record(group_info.peer_ids), memory=self._memory,
+            notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
+            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, **kwargs,
+        )  # fmt: skip
+        self._running_groups[group_id].set_result(runner)
+        started, succeeded = time.monotonic(), False
+        self._num_attempts_left -= 1
+        seconds = self._attempt_seconds()
+        self._search.begin()
+        members = group_info.peer_ids
+        clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
+        watching = asyncio.create_task(
+            self._watch_late_round([peer for peer in members if peer not in clients | {self.peer_id}], seconds)
+        )
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                if is_helper:
+                    async for _ in runner:
+                        raise RuntimeError("a helper received averaged tensors although it has none")
+                else:
+                    async for tensor, answer in azip(as_aiter(*tensors), runner):
+                        tensor.copy_(answer) if self.answers_are_averages else tensor.add_(answer)
+            succeeded = True
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            runner.name_late_senders()
+            self._attempt_times.note_failure()
+            reason = AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s")
+            if self.may_be_skipped:
+                self._control.set_exception(reason)
+            # hivemind looks for a group again after this kind of error, unless the step has ended.
+            raise reason from error
+        finally:
+            watching.cancel()
+            is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
+            if is_half or not succeeded:
+                self._search.meet_again(members, clients, runner.late_senders)
+            self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
+        self._attempt_times.note_success(time.monotonic() - started)
+        if is_half:
+            # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
+            raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+
+    async def _watch_late_round(self, others: Collection[PeerID], seconds: float | None) -> None:
+        """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""
+        if seconds is not None:
+            await asyncio.sleep(seconds / 2)
+            await self._search.watch(others, self.greet)
+
+    def _attempt_seconds(self) -> float | None:
+        is_last = self._num_attempts_left == 0
+        return None if is_last and not self.may_be_skipped else self._attempt_times.seconds
+
+    def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
+        """Return whether others may be without answers too; one that was refused would be refused again."""
+        offences = {offence for _, offence in runner.offences}
+        return Offence.NO_ANSWER in offences and runner.share_averaged < self._min_share_averaged
+
+    def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
+        """Return the weight of this peer's vector; one that is not finite is replaced by zeros and weighs nothing."""
+        if not all(map(is_finite, tensors)):
+            self._figures.num_withheld.value += 1
+            logger.error(
+                "Values to be averaged are not finite. They stay here; this peer takes the average of the others."
+            )
+            weight = 0.0
+        if weight == 0:
+            for tensor in tensors:
+                tensor.zero_()
+        return 1.0 if weight is None else weight
+
+    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
+        return self._recorded_weights
+
+    def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool, *, is_over: bool) -> None:
+        figures, share = self._figures, runner.share_averaged if succeeded else 0.0
+        offences = runner.end_round() if is_over else runner.offences
+        figures.num_rounds.value += 1
+        figures.share_averaged.value = share
+        figures.seconds.value = seconds
+        figures.group_size.value = runner.group_size
+        figures.num_senders_lost.value = len(runner.lost_senders)
+        figures.num_incomplete_rounds.value += share < self._min_share_averaged
+        figures.ledger.record_round((peer.to_base58(), offence) for peer, offence in offences)
+        for peer, offence in sorted(offences, key=str):
+            logger.warning("Peer %s %s.", peer.to_base58(), offence)
+        if share < self._min_share_averaged:
+            logger.error(
+                "A round averaged %.0f %% of the vector; expected at least %.0f %%.",
+                100 * share,
+                100 * self._min_share_averaged,
+            )

@@ -1,0 +1,152 @@
+"""The reducing end of an all-reduce: gathers one part from all senders, then applies the run's aggregation rule.
+
+hivemind's reducer keeps a running weighted sum, into which one bad input of any sender is mixed for good. This one
+holds the inputs of the current part, and of no other, so its memory is the number of senders times one part.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from hivemind.averaging.partition import AllreduceException, BannedException, TensorPartReducer
+
+from pipelines.training.averaging.reduce.robust_aggregation import (
+    FAR_OFF,
+    Aggregate,
+    AggregationRule,
+    aggregate,
+    bounded_weights,
+)
+
+EXCESS_WEIGHT = 2.0
+"""A sender is named if it declared more than this multiple of the weight that it counts for."""
+
+
+class RobustPartReducer(TensorPartReducer):
+    """Aggregates the senders' parts by a rule; parts are finite and of the right shape, weights finite and >= 0."""
+
+    def __init__(
+        self,
+        part_shapes: Sequence[torch.Size],
+        num_senders: int,
+        *,
+        rule: AggregationRule,
+        recorded_weights: Mapping[int, float],
+    ) -> None:
+        self._rule, self._recorded_weights = rule, recorded_weights
+        self._inputs: dict[int, tuple[torch.Tensor, float]] = {}
+        self._aggregation: asyncio.Task | None = None
+        self._num_parts_far_off = [0] * num_senders
+        self._square_sum, self._num_aggregated = 0.0, 0
+        self._seconds_waited = [0.0] * num_senders
+        self._began = self._part_began = time.monotonic()
+        self._final_shares_waited: list[float] | None = None
+        self.excess_weight_senders: set[int] = set()
+        super().__init__(part_shapes, num_senders)
+
+    @property
+    def far_off_senders(self) -> list[int]:
+        """Indices of the senders whose parts were mostly far from what the others sent."""
+        return [
+            index
+            for index, number in enumerate(self._num_parts_far_off)
+            if number and 2 * number >= self.num_parts_received[index]
+        ]
+
+    @property
+    def typical_value(self) -> float:
+        """Root mean square of the values that the median peer sent here so far; 0 if nothing was aggregated yet."""
+        return (self._square_sum / self._num_aggregated) ** 0.5 if self._num_aggregated else 0.0
+
+    @property
+    def shares_waited(self) -> list[float]:
+        """Per sender, the share of the time so far in which a part that others had sent waited for its own.
+
+        After the round's end it is what it was then: streams that are torn down with it say nothing about senders.
+        """
+        if self._final_shares_waited is not None:
+            return self._final_shares_waited
+        now, seconds = time.monotonic(), list(self._seconds_waited)
+        for index, number in enumerate(self.num_parts_received):
+            if number <= self.current_part_index and self.sender_failed_after[index] == float("inf"):
+                seconds[index] += now - self._part_began
+        return [waited / max(now - self._began, 1e-9) for waited in seconds]
+
+    def reset_accumulators(self) -> None:
+        """Begin the next part."""
+        super().reset_accumulators()
+        self._inputs, self._part_began = {}, time.monotonic()
+        if not self.finished.is_set():
+            self.accumulator = None  # hivemind's running sum is not used
+            if self.num_senders and not self.num_current_senders:
+                self.finalize()
+
+    async def accumulate_part(
+        self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
+    ) -> torch.Tensor:
+        """Take a sender's part, wait for those of the others, and return what they come to.
+
+        Raises:
+            BannedException: the sender was given up in the meantime.
+            AllreduceException: the round is over.
+        """
+        while part_index > self.current_part_index and not self.finished.is_set():
+            ended = asyncio.ensure_future(self.finished.wait())
+            await asyncio.wait({self.current_part_future, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        if self.finished.is_set():
+            raise AllreduceException("a part came after the round was over")
+        if self.sender_failed_after[sender_index] != float("inf"):
+            raise BannedException(f"sender {sender_index} was given up")
+        # Counted here and not on arrival: hivemind would wait for ever for a sender that is given up in between.
+        self.num_parts_received[sender_index] += 1
+        self._seconds_waited[sender_index] += time.monotonic() - self._part_began
+        self._inputs[sender_index] = (tensor_part, weight)
+        self.current_part_accumulated_from += 1
+        future = self.current_part_future
+        self.check_current_part_finished()
+        return await future
+
+    def check_current_part_finished(self) -> None:
+        """Start the aggregation once all senders that are left have sent their part."""
+        if not self.num_current_senders:
+            self.finalize()
+        elif len(self._inputs) == self.num_current_senders and self._aggregation is None:
+            self._aggregation = asyncio.create_task(self._finish_part(dict(self._inputs), self.current_part_future))
+
+    def finalize(self) -> None:
+        """End the round for all senders; see `TensorPartReducer`."""
+        self._final_shares_waited = self.shares_waited
+        super().finalize()
+
+    async def _finish_part(self, inputs: dict[int, tuple[torch.Tensor, float]], future: asyncio.Future) -> None:
+        try:
+            # In a thread: other parts are read and written meanwhile.
+            result = await asyncio.get_running_loop().run_in_executor(None, self._aggregate, inputs)
+        except Exception as error:  # whatever it was, those who wait for this part must hear of it
+            if not future.done():
+                future.set_exception(error)
+            self.finalize()
+            return
+        if self.finished.is_set():
+            return
+        self._judge(list(inputs), result)
+        self._aggregation = None
+        future.set_result(result.values.view(self.part_shapes[self.current_part_index]))
+        self.reset_accumulators()
+
+    def _aggregate(self, inputs: dict[int, tuple[torch.Tensor, float]]) -> Aggregate:
+        declared = {sender: weight for sender, (_, weight) in inputs.items()}
+        weights = bounded_weights(declared, self._recorded_weights, self._rule.max_weight_ratio)
+        self.excess_weight_senders |= {
+            sender for sender, weight in weights.items() if declared[sender] > EXCESS_WEIGHT * weight
+        }
+        parts = torch.stack([part.reshape(-1) for part, _ in inputs.values()])
+        return aggregate(parts, list(weights.values()), self._rule)
+
+    def _judge(self, senders: list[int], result: Aggregate) -> None:
+        for sender, excess in zip(senders, result.excess, strict=True):
+            self._num_parts_far_off[sender] += excess > FAR_OFF
+        self._square_sum += result.typical_norm**2
+        self._num_aggregated += result.values.numel()

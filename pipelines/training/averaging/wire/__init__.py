@@ -1,0 +1,1 @@
+"""How parts of tensors travel: codecs, parallel streams, their ends."""

@@ -1,0 +1,139 @@
+"""How many samples a machine computes at once: found by trying, with real gradients, before training begins."""
+
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pipelines.training.gradients.computation import Samples
+
+logger = logging.getLogger(__name__)
+
+LARGEST_TRIED = 256
+GAIN_WORTH_A_LARGER_BATCH = 1.1
+"""Growth of speed by which a doubled micro-batch is worth its memory and the coarser count of samples."""
+
+SECONDS_OF_A_LONG_TRIAL = 4.0
+"""On a machine that takes longer for one micro-batch, larger ones would only make an epoch's end less exact."""
+
+SHARE_OF_DEVICE_MEMORY = 0.9
+"""Memory beyond this share is left for fragmentation and for what the averager copies."""
+
+SHARE_OF_FREE_RAM = 0.5
+
+
+class NoMicroBatchFitsError(ValueError):
+    """Not even one sample fits into the memory."""
+
+
+def choose_micro_batch(measure: Callable[[int], float | None], *, largest: int) -> int:
+    """Return the smallest micro-batch at the knee of the machine's speed; a power of two or half as much again.
+
+    `measure(size)` returns the seconds that a micro-batch takes, or None if the memory does not suffice with a margin.
+    Sizes are doubled while each sample gets cheaper; where memory ends, the size half-way is tried.
+
+    Raises:
+        NoMicroBatchFitsError: not even one sample fits.
+    """
+    size, seconds = 1, measure(1)
+    if seconds is None:
+        raise NoMicroBatchFitsError(
+            "Not even one sample at a time fits into the device's memory. Free memory (other programs on the device?), "
+            "or use the CPU: --device cpu"
+        )
+    while size * 2 <= largest and seconds < SECONDS_OF_A_LONG_TRIAL:
+        doubled = measure(size * 2)
+        if doubled is None:
+            return size * 3 // 2 if size > 1 and measure(size * 3 // 2) is not None else size
+        if doubled * GAIN_WORTH_A_LARGER_BATCH > 2 * seconds:
+            return size
+        size, seconds = size * 2, doubled
+    return size
+
+
+def largest_useful(target_batch_size: int) -> int:
+    """Return the largest micro-batch that still lets the swarm end an epoch near its target."""
+    return max(1, min(LARGEST_TRIED, target_batch_size // 8))
+
+
+def trial(
+    backward: Callable[[Samples, float], float], model: torch.nn.Module, device: str
+) -> Callable[[int], float | None]:
+    """Return what measures one micro-batch of made-up samples with a real forward and backward pass.
+
+    Gradients are thrown away; parameters and random numbers are as before.
+    """
+    is_gpu = torch.device(device).type == "cuda"
+
+    def measure(size: int) -> float | None:
+        batch = made_up_batch(model.config, size)
+        try:
+            return _seconds_on_gpu(backward, batch, device) if is_gpu else _seconds_on_cpu(backward, batch, size)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            model.zero_grad(set_to_none=True)
+            if is_gpu:
+                torch.cuda.empty_cache()
+
+    return measure
+
+
+def made_up_batch(config: object, size: int) -> Samples:
+    """Return `size` samples of the model's shapes; what is in them does not matter for memory and time."""
+    return (
+        torch.ones(size, config.text_sequence_length, dtype=torch.int64),
+        torch.zeros(size, config.num_image_codes, dtype=torch.int64),
+    )
+
+
+def _seconds_on_gpu(backward: Callable[[Samples, float], float], batch: Samples, device: str) -> float | None:
+    backward(batch, 1.0)  # kernels are chosen and compiled on the first pass
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.synchronize(device)
+    started = time.monotonic()
+    backward(batch, 1.0)
+    torch.cuda.synchronize(device)
+    seconds = time.monotonic() - started
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    peak = torch.cuda.max_memory_reserved(device) + others
+    return seconds if peak <= SHARE_OF_DEVICE_MEMORY * total else None
+
+
+def _seconds_on_cpu(backward: Callable[[Samples, float], float], batch: Samples, size: int) -> float | None:
+    """Time one pass; None if a pass of this size might not fit, judged before it runs by what smaller ones took."""
+    before = _peak_bytes()
+    if size > 1 and not ram_suffices(before - _resting_bytes(), _free_bytes()):
+        return None
+    return min(_seconds(backward, batch) for _ in range(2))  # the first pass also fetches its memory
+
+
+def _seconds(backward: Callable[[Samples, float], float], batch: Samples) -> float:
+    started = time.monotonic()
+    backward(batch, 1.0)
+    return time.monotonic() - started
+
+
+def ram_suffices(bytes_of_half_the_size: int, free_bytes: int) -> bool:
+    """Tell whether twice what the largest pass so far has taken leaves enough of the memory that is free."""
+    return 2 * bytes_of_half_the_size <= SHARE_OF_FREE_RAM * free_bytes
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resting_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,1 +1,0 @@
-"""How much memory a training step needs, before it is run. Pure arithmetic: no torch, no download, no device."""

@@ -1,0 +1,116 @@
+"""Everything that the Hub knows of a run's course, gathered for its report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, snapshot_download
+
+from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
+from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.contributions import leaderboard
+from pipelines.training.metrics.history import read_evaluations, read_history
+from pipelines.training.repository.run_repository import read_run, read_run_state
+from pipelines.training.run.training_run import TrainingRun
+
+CHECKPOINT_TITLE = "Checkpoint of epoch "
+"""How the titles of the auxiliary peer's commits begin."""
+
+MOST_CONTRIBUTORS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCheckpoint:
+    """One checkpoint in the run's repository."""
+
+    epoch: int
+    commit: str
+    time: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributor:
+    """What one user has given."""
+
+    username: str
+    samples: int
+    hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run, its course and what it left on the Hub."""
+
+    repository: str
+    run: TrainingRun
+
+    epoch: int | None
+    """Epoch of the newest checkpoint; None before there is one."""
+
+    history: Sequence[dict[str, Any]]
+    """One point for each epoch that the auxiliary peer has seen; see `EpochSummary`."""
+
+    evaluations: Sequence[dict[str, Any]]
+    """Held-out losses: `epoch` and `loss`."""
+
+    contributors: Sequence[Contributor]
+    checkpoints: Sequence[PublishedCheckpoint]
+
+    checkpoint_bytes: int | None
+    """Weights and optimizer state of the newest checkpoint."""
+
+    dataset_bytes: int | None
+    """All shards of the dataset's revision."""
+
+    num_commits: int
+    """Commits in the run's repository."""
+
+
+def gather_record(repository: str, now: float) -> RunRecord:
+    """Read a run's record from the Hub; `now` is in seconds since 1970.
+
+    Raises:
+        ValueError: there is no such run, or what its auxiliary peer has published is damaged.
+    """
+    run, state = read_run(repository), read_run_state(repository)
+    published = Path(snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/*"])) / METRICS_FOLDER
+    users = leaderboard(read_contributions(published).days, now, MOST_CONTRIBUTORS)
+    commits = HfApi().list_repo_commits(repository)
+    return RunRecord(
+        repository=repository,
+        run=run,
+        epoch=None if state is None else state["epoch"],
+        history=read_history(repository),
+        evaluations=read_evaluations(published),
+        contributors=[
+            Contributor(username=user["username"], samples=user["samples_all"], hours=user["hours_all"])
+            for user in users
+        ],
+        checkpoints=[
+            PublishedCheckpoint(
+                epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),
+                commit=commit.commit_id,
+                time=commit.created_at.timestamp(),
+            )
+            for commit in reversed(commits)
+            if commit.title.startswith(CHECKPOINT_TITLE)
+        ],
+        checkpoint_bytes=_bytes_of(HfApi().model_info(repository, files_metadata=True), WEIGHTS_FILE, OPTIMIZER_FILE),
+        dataset_bytes=_dataset_bytes(run),
+        num_commits=len(commits),
+    )
+
+
+def _dataset_bytes(run: TrainingRun) -> int | None:
+    try:
+        info = HfApi().dataset_info(run.dataset_repository, revision=run.dataset_revision, files_metadata=True)
+    except OSError:  # the dataset may be gone long after the run; its report is wanted all the same
+        return None
+    return _bytes_of(info, ".parquet")
+
+
+def _bytes_of(info: Any, *endings: str) -> int | None:
+    sizes = [sibling.size or 0 for sibling in info.siblings or () if sibling.rfilename.endswith(endings)]
+    return sum(sizes) if sizes else None

@@ -1,0 +1,212 @@
+"""The run's history as files that are cheap to append to: Parquet shards of epochs, and a summary that a page reads.
+
+A shard holds `EPOCHS_PER_SHARD` epochs, so that a publication rewrites one small file, however long the run. The
+summary is JSON of at most `MAX_SUMMARY_POINTS` points and needs no library to be read.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import snapshot_download
+
+from hub_tools.run_files import (
+    EVALUATIONS_FILE,
+    METRICS_FOLDER,
+    OLD_METRICS_FILE,
+)
+from pipelines.training.metrics.epoch_summary import EpochSummary
+from pipelines.training.repository.run_repository import download_if_present
+
+EPOCHS_PER_SHARD = 1000
+MAX_SUMMARY_POINTS = 300
+SUMMARY_FORMAT_VERSION = 1
+
+EPOCH_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("time", pa.float64()),
+        ("loss", pa.float64()),
+        ("num_peers", pa.int32()),
+        ("samples_per_second", pa.float64()),
+        ("share_averaged", pa.float64()),
+        ("epoch_seconds", pa.float64()),
+        ("round_seconds", pa.float64()),
+        ("bytes_sent", pa.int64()),
+        ("num_rounds", pa.int64()),
+        ("num_refused_gradients", pa.int64()),
+        ("suspects", pa.string()),
+    ]
+)
+"""`suspects` is JSON: an object of peers and the number of those who accuse them."""
+
+EVALUATION_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("loss", pa.float64()),
+        ("num_records", pa.int64()),
+        ("time", pa.float64()),
+        ("seconds", pa.float64()),
+    ]
+)
+
+SUMMARY_COLUMNS = (
+    "epoch",
+    "time",
+    "loss",
+    "num_peers",
+    "samples_per_second",
+    "share_averaged",
+    "epoch_seconds",
+    "round_seconds",
+)
+
+
+def append_point(history: list[dict[str, Any]], summary: EpochSummary | None) -> None:
+    """Add a summary to the end of the history, which is changed; a newer view of the same epoch replaces the older.
+
+    After a fall-back to an older checkpoint the epochs that are lost leave the history too.
+    """
+    if summary is None:
+        return
+    while history and history[-1]["epoch"] >= summary.epoch:
+        history.pop()
+    if history:
+        num_epochs = summary.epoch - history[-1]["epoch"]
+        summary = replace(summary, epoch_seconds=max(0.0, summary.time - history[-1]["time"]) / num_epochs)
+    history.append(dict(vars(summary)))
+
+
+def merge_histories(older: Iterable[dict[str, Any]], newer: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the points of both by epoch; where both have one, that of `newer`."""
+    points = {point["epoch"]: point for history in (older, newer) for point in history}
+    return [points[epoch] for epoch in sorted(points)]
+
+
+def shard_name(epoch: int) -> str:
+    """Return the name of the file that holds an epoch."""
+    return f"epochs-{(epoch - 1) // EPOCHS_PER_SHARD:05d}.parquet"
+
+
+def write_history(history: Sequence[dict[str, Any]], folder: Path, from_epoch: int = 0) -> list[Path]:
+    """Write the shards that hold epochs from `from_epoch` on; return the files."""
+    shards: dict[str, list[dict[str, Any]]] = {}
+    first = 1 + (max(from_epoch, 1) - 1) // EPOCHS_PER_SHARD * EPOCHS_PER_SHARD
+    for point in history:
+        if point["epoch"] >= first:
+            shards.setdefault(shard_name(point["epoch"]), []).append(_row(point))
+    return [_write(rows, EPOCH_SCHEMA, folder / name) for name, rows in shards.items()]
+
+
+def read_history_files(folder: Path) -> list[dict[str, Any]]:
+    """Return the points of all shards in a folder, by epoch, without those that are impossible."""
+    points = [_point(row) for path in sorted(folder.glob("epochs-*.parquet")) for row in _read(path, EPOCH_SCHEMA)]
+    return merge_histories([], [point for point in points if _is_possible(point)])
+
+
+def write_evaluations(evaluations: Sequence[dict[str, Any]], folder: Path) -> Path:
+    """Write the losses on held-out records, one row per evaluation."""
+    return _write(list(evaluations), EVALUATION_SCHEMA, folder / EVALUATIONS_FILE)
+
+
+def read_evaluations(folder: Path) -> list[dict[str, Any]]:
+    """Return the evaluations in a folder; none if there is no such file."""
+    path = folder / EVALUATIONS_FILE
+    return [row for row in _read(path, EVALUATION_SCHEMA) if _is_possible(row)] if path.exists() else []
+
+
+def summarise_history(history: Sequence[Mapping[str, Any]], max_points: int = MAX_SUMMARY_POINTS) -> dict[str, list]:
+    """Return the history's columns in at most `max_points` points: means over stretches of equally many points.
+
+    `epoch` and `time` are those of a stretch's last point, `share_averaged` its smallest.
+    """
+    size = max(1, math.ceil(len(history) / max_points))
+    # The newest stretch is whole and the oldest may be short: the end of a curve is what people look at.
+    first = len(history) % size
+    bounds = ([0] if first else []) + list(range(first, len(history) + 1, size))
+    stretches = [history[start:end] for start, end in itertools.pairwise(bounds)]
+    reduce = {"epoch": max, "time": max, "share_averaged": min}
+    return {
+        name: [_rounded(reduce.get(name, _mean)([point[name] for point in stretch])) for stretch in stretches]
+        for name in SUMMARY_COLUMNS
+    }
+
+
+def summary_json(
+    *,
+    facts: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    leaderboard: Sequence[Mapping[str, Any]],
+    num_contributors: int,
+    now: float,
+) -> str:
+    """Return the text of `summary.json`; `facts` are the run's own figures. User names in it are untrusted text."""
+    last = history[-1] if history else None
+    thinned = evaluations[:: max(1, math.ceil(len(evaluations) / MAX_SUMMARY_POINTS))]
+    values = dict(
+        format_version=SUMMARY_FORMAT_VERSION,
+        updated=now,
+        **facts,
+        newest=last and {name: _rounded(value) for name, value in last.items()},
+        history=summarise_history(history),
+        evaluations={name: [_rounded(row[name]) for row in thinned] for name in ("epoch", "loss", "time")},
+        leaderboard=list(leaderboard),
+        num_contributors=num_contributors,
+    )
+    return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _row(point: Mapping[str, Any]) -> dict[str, Any]:
+    return {**point, "suspects": json.dumps(point.get("suspects") or {}, sort_keys=True)}
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "suspects": json.loads(row["suspects"] or "{}")}
+
+
+def _is_possible(row: Mapping[str, Any]) -> bool:
+    numbers = [value for value in row.values() if not isinstance(value, dict)]
+    return all(isinstance(value, (int, float)) and math.isfinite(value) for value in numbers) and row["epoch"] > 0
+
+
+def _write(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    # Snappy is the one compression that every Parquet reader for browsers has built in.
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
+    return temporary.replace(path)
+
+
+def _read(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
+    try:
+        return pq.read_table(path).select(schema.names).cast(schema).to_pylist()
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise ValueError(f"{path.name} is not a metrics file of this run ({error}). Download it again.") from error
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) and value < 1e8 else value
+
+
+def read_history(repository: str) -> list[dict[str, Any]]:
+    """Return the run's published history, one point per epoch; empty if none was published.
+
+    Raises:
+        ValueError: what is there is damaged.
+    """
+    folder = snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/epochs-*.parquet"])
+    if points := read_history_files(Path(folder) / METRICS_FOLDER):
+        return points
+    path = download_if_present(repository, OLD_METRICS_FILE)
+    return [] if path is None else json.loads(path.read_text(encoding="utf-8"))

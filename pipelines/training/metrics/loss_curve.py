@@ -1,0 +1,33 @@
+"""The run's losses and peers as a picture."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def draw_loss_curve(
+    history: Sequence[Mapping[str, Any]], path: Path, evaluations: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Draw losses and active peers against the epoch; an empty history gives an empty frame. Works in any thread."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    epochs = [point["epoch"] for point in history]
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot(epochs, [point["loss"] for point in history], color="#4c72b0", label="training")
+    if evaluations:
+        held_out = [row["loss"] for row in evaluations]
+        upper.plot([row["epoch"] for row in evaluations], held_out, ".-", color="#55a868", label="held out")
+        upper.legend()
+    upper.set_ylabel("loss")
+    upper.set_yscale("log")
+    upper.grid(alpha=0.3, which="both")
+    lower.step(epochs, [point["num_peers"] for point in history], color="#dd8452", where="post")
+    lower.set_ylabel("peers")
+    lower.set_ylim(bottom=0)
+    lower.yaxis.get_major_locator().set_params(integer=True)
+    lower.set_xlabel("epoch")
+    lower.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,76 @@
+"""The progress reel: the same captions drawn every few epochs, one small picture per epoch, with an index."""
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from hub_tools.run_files import REEL_INDEX_FILE
+from pipelines.training.run.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    import torch
+
+REEL_SEED = 0
+
+DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image]
+"""Draws the captions with the model, always with the same seed, as one picture. Made by the command line."""
+
+
+class ProgressReel:
+    """A folder of pictures `epoch-00000100.webp` with `index.json`."""
+
+    def __init__(self, run: TrainingRun, folder: Path, draw: DrawPictures) -> None:
+        self._run, self._folder, self._draw = run, folder, draw
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path:
+        """Draw the run's prompts with the model of an epoch; return the picture's file."""
+        picture = self._draw(model, self._run.reel_prompts)
+        path = self._folder / f"epoch-{epoch:08d}.webp"
+        temporary = path.with_name(f".{path.name}.partial")
+        picture.convert("RGB").save(temporary, format="WEBP", quality=80)
+        temporary.replace(path)
+        entries = [entry for entry in read_index(self._folder) if entry["epoch"] < epoch]
+        entry = dict(epoch=epoch, file=path.name, time=now, width=picture.width, height=picture.height)
+        write_index(self._folder, self._run.reel_prompts, [*entries, entry])
+        return path
+
+    def newest_epoch(self) -> int:
+        """Return the epoch of the newest picture, or 0."""
+        return max((entry["epoch"] for entry in read_index(self._folder)), default=0)
+
+
+def read_index(folder: Path) -> list[dict[str, Any]]:
+    """Return the pictures that an index lists, by epoch; none if there is no index or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        pictures = json.loads((folder / REEL_INDEX_FILE).read_text(encoding="utf-8"))["pictures"]
+        return [picture for picture in pictures if isinstance(picture["epoch"], int) and picture["file"]]
+    return []
+
+
+def read_prompts(folder: Path) -> list[str]:
+    """Return the captions that an index names, from top to bottom; none if there is no index or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        prompts = json.loads((folder / REEL_INDEX_FILE).read_text(encoding="utf-8"))["prompts"]
+        return [prompt for prompt in prompts if isinstance(prompt, str)]
+    return []
+
+
+def write_index(folder: Path, prompts: Sequence[str], pictures: Sequence[dict[str, Any]]) -> None:
+    """Write the index: the captions from top to bottom, and the pictures by epoch."""
+    values = dict(format_version=1, seed=REEL_SEED, prompts=list(prompts), pictures=list(pictures))
+    temporary = folder / f".{REEL_INDEX_FILE}.partial"
+    temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(folder / REEL_INDEX_FILE)
+
+
+def take_over_reel(folder: Path, published: Path, prompts: Sequence[str]) -> None:
+    """Add the pictures of a published index to that of a folder; the files themselves stay on the Hub."""
+    known = {picture["epoch"]: picture for picture in (*read_index(published), *read_index(folder))}
+    if known:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_index(folder, prompts, [known[epoch] for epoch in sorted(known)])

@@ -1,0 +1,144 @@
+"""What the auxiliary peer knows of the run's course: history, evaluations and contributions, in memory and on disk."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hub_tools.run_files import SUMMARY_FILE
+from pipelines.swarm.records import PeerMetrics
+from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
+from pipelines.training.metrics.contributions import Claim, leaderboard
+from pipelines.training.metrics.epoch_summary import EpochSummary, summarise_epoch
+from pipelines.training.metrics.history import (
+    append_point,
+    merge_histories,
+    read_evaluations,
+    read_history_files,
+    shard_name,
+    summary_json,
+    write_evaluations,
+    write_history,
+)
+from pipelines.training.run.training_run import TrainingRun
+
+MAX_LEADERBOARD = 200
+
+
+class RunMetrics:
+    """Observed by one thread, written and published by another. `folder` keeps it over a restart."""
+
+    def __init__(self, run: TrainingRun, folder: Path) -> None:
+        self._run, self._folder, self._lock = run, folder, threading.Lock()
+        self._written_epoch = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._history = read_history_files(folder)
+        self._evaluations = read_evaluations(folder)
+        self._ledger = read_contributions(folder)
+
+    def observe(self, peers: Mapping[bytes, PeerMetrics], now: float, held_epoch: int) -> EpochSummary | None:
+        """Take the peers' newest figures into account; return their summary."""
+        summary = summarise_epoch(peers.values(), now, held_epoch)
+        if summary is None:
+            return None
+        claims = {
+            hashlib.sha256(key).hexdigest()[:32]: Claim(
+                username=peer.username,
+                epoch=peer.epoch,
+                num_samples=peer.num_samples,
+                samples_per_second=peer.samples_per_second,
+            )
+            for key, peer in peers.items()
+        }
+        with self._lock:
+            append_point(self._history, summary)
+            self._written_epoch = min(self._written_epoch, summary.epoch)
+            batch_size = self._run.target_batch_size
+            self._ledger.observe(claims, now=now, swarm_epoch=summary.epoch, batch_size=batch_size)
+        return summary
+
+    def add_evaluation(self, *, epoch: int, loss: float, num_records: int, seconds: float, now: float) -> None:
+        """Note the loss on held-out records; a second evaluation of an epoch replaces the first."""
+        row = dict(epoch=epoch, loss=loss, num_records=num_records, time=now, seconds=seconds)
+        with self._lock:
+            self._evaluations = [*(e for e in self._evaluations if e["epoch"] < epoch), row]
+
+    def take_over(self, folder: Path) -> None:
+        """Add what another publisher has published: its points where we have none, its counts if they are newer."""
+        history, evaluations, ledger = read_history_files(folder), read_evaluations(folder), read_contributions(folder)
+        with self._lock:
+            self._history = merge_histories(history, self._history)
+            known = {row["epoch"]: row for row in (*evaluations, *self._evaluations)}
+            self._evaluations = [known[epoch] for epoch in sorted(known)]
+            # Either ledger has counted all that the peers reported up to its own time.
+            if ledger.time > self._ledger.time:
+                self._ledger = ledger
+            self._written_epoch = 0
+
+    def write(self) -> list[Path]:
+        """Write what has changed into the folder; return all files that are current."""
+        with self._lock:
+            history, evaluations, ledger = list(self._history), list(self._evaluations), self._ledger
+            write_history(history, self._folder, self._written_epoch)
+            self._written_epoch = history[-1]["epoch"] if history else 0
+            write_evaluations(evaluations, self._folder)
+            write_contributions(ledger, self._folder)
+            board = leaderboard(ledger.days, time.time(), MAX_LEADERBOARD)
+            text = summary_json(
+                facts=self._facts(),
+                history=history,
+                evaluations=evaluations,
+                leaderboard=board,
+                num_contributors=len(ledger.total()),
+                now=time.time(),
+            )
+        temporary = self._folder / f".{SUMMARY_FILE}.partial"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self._folder / SUMMARY_FILE)
+        self._remove_lost_shards(history)
+        return sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the points of the history, one per epoch."""
+        with self._lock:
+            return list(self._history)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the losses on held-out records."""
+        with self._lock:
+            return list(self._evaluations)
+
+    def contributors(self) -> dict[str, int]:
+        """Return the samples that each user has contributed to the run."""
+        with self._lock:
+            return {user: total.samples for user, total in sorted(self._ledger.total().items())}
+
+    def newest_epoch(self) -> int:
+        """Return the epoch of the newest point, or 0."""
+        with self._lock:
+            return self._history[-1]["epoch"] if self._history else 0
+
+    def mark(self) -> tuple[int, int]:
+        """Return how far history and evaluations are: what has changed since an earlier mark is worth publishing."""
+        with self._lock:
+            history, evaluations = (rows[-1]["epoch"] if rows else 0 for rows in (self._history, self._evaluations))
+        return history, evaluations
+
+    def loss_at(self, epoch: int) -> float | None:
+        """Return the newest training loss up to an epoch."""
+        with self._lock:
+            losses: Iterable[float] = (p["loss"] for p in reversed(self._history) if p["epoch"] <= epoch)
+            return next(iter(losses), None)
+
+    def _facts(self) -> dict[str, Any]:
+        run = self._run
+        names = ("run_id", "generation", "num_epochs", "target_batch_size", "dataset_repository")
+        return {name: getattr(run, name) for name in names}
+
+    def _remove_lost_shards(self, history: list[dict[str, Any]]) -> None:
+        current = {shard_name(point["epoch"]) for point in history}
+        for path in self._folder.glob("epochs-*.parquet"):
+            if path.name not in current:
+                path.unlink()

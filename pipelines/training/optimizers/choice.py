@@ -1,0 +1,60 @@
+"""Which optimizers and which schedule a run asks for."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.nesterov import Nesterov
+from pipelines.training.optimizers.parameter_groups import weight_decay_groups
+from pipelines.training.optimizers.schedule import linear_factor
+from pipelines.training.run.training_run import TrainingRun
+
+
+def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
+    """Return the parameters, optimizer factory and schedule factory of the state that all peers share, in one order.
+
+    With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.
+    """
+    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
+    if run.local_steps == 1:
+        schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
+        return dict(params=groups, optimizer=lamb_factory(run), scheduler=schedule)
+    outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
+    # Weight decay is the inner optimizer's; decayed twice, parameters would shrink with every synchronisation.
+    return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
+
+
+def lamb_factory(run: TrainingRun) -> partial[Lamb]:
+    """Return what makes the run's LAMB of groups of parameters; momentum that gradients bring along is not added."""
+    return partial(
+        Lamb,
+        lr=run.peak_learning_rate,
+        betas=(0.0 if gradient_momentum(run) else run.betas[0], run.betas[1]),
+        eps=run.epsilon,
+        max_gradient_norm=run.max_gradient_norm,
+        bits=run.optimizer_bits,
+    )
+
+
+def gradient_momentum(run: TrainingRun) -> float:
+    """Return the momentum that peers add to their own gradients, of which LAMB then adds none."""
+    return run.betas[0] if run.momentum_before_averaging else 0.0
+
+
+def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the run's inner optimizer over the model's own parameters."""
+    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
+    if run.inner_optimizer == "lamb":
+        return lamb_factory(run)(groups)
+    return torch.optim.AdamW(groups, lr=run.peak_learning_rate, betas=run.betas, eps=run.epsilon)
+
+
+def linear_schedule(
+    optimizer: torch.optim.Optimizer, num_warmup: int, num_total: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return a linear warm-up from 0 over `num_warmup` epochs and a linear fall to 0 at `num_total` (section 3.3)."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, partial(linear_factor, num_warmup=num_warmup, num_total=num_total)
+    )

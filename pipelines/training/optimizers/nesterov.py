@@ -1,0 +1,37 @@
+"""Nesterov steps along the averaged progress: the outer optimizer of local steps (Douillard et al., 2023)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from pipelines.training.optimizers.gradient_norm import global_norm
+
+
+class Nesterov(torch.optim.Optimizer):
+    """Gradient descent with Nesterov momentum: m = momentum * m + g, then parameter -= lr * (g + momentum * m).
+
+    The outer optimizer of runs with local steps. Like LAMB it has all its state from the start and refuses gradients
+    that are not finite; torch's own begins without state and differs in its settings from release to release.
+    """
+
+    def __init__(self, params: Iterable[Any], *, lr: float, momentum: float) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"momentum": torch.zeros_like(parameter, requires_grad=False)}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update all parameters that have a gradient.
+
+        Raises:
+            ValueError: the global gradient norm is not finite; nothing has been changed then.
+        """
+        global_norm(self)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(parameter.grad)
+                    direction = parameter.grad.add(momentum, alpha=group["momentum"])
+                    parameter.add_(direction, alpha=-group["lr"])

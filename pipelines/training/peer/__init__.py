@@ -1,0 +1,1 @@
+"""A training peer, and the processes around it. Never imports `tasks`."""

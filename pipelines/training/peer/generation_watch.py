@@ -1,0 +1,53 @@
+"""Tells a peer that its run was rolled back: a new generation is a swarm of its own, and this peer must join that."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from pipelines.training.repository.run_repository import read_run
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 120.0
+
+
+class GenerationWatch:
+    """Looks at the run's settings on the Hub now and then; sets `stop` when they begin a new generation."""
+
+    def __init__(self, repository: str, run: TrainingRun, stop: threading.Event) -> None:
+        self.found_new_generation = False
+        self._repository, self._run, self._stop = repository, run, stop
+
+    def look(self) -> bool:
+        """Return whether the run has begun a new generation; False while the Hub does not say."""
+        try:
+            newest = read_run(self._repository)
+        except (OSError, ValueError) as error:
+            logger.debug("The run's settings cannot be read now: %s", error)
+            return False
+        return newest.generation > self._run.generation
+
+    def watch(self, ended: threading.Event, seconds: float) -> None:
+        """Look every so many seconds until `ended` is set."""
+        while not ended.wait(seconds):
+            if self.look():
+                self.found_new_generation = True
+                self._stop.set()
+                return
+
+
+@contextlib.contextmanager
+def watching_generation(
+    repository: str, run: TrainingRun, stop: threading.Event, seconds: float = WATCH_SECONDS
+) -> Iterator[GenerationWatch]:
+    """Watch the run's generation in a thread, for as long as the block lasts."""
+    watch, ended = GenerationWatch(repository, run, stop), threading.Event()
+    thread = threading.Thread(target=watch.watch, args=(ended, seconds), name="generation-watch", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        ended.set()
+        thread.join(timeout=10)

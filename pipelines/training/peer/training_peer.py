@@ -1,0 +1,300 @@
+"""A training peer: takes over the swarm's state, computes gradients, averages them, reports, hands its state on."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hivemind
+import torch
+
+from pipelines.swarm.records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord, SwarmRecords
+from pipelines.torch_devices import describe_device
+from pipelines.training.averaging.reduce.suspects import Suspect
+from pipelines.training.gradients.computation import (
+    GradientComputation,
+    UsableGradients,
+    compiling_pays,
+    resolve_precision,
+)
+from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.training.peer.pausing import PauseSwitch
+from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
+from pipelines.training.state.transfer import ShowProgress
+from pipelines.training.swarm_optimizer.local_steps import make_optimizer
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch
+from pipelines.training.tasks.text_to_image.model import initial_model, model_configuration
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS = 150.0
+"""A peer that finishes the run stays at most this long, until an auxiliary peer holds the final state."""
+
+
+class RunFinishedError(ValueError):
+    """The run has reached its last epoch; there is nothing left to train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one local step did."""
+
+    epoch: int
+    """Epoch for which the gradient was computed."""
+
+    loss: float | None
+    """Mean loss of the micro-batch; None if its gradient overflowed in float16 and was dropped."""
+
+    was_used: bool
+    """Whether the gradient counts towards the epoch; not if it was computed on an outdated state."""
+
+    ended_epoch: bool
+    num_peers: int
+    samples_per_second: float
+    share_averaged: float
+    num_samples: int
+    """Samples this peer has contributed so far."""
+
+    bytes_per_sample: float
+    """Bytes this peer has sent for averaging, per sample that it has contributed."""
+
+
+class TrainingPeer:
+    """Trains in a swarm. Use as a context manager around `synchronise` and `train`."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        dht: hivemind.DHT,
+        options: PeerOptions,
+        *,
+        username: str,
+        package_version: str,
+        model: torch.nn.Module | None = None,
+    ) -> None:
+        self.run, self.options = run, options
+        self.model = (model or initial_model(run)).to(options.device)
+        self.records = SwarmRecords(dht, run.swarm_id)
+        self.num_samples = 0
+        self._dht, self._username, self._package_version = dht, username, package_version
+        self._epoch_losses: list[float] = []
+        self.pause_switch = PauseSwitch()
+        self._parts = contextlib.ExitStack()
+        self._precision = resolve_precision(options.precision, options.device)
+        self._is_compiled = compiling_pays(options.compile, options.device, model_configuration(run).recompute)
+        self._computation = GradientComputation(
+            self.model, device=options.device, precision=self._precision, compiled=self._is_compiled
+        )
+
+    def __enter__(self) -> "TrainingPeer":
+        self.optimizer = make_optimizer(
+            run=self.run,
+            dht=self._dht,
+            model=self.model,
+            records=self.records,
+            bandwidth_limit_mbit=self.options.bandwidth_limit_mbit,
+            verbose=logger.isEnabledFor(logging.DEBUG),
+        )
+        self._parts.callback(self.optimizer.shutdown)
+        # hivemind has forked by now, and may no more once the devices are joined.
+        backward = self._join_devices() if (self.options.num_devices or 1) > 1 else self._computation.backward
+        self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
+        self._introduce()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._parts.close()
+
+    def _join_devices(self) -> Callable[[Batch, float], float]:
+        from pipelines.training.gradients.device_group import (
+            DeviceGroup,
+            DevicePlan,
+            meeting_place,
+        )  # accelerate takes a second
+
+        plan = DevicePlan(
+            model_config=self.model.config.to_diff_dict(),
+            device_type=torch.device(self.options.device).type,
+            num_devices=self.options.num_devices,
+            precision=self._precision,
+            compiled=self._is_compiled,
+            cpu_threads=self.options.cpu_threads,
+            store=self._parts.enter_context(meeting_place()),
+        )
+        return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
+
+    def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
+        """Take over the newest state there is; return where it came from: `peers`, `checkpoint` or `start`.
+
+        `fetch_checkpoint` downloads the newest checkpoint's folder and is asked only when no peer hands out a state
+        that most of them name. `show` is told how far a download is; otherwise the log is, now and then.
+
+        Raises:
+            RunFinishedError: the run is at its last epoch.
+        """
+        source = "start"
+        if self.optimizer.hand_off.newest_epoch() > 0:
+            self.optimizer.load_state_from_peers(show)
+        if self.optimizer.state_averager.state_epoch > 0:
+            source = "peers"
+        elif (folder := fetch_checkpoint()) is not None:
+            self.restore(folder)
+            source = "checkpoint"
+        if self.optimizer.local_epoch >= self.run.num_epochs:
+            raise RunFinishedError(finished_message(self.run))
+        self.optimizer.share_state()
+        return source
+
+    def restore(self, folder: Path) -> RunState:
+        """Load a checkpoint from its folder; the peer continues at its epoch."""
+        averager = self.optimizer.state_averager
+        with averager.lock_averaged_tensors:
+            state = load_training_state(folder, self.model, averager.optimizer)
+        averager.set_epoch(state.epoch)
+        self.optimizer.begin_epoch()
+        return state
+
+    def pause(self) -> None:
+        """Stop computing after the present micro-batch, from any thread; others go on without waiting for this peer."""
+        self.pause_switch.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause, from any thread, with the swarm's newest state."""
+        self.pause_switch.resume()
+
+    def choose_micro_batch(self) -> int:
+        """Return the samples per local step and device: as wished, or found by trying the machine."""
+        if self.options.micro_batch_size is not None:
+            return self.options.micro_batch_size
+        measure = trial(self._computation.backward, self.model, self.options.device)
+        own_share = self.run.target_batch_size // (self.options.num_devices or 1)
+        size = choose_micro_batch(measure, largest=largest_useful(own_share))
+        logger.info("Micro-batches of %d samples suit this machine best.", size)
+        return size
+
+    def train(
+        self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[StepReport]:
+        """Train until `stop` is set, the run's last epoch is reached, or a limit of one's own (`max_epochs`,
+        `max_hours` by the clock's seconds) is.
+
+        Yields a report after every micro-batch.
+        """
+        limit = last_epoch(self.run, self.options, self.optimizer.local_epoch)
+        deadline = clock() + 3600 * (self.options.max_hours or math.inf)
+        for batch in batches:
+            if self.pause_switch.is_on:
+                self._rest(stop)
+            if stop.is_set() or self.optimizer.local_epoch >= limit or clock() >= deadline:
+                break
+            yield self.step(batch)
+        self.optimizer.state_averager.step(wait_for_delayed_updates=True)
+        if self.optimizer.local_epoch >= self.run.num_epochs:
+            self._hand_over(stop)
+
+    def _rest(self, stop: threading.Event) -> None:
+        self.num_samples -= self.optimizer.leave_rounds()
+        logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
+        self.pause_switch.wait_until_off(stop)
+        if not stop.is_set():
+            self.optimizer.return_to_rounds()
+            logger.info("Going on at epoch %d.", self.optimizer.local_epoch)
+
+    def step(self, batch: Batch) -> StepReport:
+        """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
+        epoch, num_samples = self.optimizer.local_epoch, len(batch.input_ids)
+        loss = self._gradients.compute(batch)
+        if loss is None:  # overflowed in float16: neither the gradient nor the loss says anything
+            return self._step_report(epoch, None, was_used=False, ended_epoch=False)
+        self.optimizer.step(batch_size=num_samples)
+        self.optimizer.zero_grad()
+        was_used = self.optimizer.last_gradient_was_used
+        if was_used:
+            self.num_samples += num_samples
+            self._epoch_losses.append(loss)
+        ended = self.optimizer.local_epoch != epoch
+        if ended:
+            self._report_epoch()
+        return self._step_report(epoch, loss, was_used=was_used, ended_epoch=ended)
+
+    def _step_report(self, epoch: int, loss: float | None, *, was_used: bool, ended_epoch: bool) -> StepReport:
+        tracker = self.optimizer.tracker
+        return StepReport(
+            epoch=epoch,
+            loss=loss,
+            was_used=was_used,
+            ended_epoch=ended_epoch,
+            num_peers=tracker.global_progress.num_peers,
+            samples_per_second=tracker.performance_ema.samples_per_second,
+            share_averaged=self.optimizer.grad_averager.last_round.share_averaged,
+            num_samples=self.num_samples,
+            bytes_per_sample=self.optimizer.bytes_sent / max(1, self.num_samples),
+        )
+
+    def _introduce(self) -> None:
+        introduction = PeerIntroduction(
+            username=self._username,
+            device=describe_device(self.options.device, self.options.num_devices or 1),
+            client_mode=bool(self.options.client_mode),
+            package_version=self._package_version,
+        )
+        self.records.introduce(introduction)
+
+    def _report_epoch(self) -> None:
+        if not self._epoch_losses:
+            return
+        averaging = self.optimizer.grad_averager.last_round
+        metrics = PeerMetrics(
+            username=self._username,
+            epoch=self.optimizer.local_epoch,
+            loss=sum(self._epoch_losses) / len(self._epoch_losses),
+            num_samples=self.num_samples,
+            samples_per_second=self.optimizer.tracker.performance_ema.samples_per_second,
+            share_averaged=averaging.share_averaged,
+            bytes_sent=self.optimizer.bytes_sent,
+            num_rounds=averaging.num_rounds,
+            round_seconds=averaging.seconds,
+            num_refused_gradients=self.optimizer.num_refused_gradients,
+            client_mode=bool(self.options.client_mode),
+            package_version=self._package_version,
+            num_incomplete_rounds=self.optimizer.num_incomplete_rounds,
+            num_withheld=averaging.num_withheld,
+            suspects=[suspect_record(suspect) for suspect in averaging.suspects[:MAX_SUSPECTS]],
+        )
+        self._epoch_losses.clear()
+        self._introduce()
+        self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
+
+    def _hand_over(self, stop: threading.Event) -> None:
+        """Stay until an auxiliary peer holds the final state, so that the last epochs are not lost."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < deadline and not stop.is_set():
+            auxiliaries = self.records.auxiliaries().values()
+            if not auxiliaries or any(status.held_epoch >= self.run.num_epochs for status in auxiliaries):
+                return
+            stop.wait(0.5)
+        logger.warning("No auxiliary peer took over the final state within %.0f s.", LINGER_SECONDS)
+
+
+def last_epoch(run: TrainingRun, options: PeerOptions, first: int) -> int:
+    """Return the epoch at which a peer that begins at epoch `first` leaves."""
+    return run.num_epochs if options.max_epochs is None else min(run.num_epochs, first + options.max_epochs)
+
+
+def finished_message(run: TrainingRun) -> str:
+    """Say that a run is over and what can be done with it."""
+    return (
+        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
+        "dalle-collab generate ORG/RUN 'a caption'; or create a new run with: dalle-collab run create"
+    )
+
+
+def suspect_record(suspect: Suspect) -> SuspectRecord:
+    """Return what is published of a suspect."""
+    return SuspectRecord(peer_id=suspect.peer_id, offence=suspect.offence.name, num_rounds=suspect.num_rounds)

@@ -1,0 +1,210 @@
+"""The signed list of what a checkpoint consists of: a digest of every file and of every tensor in it.
+
+A checkpoint is taken over only if a key of `publisher_keys.json` signed its manifest and every file is as the manifest
+says; a damaged one is refused with the name of the file and of the tensor.
+"""
+
+import hashlib
+import json
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
+from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
+
+MANIFEST_FORMAT_VERSION = 1
+NEEDED_FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, RUN_STATE_FILE)
+MUST_BE_LISTED = (".safetensors", ".py", ".bin", ".pt", ".ckpt", ".pkl")
+"""Files of these kinds are loaded or run: none may lie beside a checkpoint without being listed."""
+
+
+class CheckpointRefusedError(ValueError):
+    """A checkpoint that is damaged, or that nobody trustworthy has signed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileDigest:
+    """What a file must be."""
+
+    sha256: str
+    size: int
+    tensors: dict[str, str] = field(default_factory=dict)
+    """Of a safetensors file: the SHA-256 of each tensor's bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """What a checkpoint is and where it comes from."""
+
+    run_id: str
+    generation: int
+    epoch: int
+    dataset_repository: str
+    dataset_revision: str
+    package_version: str
+    parent_commit: str
+    """Commit of the run's repository on top of which the checkpoint was published."""
+
+    parent_epoch: int | None
+    """Epoch of the checkpoint before, if there is one."""
+
+    parent_manifest: str | None
+    """SHA-256 of that checkpoint's signed manifest file."""
+
+    contributors: dict[str, int]
+    """Users and the samples that they had contributed to the run."""
+
+    files: dict[str, FileDigest]
+    format_version: int = MANIFEST_FORMAT_VERSION
+
+    def signed(self, key: PublisherKey) -> str:
+        """Return the text of `checkpoint_manifest.json`."""
+        values = asdict(self)
+        signature = key.sign(_canonical(values))
+        signed = dict(manifest=values, public_key=key.public, signature=signature)
+        return json.dumps(signed, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build a manifest from parsed JSON; raises TypeError or KeyError if it is not one."""
+        files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
+        return cls(**{**values, "files": files})
+
+
+def digest_files(folder: Path) -> dict[str, FileDigest]:
+    """Return the digests of all files in a checkpoint's folder, by name."""
+    return {path.name: digest_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def digest_file(path: Path) -> FileDigest:
+    """Return a file's digest; a safetensors file's tensors have their own."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    tensors = tensor_digests(path) if path.suffix == ".safetensors" else {}
+    return FileDigest(sha256=sha256, size=path.stat().st_size, tensors=tensors)
+
+
+def tensor_digests(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of every tensor's bytes in a safetensors file; raises ValueError if the header is damaged."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length)) if length < path.stat().st_size else {}
+        if not isinstance(header, dict) or not header:
+            raise ValueError(f"{path.name} has no safetensors header")
+        # The format: 8 bytes of length, a JSON header, then the tensors at the offsets that the header gives.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return {
+                name: hashlib.sha256(content[8 + length + start : 8 + length + end]).hexdigest()
+                for name, (start, end) in sorted(
+                    (name, entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__"
+                )
+            }
+
+
+def read_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManifest:
+    """Return the manifest in the text of `checkpoint_manifest.json`.
+
+    Raises:
+        CheckpointRefusedError: it is not signed by any of the keys, or it is of a format that this package lacks.
+    """
+    try:
+        signed = json.loads(text)
+        values, public_key, signature = signed["manifest"], signed["public_key"], signed["signature"]
+        if values["format_version"] != MANIFEST_FORMAT_VERSION:
+            raise CheckpointRefusedError(
+                f"{MANIFEST_FILE} has format {values['format_version']}, this package knows "
+                f"{MANIFEST_FORMAT_VERSION}. Update the package: pip install -U dalle-collab"
+            )
+        if public_key not in trusted_keys:
+            raise CheckpointRefusedError(
+                f"{MANIFEST_FILE} is signed with the key {public_key}, which is none of the {len(trusted_keys)} in the "
+                "run's publisher_keys.json. Ask the run's organiser who published this checkpoint."
+            )
+        if not is_signed_by(public_key, _canonical(values), signature):
+            raise CheckpointRefusedError(
+                f"The signature of {MANIFEST_FILE} does not fit its content: it was changed after it was signed with "
+                f"{public_key}. Load an older epoch, or ask the run's organiser to roll back: dalle-collab run rollback"
+            )
+        return CheckpointManifest.from_mapping(values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointRefusedError):
+            raise
+        raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}). Download it again.") from error
+
+
+def verify_checkpoint(folder: Path, trusted_keys: Sequence[str]) -> CheckpointManifest | None:
+    """Check a checkpoint's folder against its manifest and return that; None for a run that has no keys yet.
+
+    Raises:
+        CheckpointRefusedError: with the name of the damaged, missing or unlisted file, and of the damaged tensor.
+    """
+    if not trusted_keys:
+        return None
+    path = folder / MANIFEST_FILE
+    if not path.exists():
+        raise CheckpointRefusedError(
+            f"The checkpoint has no {MANIFEST_FILE}, but the run has keys that checkpoints are signed with. Somebody "
+            "has removed it; load an older epoch, or ask the run's organiser."
+        )
+    manifest = read_manifest(path.read_text(encoding="utf-8"), trusted_keys)
+    check_files(folder, manifest.files, f"the manifest of epoch {manifest.epoch}")
+    if missing := sorted(set(NEEDED_FILES) - set(manifest.files)):
+        raise CheckpointRefusedError(f"The manifest of epoch {manifest.epoch} does not list {', '.join(missing)}.")
+    _check_run_state(folder, manifest)
+    return manifest
+
+
+def check_files(folder: Path, expected: Mapping[str, FileDigest], source: str) -> None:
+    """Compare every listed file with its digest, and refuse files that are loaded or run without being listed.
+
+    Raises:
+        CheckpointRefusedError: with the name of the file, and of the tensor.
+    """
+    for name, digest in expected.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise CheckpointRefusedError(f"{name} is missing, but {source} lists it. {_cure(folder)}")
+        seen = path.stat().st_size
+        if seen != digest.size:
+            raise CheckpointRefusedError(
+                f"{name} is damaged: it has {seen} bytes, {source} says {digest.size}. {_cure(folder)}"
+            )
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != digest.sha256:
+            raise CheckpointRefusedError(_explain_damage(path, digest, sha256, source))
+    for path in sorted(folder.iterdir()):
+        if path.suffix in MUST_BE_LISTED and path.name not in expected:
+            raise CheckpointRefusedError(f"{path.name} is not in {source}: nobody has signed it. {_cure(folder)}")
+
+
+def _explain_damage(path: Path, digest: FileDigest, sha256: str, source: str) -> str:
+    where = f"{path.name} is damaged: its SHA-256 is {sha256[:16]}..., {source} says {digest.sha256[:16]}..."
+    if digest.tensors:
+        try:
+            seen = tensor_digests(path)
+            names = [name for name in digest.tensors if seen.get(name) != digest.tensors[name]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            names = []
+        where += f" (tensor {', '.join(names[:3])})" if names else " (its header)"
+    return f"{where}. {_cure(path.parent)}"
+
+
+def _check_run_state(folder: Path, manifest: CheckpointManifest) -> None:
+    state = json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8"))
+    if (state.get("run_id"), state.get("epoch")) != (manifest.run_id, manifest.epoch):
+        raise CheckpointRefusedError(
+            f"{RUN_STATE_FILE} is of run {state.get('run_id')} at epoch {state.get('epoch')}, its manifest of run "
+            f"{manifest.run_id} at epoch {manifest.epoch}."
+        )
+
+
+def _cure(folder: Path) -> str:
+    return f"Delete {folder} and download the checkpoint again."
+
+
+def _canonical(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

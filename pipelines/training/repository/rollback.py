@@ -1,0 +1,151 @@
+"""Going back to an older epoch: its checkpoint becomes the head again, and the run a new generation.
+
+A run is rolled back when its newest epochs are worthless: poisoned, diverged, trained on the wrong data. Peers that are
+alive hold those epochs and would hand them to everybody who joins, and the newest epoch wins. So one commit does both:
+it puts the old checkpoint's files back, bit by bit, and raises `generation` in `training_run.json`. A generation is a
+swarm of its own in the DHT. Auxiliary peers and trainers of the old one notice the change on the Hub, leave it and join
+the new swarm, whose state is the restored checkpoint. Nothing is lost: the commits of the epochs that were taken back
+stay in the repository's history, with their tags until the run publishes those epochs anew.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+
+from hub_tools.run_files import (
+    COUNTERS_FILE,
+    METRICS_FOLDER,
+    OPTIMIZER_FILE,
+    PUBLISHER_KEYS_FILE,
+    REEL_FOLDER,
+    TRAINING_RUN_FILE,
+)
+from pipelines.training.repository.epoch_tags import epoch_tag, find_epoch
+from pipelines.training.repository.head import RunHead, commit_on, read_head
+from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError, verify_checkpoint
+
+KEPT_FILES = (TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes")
+KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
+"""What people have contributed stays counted, and the publishers' keys stay known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackPlan:
+    """What a roll-back would do; nothing has been changed."""
+
+    repository: str
+    head: RunHead
+    epoch: int
+    source: str
+    """Commit of the epoch's checkpoint."""
+
+    manifest: CheckpointManifest
+    restored: dict[str, str]
+    """Files that get their old content back, with its identity on the Hub."""
+
+    deleted: tuple[str, ...]
+    """Files that the epoch's commit did not have."""
+
+    @property
+    def generation(self) -> int:
+        """The generation that begins."""
+        return self.head.run.generation + 1
+
+
+def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
+    """Find an epoch's checkpoint, download it, and check it against its signed manifest.
+
+    Raises:
+        ValueError: there is no such epoch, it is the head already, or its optimizer state is no longer kept.
+        CheckpointRefusedError: the checkpoint is damaged.
+    """
+    api, head = HfApi(), read_head(repository, tolerate_bad_manifest=True)
+    source, epochs = find_epoch(api, repository, epoch)
+    if source is None:
+        known = ", ".join(map(str, epochs[-12:])) or "none"
+        raise ValueError(f"{repository} has published no checkpoint of epoch {epoch}; its newest are: {known}.")
+    if head.epoch == epoch:
+        raise ValueError(f"{repository} is at epoch {epoch} already; there is nothing to roll back.")
+    manifest = _verified_manifest(repository, source, epoch, head)
+    before, after = _identities(api, repository, head.commit), _identities(api, repository, source)
+    restored, deleted = changed_files(before, after)
+    return RollbackPlan(
+        repository=repository,
+        head=head,
+        epoch=epoch,
+        source=source,
+        manifest=manifest,
+        restored=restored,
+        deleted=deleted,
+    )
+
+
+def changed_files(head: Mapping[str, str], source: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return which files must be copied from the source, with their identities, and which must be deleted.
+
+    Both arguments map names to identities. What a roll-back keeps is in neither.
+    """
+    restored = {name: oid for name, oid in source.items() if not _is_kept(name) and head.get(name) != oid}
+    return restored, tuple(sorted(name for name in head if name not in source and not _is_kept(name)))
+
+
+def carry_out(plan: RollbackPlan) -> str:
+    """Make the roll-back in one commit on top of the head that was planned for; return the commit.
+
+    Raises:
+        HeadMovedError: the run has published since; plan again.
+        CheckpointRefusedError: the Hub did not restore what it was asked to.
+    """
+    text = plan.head.run.replace(generation=plan.generation).to_json()
+    operations = [
+        CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=text.encode()),
+        *(CommitOperationCopy(name, name, src_revision=plan.source) for name in plan.restored),
+        *(CommitOperationDelete(path_in_repo=name) for name in plan.deleted),
+    ]
+    message = f"Roll back to epoch {plan.epoch}: generation {plan.generation}"
+    commit = commit_on(plan.head.commit, plan.repository, operations, message)
+    now = _identities(HfApi(), plan.repository, commit)
+    if wrong := sorted(name for name, oid in plan.restored.items() if now.get(name) != oid):
+        raise CheckpointRefusedError(
+            f"After the roll-back {', '.join(wrong)} of {plan.repository} is not what epoch {plan.epoch} had. "
+            f"Roll back again, or restore the commit {plan.source} by hand."
+        )
+    return commit
+
+
+def _verified_manifest(repository: str, source: str, epoch: int, head: RunHead) -> CheckpointManifest:
+    with tempfile.TemporaryDirectory(prefix="dalle-collab-rollback-") as cache:
+        ignored = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png"]
+        try:
+            folder = snapshot_download(repository, revision=source, ignore_patterns=ignored, cache_dir=cache)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError as error:
+            raise ValueError(
+                f"The checkpoint of epoch {epoch} is no longer whole on the Hub ({error}). The optimizer states of the "
+                f"newest {head.run.keep_optimizer_states} checkpoints are kept; choose one of those."
+            ) from error
+        if not (Path(folder) / OPTIMIZER_FILE).exists():
+            raise ValueError(f"The checkpoint of epoch {epoch} has no {OPTIMIZER_FILE}; choose a newer one.")
+        manifest = verify_checkpoint(Path(folder), head.keys)
+        shutil.rmtree(folder)
+    if manifest is None or manifest.epoch != epoch:
+        seen = "no signed manifest" if manifest is None else f"the manifest of epoch {manifest.epoch}"
+        raise CheckpointRefusedError(f"The commit {source} ({epoch_tag(epoch)}) has {seen}; expected epoch {epoch}.")
+    return manifest
+
+
+def _identities(api: HfApi, repository: str, revision: str) -> dict[str, str]:
+    tree = api.list_repo_tree(repository, revision=revision, recursive=True)
+    files = (item for item in tree if isinstance(item, RepoFile))
+    return {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
+
+
+def _is_kept(name: str) -> bool:
+    return name in KEPT_FILES or name.startswith(KEPT_PREFIX)

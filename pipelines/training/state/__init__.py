@@ -1,0 +1,1 @@
+"""The training state: averaged, digested, transferred, kept as files."""

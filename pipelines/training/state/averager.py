@@ -1,0 +1,275 @@
+"""The averager that holds the training state, hands it out and takes it over; `transfer` decides when."""
+
+import asyncio
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
+
+import torch
+from hivemind.averaging.control import StepControl
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
+from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import MPFuture
+
+from pipelines.admission.averaging_gate import AdmitsPeers
+from pipelines.swarm.upload_limit import pass_bytes
+from pipelines.training.averaging.averager import CountsRounds
+from pipelines.training.averaging.wire.streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
+from pipelines.training.state.digest import StateManifest, named_state
+from pipelines.training.state.download import (
+    WANT_MANIFEST,
+    WANT_NOTHING,
+    DownloadLimits,
+    DownloadReport,
+    StateDownload,
+    StateDownloadError,
+    StateRefusedError,
+    read_request,
+)
+from pipelines.training.state.snapshot import CHUNK_BYTES, StateSnapshot
+
+logger = logging.getLogger(__name__)
+
+NO_COMPRESSION = NoCompression()
+SEARCH_IN_MATCHMAKINGS = 3
+"""Times its usual length after which the search for a group to average the state with is given up."""
+
+SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_STAY = 15.0
+"""How long a snapshot that is being sent waits for a newcomer that has stopped reading."""
+
+SECONDS_BETWEEN_REQUESTS = 2.0
+"""How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
+
+
+class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
+    """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
+
+    Its name is part of the wire protocol: all peers of a run, the auxiliary peer too, use this very class. What it
+    hands out is a snapshot, so that epoch and tensors agree whatever the live state does meanwhile.
+    """
+
+    notices_replays = False  # parameters that did not change are the same parts again
+    may_be_skipped = True  # the next optimizer step waits until it is over
+    _rpc_handlers = _stub_type = None
+
+    def __init__(self, *, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
+        self.answers_are_averages = isinstance(compression, NoCompression)
+        self.state_epoch = 0
+        self.state_changed = threading.Event()
+        self._swarm_id = kwargs["prefix"]
+        self._changing, self._snapshot_lock = threading.Lock(), threading.Lock()
+        self._num_changes = self._num_changes_in_snapshot = 0
+        self._num_received = multiprocessing.Value("q", 0)
+        super().__init__(compression=compression, **kwargs)
+
+    def _init_tensor_infos(self) -> tuple[CompressionInfo, ...]:
+        # The last thing that hivemind asks for before it forks the process that will read the snapshot.
+        self.snapshot = StateSnapshot(self.named_state(), swarm_id=self._swarm_id)
+        return super()._init_tensor_infos()
+
+    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
+        return dict.fromkeys(peer_ids, 1.0)  # one peer, one vote
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """Return the live tensors of the state by name."""
+        return named_state(self.optimizer, self.extra_tensors)
+
+    @property
+    def num_received(self) -> int:
+        """Bytes of the state that have arrived in the download that is under way."""
+        return self._num_received.value
+
+    def schedule_step(
+        self, scheduled_time: float | None = None, *, timeout: float | None = None, **kwargs: Any
+    ) -> StepControl:
+        """See `TrainingStateAverager.schedule_step`; nobody looks for a group for long."""
+        longest = SEARCH_IN_MATCHMAKINGS * self.matchmaking_kwargs["min_matchmaking_time"]
+        seconds = longest if timeout is None else min(timeout, longest)
+        return super().schedule_step(scheduled_time, timeout=seconds, **kwargs)
+
+    def _do(
+        self,
+        wait_for_trigger: Callable[[], Any] | None,
+        optimizer_step: bool,
+        zero_grad: bool,
+        averaging_round: bool,
+        averaging_control: StepControl | None,
+        *args: Any,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Run an optimizer step, an averaging round or both; no snapshot is taken meanwhile."""
+        with self._changing:
+            epoch = self.local_epoch  # `step` has counted it up before it asked for this
+            if averaging_round and (averaging_control is None or averaging_control.done()):
+                averaging_control = self.schedule_step(gather=epoch, timeout=timeout)
+            parts = (wait_for_trigger, optimizer_step, zero_grad, averaging_round, averaging_control)
+            super()._do(*parts, *args, timeout=timeout, **kwargs)
+            self._note_change(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say that the state, changed from outside, is that of an epoch; the learning rate follows."""
+        self.local_epoch = epoch
+        self._update_scheduler()
+        self._note_change(epoch)
+
+    def _note_change(self, epoch: int) -> None:
+        self.state_epoch = epoch
+        self._num_changes += 1
+        self.state_changed.set()
+
+    @property
+    def snapshot_is_current(self) -> bool:
+        """Whether the snapshot holds the state as it is after the last step."""
+        return self._num_changes_in_snapshot == self._num_changes and self.snapshot.manifest() is not None
+
+    def take_snapshot(self) -> StateManifest | None:
+        """Copy the state between two steps, hash the copy and offer it to newcomers; return its manifest.
+
+        Returns None, and offers nothing, if a value is not finite.
+        """
+        with self._snapshot_lock:
+            with self._changing, self.lock_averaged_tensors:
+                epoch, num_changes = self.state_epoch, self._num_changes
+                self.snapshot.begin()
+                self.snapshot.fill(self.named_state())
+            try:
+                manifest = self.snapshot.seal(epoch)
+            except ValueError as error:
+                logger.warning("%s", error)
+                return None
+            self._num_changes_in_snapshot = num_changes
+            return manifest
+
+    def download(
+        self,
+        *,
+        digest: str,
+        epoch: int,
+        donors: list[str],
+        limits: DownloadLimits,
+        total_seconds: float,
+        show: Callable[[int, int], None],
+    ) -> DownloadReport:
+        """Fetch the state with this digest from these donors and take it over; `show` gets bytes, and bytes of all.
+
+        Raises:
+            StateDownloadError: the donors did not deliver in time; what has arrived is kept for another attempt.
+            StateRefusedError: the state is unusable, whoever hands it out.
+        """
+        order = dict(digest=digest, epoch=epoch, donors=donors, limits=asdict(limits), seconds=total_seconds)
+        with self._snapshot_lock:
+            self._num_received.value = 0
+            future: MPFuture = MPFuture()
+            self._outer_pipe.send(("_download", [], dict(order=order, future=future)))
+            answer = self._wait(future, total_seconds + limits.chunk_seconds, lambda: show(*self._progress()))
+            show(*self._progress())
+            report = DownloadReport(**answer["report"])
+            if answer["refused"]:
+                raise StateRefusedError(answer["refused"], report)
+            if answer["failed"]:
+                raise StateDownloadError(answer["failed"], report)
+            self._take_over(epoch)
+        return report
+
+    def _wait(self, future: MPFuture, seconds: float, look: Callable[[], None]) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while self.is_alive() and time.monotonic() < deadline:
+            try:
+                return future.result(timeout=SECONDS_BETWEEN_LOOKS)
+            except TimeoutError:
+                look()
+        raise StateDownloadError("The averager's process does not answer.", DownloadReport())
+
+    def _progress(self) -> tuple[int, int]:
+        return min(self.num_received, self.snapshot.num_bytes), self.snapshot.num_bytes
+
+    def _take_over(self, epoch: int) -> None:
+        with torch.no_grad(), self._changing, self.lock_averaged_tensors:
+            for name, tensor in self.named_state().items():
+                tensor.copy_(self.snapshot.tensors[name])
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+        self.set_epoch(epoch)
+        self._num_changes_in_snapshot = self._num_changes
+
+    async def _download(self, order: dict[str, Any], future: MPFuture) -> None:
+        """Executed in the averager's process, which can talk to other peers."""
+        download = StateDownload(
+            self.snapshot,
+            order["donors"],
+            self._ask,
+            DownloadLimits(**order["limits"]),
+            digest=order["digest"],
+            epoch=order["epoch"],
+            swarm_id=self._swarm_id,
+            count_bytes=self._count_received,
+        )
+        refused = failed = None
+        try:
+            async with asyncio.timeout(order["seconds"]):
+                self.snapshot.complete(await download.run())
+        except StateRefusedError as error:
+            refused = str(error)
+        except TimeoutError:
+            failed = f"The state did not arrive within {order['seconds']:.0f} s."
+        except Exception as error:  # whatever it is, the trainer waits for an answer
+            failed = str(error) or repr(error)
+        future.set_result(dict(report=asdict(download.report()), refused=refused, failed=failed))
+        await download.take_leave()
+
+    def _count_received(self, number: int) -> None:
+        self._num_received.value += number
+
+    async def _ask(self, donor: str, request: bytes) -> AsyncIterator[bytes]:
+        stub = self.get_stub(self._p2p, PeerID.from_base58(donor), namespace=self.prefix)
+        async with aclosing(await stub.rpc_download_state(averaging_pb2.DownloadData(metadata=request))) as messages:
+            async for message in messages:
+                yield message.tensor_part.buffer
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> StreamOf[averaging_pb2.DownloadData]:
+        """Hand out the snapshot's hashes or tensors, then say that this was all; nothing if it holds another state."""
+        async for message in until_reader_closes(with_farewell(self._hand_out(request.metadata))):
+            await pass_bytes(self._upload_limit, message.ByteSize())
+            yield message
+
+    async def _hand_out(self, request: bytes) -> AsyncIterator[averaging_pb2.DownloadData]:
+        want, digest, indices = read_request(request, len(self.snapshot.layout))
+        generation, manifest = self.snapshot.generation, self.snapshot.manifest()
+        if not self.allow_state_sharing or manifest is None or manifest.digest != digest:
+            return
+        if want == WANT_NOTHING:
+            self.snapshot.hold(0)
+            return
+        self.snapshot.hold(SECONDS_TO_STAY)
+        if want == WANT_MANIFEST:
+            text = manifest.encode()
+            for start in range(0, len(text), CHUNK_BYTES):
+                yield _message(text[start : start + CHUNK_BYTES])
+        for index in indices:
+            for chunk in self.snapshot.read(generation, self.snapshot.layout[index]):
+                self.snapshot.hold(SECONDS_TO_STAY)
+                yield _message(chunk)
+        self.snapshot.hold(SECONDS_BETWEEN_REQUESTS)
+
+    @classmethod
+    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> ReadingStub:
+        """Return a stub that takes a state for whole only when its donor has said so."""
+        return ReadingStub(super().get_stub(p2p, peer, namespace=namespace), "rpc_download_state", until_farewell)
+
+
+def _message(chunk: bytes) -> averaging_pb2.DownloadData:
+    return averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=chunk))

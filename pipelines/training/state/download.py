@@ -1,0 +1,285 @@
+"""Fetches a training state from several donors at once and believes none of them: every tensor is checked by its hash.
+
+A donor that stalls, vanishes or lies is given up for this download; what it had delivered whole stays, the rest goes to
+the others. Because the hashes belong to the state and not to the donor, it does not matter who delivers what.
+"""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from pipelines.training.averaging.reduce.finite_values import is_finite
+from pipelines.training.state.digest import StateManifest, TensorSpec, check_manifest
+from pipelines.training.state.snapshot import StateSnapshot
+from pipelines.training.state.votes import cut_into_jobs
+
+logger = logging.getLogger(__name__)
+
+OpenStream = Callable[[str, bytes], AsyncIterator[bytes]]
+"""Asks a peer (libp2p id, request) and yields the bytes of its answer."""
+
+WANTS = WANT_MANIFEST, WANT_TENSORS, WANT_NOTHING = "manifest", "tensors", "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadLimits:
+    """How long a newcomer waits for whom."""
+
+    chunk_seconds: float
+    """A donor that sends nothing for so long is given up. Increase if healthy donors are given up on slow links."""
+
+    job_seconds: float
+    """A donor that takes longer for one job is given up, so that a trickle holds nobody up."""
+
+    job_bytes: int = 2**22
+    """Size of a job; what is lost at most with a donor, as far as single tensors are not larger."""
+
+    num_donors_at_once: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadReport:
+    """What came from whom."""
+
+    num_bytes: int = 0
+    """Bytes received, those in vain included."""
+
+    tensors_by_donor: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Donors that were given up, with the reason."""
+
+    liars: tuple[str, ...] = ()
+    """Those that delivered something else than what the digest says."""
+
+    moved_on: tuple[str, ...] = ()
+    """Those that hold another state by now, which is no fault."""
+
+
+class StateDownloadError(ConnectionError):
+    """The state could not be fetched from these donors; others, or a later state, may do."""
+
+    def __init__(self, message: str, report: DownloadReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class StateRefusedError(ValueError):
+    """The state is what its donors say it is, and it is unusable."""
+
+    def __init__(self, message: str, report: DownloadReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class LyingDonorError(ValueError):
+    """A donor delivered something else than what the digest says."""
+
+
+class MovedOnError(ConnectionError):
+    """A donor does not hand out this state, or no longer."""
+
+    def __init__(self) -> None:
+        super().__init__("It does not hand out this state, or no longer.")
+
+
+def manifest_request(digest: str) -> bytes:
+    """Return the request for the hashes of the state with this digest."""
+    return json.dumps(dict(want=WANT_MANIFEST, digest=digest)).encode()
+
+
+def tensors_request(digest: str, indices: Sequence[int]) -> bytes:
+    """Return the request for tensors of the state with this digest, by their numbers."""
+    return json.dumps(dict(want=WANT_TENSORS, digest=digest, indices=list(indices))).encode()
+
+
+def farewell_request(digest: str) -> bytes:
+    """Return what a newcomer says when it has the state with this digest: its donor may offer the next one."""
+    return json.dumps(dict(want=WANT_NOTHING, digest=digest)).encode()
+
+
+def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
+    """Return what is wanted, of which digest, and which tensors.
+
+    Raises:
+        ValueError: the request is not one of those above.
+    """
+    try:
+        values = json.loads(text)
+        want, digest, indices = values["want"], str(values["digest"]), values.get("indices", [])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"This is not a request for a state: {error!r}.") from error
+    if want not in WANTS or not isinstance(indices, list) or len(indices) > num_tensors:
+        raise ValueError(f"This is not a request for a state: {want!r}.")
+    if not all(type(index) is int and 0 <= index < num_tensors for index in indices):
+        raise ValueError(f"A request names tensors that are not there; there are {num_tensors}.")
+    return want, digest, indices
+
+
+class StateDownload:
+    """One download into a snapshot, which is replaced as soon as a donor has answered. `run` once."""
+
+    def __init__(
+        self,
+        snapshot: StateSnapshot,
+        donors: Sequence[str],
+        open_stream: OpenStream,
+        limits: DownloadLimits,
+        *,
+        digest: str,
+        epoch: int,
+        swarm_id: str,
+        count_bytes: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        self._snapshot, self._open_stream, self._limits, self._digest = snapshot, open_stream, limits, digest
+        self._epoch, self._swarm_id, self._count_bytes = epoch, swarm_id, count_bytes
+        self._idle = deque(donors)
+        self._asked: set[str] = set()
+        self._failures: dict[str, str] = {}
+        self._liars: set[str] = set()
+        self._moved_on: set[str] = set()
+        self._delivered = dict.fromkeys(donors, 0)
+        self._num_bytes = 0
+
+    async def run(self) -> StateManifest:
+        """Fetch, check and write all tensors that the snapshot does not hold yet; return their manifest.
+
+        Raises:
+            StateDownloadError: no donor is left; what has arrived stays in the snapshot for another attempt.
+            StateRefusedError: a tensor has values that are not finite, or the state is of another model.
+        """
+        manifest = await self._fetch_manifest()
+        self._snapshot.begin()  # not before: a peer whose donors are all gone goes on offering what it holds
+        hashes, layout = manifest.hashes(), self._snapshot.layout
+        held = self._snapshot.verified
+        missing = {i: spec.num_bytes for i, spec in enumerate(layout) if held.get(i) != hashes[i]}
+        self._count_bytes(sum(spec.num_bytes for spec in layout) - sum(missing.values()))
+        await self._fetch_all(deque(cut_into_jobs(missing, self._limits.job_bytes)), hashes)
+        for spec in layout:
+            if not is_finite(self._snapshot.tensors[spec.name]):
+                raise StateRefusedError(
+                    f"{spec.name} of the state of epoch {manifest.epoch} is not finite.", self.report()
+                )
+        return manifest
+
+    async def take_leave(self) -> None:
+        """Tell the donors that they need not keep this state any longer; whether they hear it matters little."""
+        await asyncio.gather(*map(self._take_leave_of, self._asked - self._failures.keys()), return_exceptions=True)
+
+    async def _take_leave_of(self, donor: str) -> None:
+        async for _ in self._timed(donor, farewell_request(self._digest)):
+            pass
+
+    def report(self) -> DownloadReport:
+        """Return what came from whom so far."""
+        return DownloadReport(
+            num_bytes=self._num_bytes,
+            tensors_by_donor={donor: number for donor, number in self._delivered.items() if number},
+            failures=dict(self._failures),
+            liars=tuple(sorted(self._liars)),
+            moved_on=tuple(sorted(self._moved_on)),
+        )
+
+    async def _fetch_manifest(self) -> StateManifest:
+        while self._idle:
+            donor = self._idle[0]
+            try:
+                text = b"".join([chunk async for chunk in self._timed(donor, manifest_request(self._digest))])
+                if not text:
+                    raise MovedOnError
+                manifest = StateManifest.decode(text)
+                if manifest.digest != self._digest or manifest.encode() != text:
+                    raise LyingDonorError("Its manifest does not have the digest that it stands for.")
+            except Exception as error:  # peers fail in many ways; each is given up and named
+                self._give_up(donor, error)
+                self._idle.popleft()
+                continue
+            try:
+                check_manifest(manifest, self._snapshot.layout, swarm_id=self._swarm_id, epoch=self._epoch)
+            except ValueError as error:
+                message = f"The state of epoch {self._epoch} does not fit this peer's: {error}"
+                raise StateRefusedError(message, self.report()) from error
+            return manifest
+        raise self._no_donor_left()
+
+    async def _fetch_all(self, jobs: deque[list[int]], hashes: Sequence[str]) -> None:
+        running: dict[asyncio.Task, tuple[str, list[int]]] = {}
+        try:
+            while jobs or running:
+                while jobs and self._idle and len(running) < self._limits.num_donors_at_once:
+                    donor, job = self._idle.popleft(), jobs.popleft()
+                    running[asyncio.create_task(self._fetch(donor, job, hashes))] = (donor, job)
+                if not running:
+                    raise self._no_donor_left()
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    donor, job = running.pop(task)
+                    if (error := task.exception()) is None:
+                        self._idle.append(donor)
+                        continue
+                    self._give_up(donor, error)
+                    held = self._snapshot.verified
+                    if lost := [index for index in job if held.get(index) != hashes[index]]:
+                        jobs.append(lost)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _fetch(self, donor: str, job: list[int], hashes: Sequence[str]) -> None:
+        async with asyncio.timeout(self._limits.job_seconds):
+            chunks = self._timed(donor, tensors_request(self._digest, job))
+            rest = b""
+            for index in job:
+                spec = self._snapshot.layout[index]
+                rest = await self._receive(spec, rest, chunks)
+                found = await asyncio.get_running_loop().run_in_executor(None, self._snapshot.hash, spec)
+                if found != hashes[index]:
+                    raise LyingDonorError(f"It delivered other bytes for {spec.name} than the digest says.")
+                self._snapshot.verified[index] = found
+                self._delivered[donor] += 1
+            if rest or await anext(chunks, None) is not None:
+                raise LyingDonorError("It delivered more than it was asked for.")
+
+    async def _receive(self, spec: TensorSpec, rest: bytes, chunks: AsyncIterator[bytes]) -> bytes:
+        """Write one tensor's bytes; return what came beyond them."""
+        memory, position = self._snapshot.memory(spec), 0
+        while position < spec.num_bytes:
+            if not rest and (rest := await anext(chunks, b"")) == b"":
+                raise MovedOnError
+            taken = rest[: spec.num_bytes - position]
+            memory[position : position + len(taken)] = taken
+            position, rest = position + len(taken), rest[len(taken) :]
+        return rest
+
+    async def _timed(self, donor: str, request: bytes) -> AsyncIterator[bytes]:
+        """Yield a donor's chunks as long as each comes in time; raises TimeoutError otherwise."""
+        self._asked.add(donor)
+        stream = self._open_stream(donor, request)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self._limits.chunk_seconds):
+                        chunk = await anext(stream)
+                except StopAsyncIteration:
+                    return
+                self._num_bytes += len(chunk)
+                self._count_bytes(len(chunk))
+                yield chunk
+        finally:
+            await stream.aclose()
+
+    def _give_up(self, donor: str, error: BaseException) -> None:
+        if isinstance(error, LyingDonorError):
+            self._liars.add(donor)
+        if isinstance(error, MovedOnError):
+            self._moved_on.add(donor)
+        silent = f"It sent nothing for {self._limits.chunk_seconds:.0f} s, or too little."
+        self._failures[donor] = silent if isinstance(error, TimeoutError) else str(error) or repr(error)
+        logger.warning("Donor %s was given up: %s", donor, self._failures[donor])
+
+    def _no_donor_left(self) -> StateDownloadError:
+        reasons = "; ".join(f"{donor}: {reason}" for donor, reason in self._failures.items()) or "there was none"
+        return StateDownloadError(f"No donor of the state of epoch {self._epoch} is left ({reasons}).", self.report())

@@ -1,0 +1,143 @@
+"""One copy of the training state that stands still while newcomers download it.
+
+The live state changes with every optimizer step; a download of it, as hivemind does it, mixes the tensors of several
+epochs. The copy lies in memory that the averager's process shares (not in /dev/shm, which containers keep small).
+"""
+
+import ctypes
+import mmap
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from pipelines.training.averaging.reduce.finite_values import is_finite
+from pipelines.training.state.digest import (
+    StateManifest,
+    TensorSpec,
+    hash_tensor,
+    make_manifest,
+    state_layout,
+)
+
+EMPTY_HASH = "0" * 64
+CHUNK_BYTES = 2**17
+
+
+class SnapshotReplacedError(RuntimeError):
+    """The snapshot that was being read is no longer there; the reader has to look for a newer one."""
+
+
+class StateSnapshot:
+    """A state, complete and described by a manifest, or being written. Make it before the averager's process forks.
+
+    There is one writer at a time; readers in both processes notice when what they read was replaced.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], swarm_id: str) -> None:
+        self.layout, self._swarm_id = state_layout(tensors), swarm_id
+        last = self.layout[-1]
+        self._memory = mmap.mmap(-1, max(1, last.offset + last.num_bytes))
+        self._bytes = memoryview(self._memory)
+        block = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.tensors = {
+            spec.name: block[spec.offset : spec.offset + spec.num_bytes].view(spec.dtype).view(spec.shape)
+            for spec in self.layout
+        }
+        longest = make_manifest(swarm_id, 2**63, self.layout, [EMPTY_HASH] * len(self.layout)).encode()
+        self._manifest = mmap.mmap(-1, len(longest))
+        self._manifest_bytes = multiprocessing.Value(ctypes.c_int64, 0)
+        # Even: complete, or empty at 0. Odd: being written. Readers compare it before and after they read.
+        self._generation = multiprocessing.Value(ctypes.c_int64, 0)
+        self._held_until = multiprocessing.Value(ctypes.c_double, 0.0)
+        self._verified: tuple[int, dict[int, str]] = (0, {})
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(spec.num_bytes for spec in self.layout)
+
+    @property
+    def generation(self) -> int:
+        """A number that changes when the snapshot does; even while it is complete, 0 while there never was one."""
+        return self._generation.value
+
+    def manifest(self) -> StateManifest | None:
+        """Return the manifest of the state that is held, or None while there is none or it is being written."""
+        before = self.generation
+        text = self._manifest[: self._manifest_bytes.value]
+        if before == 0 or before % 2 or self.generation != before:
+            return None
+        return StateManifest.decode(text)
+
+    def hold(self, seconds: float) -> None:
+        """Ask the writer to leave the snapshot as it is for so many seconds from now: somebody is reading it.
+
+        The last word counts: a reader that is done asks for less, and one that is not asks again with every chunk.
+        """
+        self._held_until.value = time.monotonic() + seconds
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a reader has asked for the snapshot to stay."""
+        return time.monotonic() < self._held_until.value
+
+    @property
+    def verified(self) -> dict[int, str]:
+        """Hashes of the tensors, by number, that were found right since writing began; for the writer to fill."""
+        if self._verified[0] != self.generation:
+            self._verified = (self.generation, {})
+        return self._verified[1]
+
+    def begin(self) -> None:
+        """Begin to write; what was held is gone."""
+        if self.generation % 2 == 0:
+            self._generation.value += 1
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy a state, which must not change meanwhile."""
+        for name, own in self.tensors.items():
+            own.copy_(tensors[name])
+
+    def seal(self, epoch: int) -> StateManifest:
+        """Check and hash what was copied and offer it; SHA-256 alone takes 1.3 s of one core per GB.
+
+        Raises:
+            ValueError: a value is not finite; such a state is not offered.
+        """
+        for spec in self.layout:
+            if not is_finite(self.tensors[spec.name]):
+                raise ValueError(f"{spec.name} of the state of epoch {epoch} is not finite; it is not handed on.")
+        manifest = make_manifest(self._swarm_id, epoch, self.layout, [self.hash(spec) for spec in self.layout])
+        self.complete(manifest)
+        return manifest
+
+    def complete(self, manifest: StateManifest) -> None:
+        """Offer the state that was written under a manifest that is known to be right."""
+        assert self.generation % 2 == 1, "nothing was written"
+        text = manifest.encode()
+        self._manifest[: len(text)] = text
+        self._manifest_bytes.value = len(text)
+        self._generation.value += 1
+
+    def hash(self, spec: TensorSpec) -> str:
+        """Return the hash of a tensor as it is now."""
+        return hash_tensor(spec, self.memory(spec))
+
+    def memory(self, spec: TensorSpec) -> memoryview:
+        """Return the bytes of a tensor, for writing too."""
+        return self._bytes[spec.offset : spec.offset + spec.num_bytes]
+
+    def read(self, generation: int, spec: TensorSpec) -> Iterator[bytes]:
+        """Yield the bytes of a tensor in chunks.
+
+        Raises:
+            SnapshotReplacedError: the snapshot is no longer that of `generation`.
+        """
+        memory = self.memory(spec)
+        for start in range(0, spec.num_bytes, CHUNK_BYTES):
+            chunk = bytes(memory[start : start + CHUNK_BYTES])
+            if self.generation != generation:
+                raise SnapshotReplacedError("The snapshot was replaced by that of a later epoch.")
+            yield chunk

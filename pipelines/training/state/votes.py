@@ -1,0 +1,113 @@
+"""Which training state a newcomer takes: that which most signed trainers name; pure decisions, no network.
+
+A vote is a signed record of a peer that says: at this epoch my state has this digest. Trainers vote; the claims of
+others, such as auxiliary peers, count only while nobody trains. A liar has one vote and is outvoted as long as more
+honest trainers agree with each other than liars do. An epoch that the swarm cannot have reached, by the word of half of
+the voters, does not count: with the newest state preferred among equals, it would win every tie. Who may sign at all is
+the matter of the run's authorization: where everybody may join, votes can be bought with machines.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_EPOCHS_AHEAD = 16
+"""Honest claims lie apart: what a peer hands out stands still while it is read, and the swarm goes on."""
+
+
+class StateClaim(Protocol):
+    """What a peer says of its state; see `records.StateRecord`."""
+
+    peer_id: str
+    epoch: int
+    digest: str
+    shares: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The state that most signed trainers name."""
+
+    epoch: int
+    digest: str
+    num_votes: int
+    num_voters: int
+    num_late: int
+    """Voters that have not come to this epoch yet."""
+
+    donors: tuple[str, ...]
+    """libp2p ids of the peers that say they hold this very state and hand it out."""
+
+    outvoted: tuple[str, ...]
+    """libp2p ids of those that name another digest for this epoch, or an epoch that is not reached."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more than half of all voters name this state; around the end of an epoch they may be divided."""
+        return 2 * self.num_votes > self.num_voters
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether waiting can change nothing: the state is clear, or none of its epoch can become so any more.
+
+        Peers whose parameters have drifted apart all name a state of their own.
+        """
+        return self.is_clear or 2 * (self.num_votes + self.num_late) <= self.num_voters
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, named by {self.num_votes} of {self.num_voters}"
+
+
+def count_votes(
+    claims: Mapping[bytes, StateClaim], trainers: Collection[bytes], refused: Collection[str] = ()
+) -> Verdict | None:
+    """Return the state with the most votes, the newest among equals, or None if nobody hands one out.
+
+    `claims` and `trainers` go by public key. Digests in `refused` were found to be unusable.
+    """
+    voters = {key: claim for key, claim in claims.items() if key in trainers} or claims
+    newest = newest_plausible_epoch([claim.epoch for claim in voters.values()])
+    votes = Counter((claim.epoch, claim.digest) for claim in voters.values())
+    holders: dict[tuple[int, str], set[str]] = {}
+    for claim in claims.values():
+        if claim.shares and claim.digest not in refused and claim.epoch <= newest:
+            holders.setdefault((claim.epoch, claim.digest), set()).add(claim.peer_id)
+    if not holders:
+        return None
+    epoch, digest = max(holders, key=lambda state: (votes[state], state))
+    contradict = [c for c in claims.values() if c.epoch > newest or (c.epoch == epoch and c.digest != digest)]
+    return Verdict(
+        epoch=epoch,
+        digest=digest,
+        num_votes=votes[epoch, digest],
+        num_voters=len(voters),
+        num_late=sum(claim.epoch < epoch for claim in voters.values()),
+        donors=tuple(sorted(holders[epoch, digest])),
+        outvoted=tuple(sorted({claim.peer_id for claim in contradict})),
+    )
+
+
+def newest_plausible_epoch(epochs: Collection[int]) -> int:
+    """Return the last epoch that a swarm can have reached of which half have reached these; 0 if there are none."""
+    return sorted(epochs)[(len(epochs) - 1) // 2] + MAX_EPOCHS_AHEAD if epochs else 0
+
+
+def donors_in_turn(verdict: Verdict, avoided: Collection[str], generator: random.Random) -> list[str]:
+    """Return the donors to ask, in an order of chance: newcomers that come together do not all ask the same one."""
+    donors = [donor for donor in verdict.donors if donor not in avoided]
+    generator.shuffle(donors)
+    return donors
+
+
+def cut_into_jobs(sizes: Mapping[int, int], job_bytes: int) -> list[list[int]]:
+    """Return the tensors to fetch, by number, in runs of at least `job_bytes`, so that a lost run costs little."""
+    jobs, current, num_bytes = [], [], 0
+    for index, size in sizes.items():
+        current.append(index)
+        num_bytes += size
+        if num_bytes >= job_bytes:
+            jobs.append(current)
+            current, num_bytes = [], 0
+    return jobs + ([current] if current else [])

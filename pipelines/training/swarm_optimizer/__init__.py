@@ -1,0 +1,1 @@
+"""One epoch: gather samples, average, step; and local steps. What is left of `hivemind.Optimizer`."""

@@ -1,0 +1,103 @@
+"""The averager of gradients: what counts for how much in a round, and what stays for the next one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hivemind.averaging.control import StepControl
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.p2p import PeerID
+
+from pipelines.admission.averaging_gate import AdmitsPeers
+from pipelines.training.averaging.averager import CountsRounds
+
+
+class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
+    """Averages gradients; counts what was really averaged."""
+
+    notices_replays = True
+    answers_are_averages = True
+    may_be_skipped = False
+    epoch_to_average: int | None = None
+    """Of the gradients of the next round, if it is to be only with peers that say the same; see `PacedKeyManager`."""
+
+    _rpc_handlers = _stub_type = None  # hivemind caches these per class and would hand out the parent's
+
+    def __init__(
+        self, *args: Any, keeps_own_gradient: bool = False, gradient_momentum: float = 0.0, **kwargs: Any
+    ) -> None:
+        """`keeps_own_gradient`: what was gathered stays until it is reset, although a round has begun with it.
+
+        `gradient_momentum`, beta: peers send exponential means of their gradients, in which those of the epoch k epochs
+        ago count beta^k times, and weigh by their samples' exponential mean. What all send together is then the
+        exponential mean of the gradients of all samples, whoever computed which. See `momentum_before_averaging`.
+        """
+        self._keeps_own_gradient, self._momentum = keeps_own_gradient, gradient_momentum
+        self._num_earlier_samples = 0.0  # of earlier epochs, as far as they count still; their gradients are kept too
+        self._expected_weights: dict[bytes, float] = {}
+        super().__init__(*args, **kwargs)
+
+    def schedule_step(self, *args: Any, **kwargs: Any) -> StepControl:
+        """See `GradientAverager.schedule_step`."""
+        self._outer_pipe.send(("_average_epoch", [self.epoch_to_average], {}))
+        return super().schedule_step(*args, **kwargs)
+
+    def step(self, weight: float | None = None, reset_accumulators: bool = True, **kwargs: Any) -> Any:
+        """See `GradientAverager.step`."""
+        if weight is None and self._momentum:
+            weight = self._mean_num_samples()
+        return super().step(weight, reset_accumulators and not self._keeps_own_gradient, **kwargs)
+
+    def _mean_num_samples(self) -> float:
+        """Return the exponential mean of the samples of an epoch; who has computed nothing new has nothing to say."""
+        own = self.local_samples_accumulated
+        return (1 - self._momentum) * (self._num_earlier_samples + own) if own else 0.0
+
+    @torch.no_grad()
+    def load_accumulators_into_averager_(self) -> None:
+        """See `GradientAverager`; with momentum, gradients of earlier epochs are part of what is averaged."""
+        if not (self._momentum and self.local_samples_accumulated):
+            super().load_accumulators_into_averager_()
+            return
+        # The accumulators hold the sum of all micro-batches' means, in units of the first micro-batch's size.
+        scale = self._anchor_batch_size / (self._num_earlier_samples + self.local_samples_accumulated)
+        with self.get_tensors() as averaged:
+            for gradient, gathered in zip(averaged, self._grad_accumulators(), strict=True):
+                gradient.copy_(gathered).mul_(scale)
+
+    @torch.no_grad()
+    def reset_accumulated_grads_(self) -> None:
+        """Begin another epoch: forget what was gathered, but for what momentum keeps of it."""
+        if not self._momentum:
+            super().reset_accumulated_grads_()
+            return
+        self._accumulators_used_in_step = False
+        self._num_earlier_samples = self._momentum * (self._num_earlier_samples + self.local_samples_accumulated)
+        self.local_samples_accumulated = self.local_times_accumulated = 0
+        for gathered in self._grad_accumulators():
+            gathered.mul_(self._momentum)
+
+    @torch.no_grad()
+    def forget_gradients(self) -> None:
+        """Forget all gradients, those of earlier epochs too: they belong to parameters that this peer has no more."""
+        self._num_earlier_samples = 0.0
+        super().reset_accumulated_grads_()
+
+    def take_back(self) -> None:
+        """Forget a round that was not had: its gradient is part of what is still being gathered."""
+        self._accumulators_used_in_step = False
+        self.notify_used_averaged_gradients()
+
+    def expect_samples(self, samples: Mapping[bytes, float]) -> None:
+        """Say how many samples each peer's signed records make plausible, at most; by bytes of its peer id.
+
+        It bounds the weights of the rounds to come. Call it once before every round.
+        """
+        former, beta = self._expected_weights, self._momentum
+        self._expected_weights = {
+            peer: beta * former.get(peer, number) + (1 - beta) * number for peer, number in samples.items()
+        }
+        self._outer_pipe.send(("_expect_samples", [self._expected_weights], {}))
+
+    async def _expect_samples(self, samples: Mapping[bytes, float]) -> None:
+        self._recorded_weights = {PeerID(peer_id): number for peer_id, number in samples.items()}

@@ -1,0 +1,99 @@
+"""What a run's settings mean to hivemind: optimizer and schedule, the averagers' options, how often peers look around.
+
+Training peers and the auxiliary peer build their averagers from these very functions, so that they fit together.
+"""
+
+from typing import Any
+
+import hivemind
+
+from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.download import DownloadLimits
+from pipelines.training.state.transfer import HandOffLimits
+
+REQUEST_SHARE = 0.4
+"""Share of the matchmaking time in which a request must be answered: it fits twice."""
+
+
+def make_state_averager(
+    kind: type[SwarmStateAverager],
+    *,
+    dht: hivemind.DHT,
+    run_id: str,
+    matchmaking_seconds: float,
+    **kwargs: Any,
+) -> SwarmStateAverager:
+    """Start the averager that holds the training state; trainers and the auxiliary peer must build it alike."""
+    return kind(
+        dht=dht,
+        prefix=f"{run_id}_state_averager",
+        min_matchmaking_time=matchmaking_seconds,
+        offload_optimizer=True,
+        custom_gradients=True,
+        start=True,
+        **kwargs,
+    )
+
+
+def averager_options(run: TrainingRun) -> dict[str, Any]:
+    """Return the options of both averagers; a request must fit twice into the matchmaking time."""
+    return dict(
+        request_timeout=min(5.0, REQUEST_SHARE * run.matchmaking_seconds),
+        min_group_size=2,
+        rule=aggregation_rule(run),
+        min_share_averaged=run.min_share_averaged,
+        rounds_begin_together=not run.delay_gradient_averaging,
+    )
+
+
+def reply_seconds(run: TrainingRun) -> float:
+    """Return the seconds that a DHT node has to reply; a look into the DHT must fit twice into the matchmaking time."""
+    return min(3.0, max(0.5, REQUEST_SHARE * run.matchmaking_seconds))
+
+
+def aggregation_rule(run: TrainingRun) -> AggregationRule:
+    """Return how the run's peers make one vector of many."""
+    return AggregationRule(
+        name=run.aggregation_rule,
+        tau_ratio=run.tau_ratio,
+        num_iterations=run.num_clipping_iterations,
+        max_norm_ratio=run.max_norm_ratio,
+        max_weight_ratio=run.max_weight_ratio,
+    )
+
+
+def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, Any]:
+    """Return the averagers' options for an upload limit in Mbit/s: what others are told, and what is kept to."""
+    if bandwidth_limit_mbit is None:
+        return {}
+    return dict(bandwidth=bandwidth_limit_mbit, upload_limit=UploadLimit(bandwidth_limit_mbit))
+
+
+def chunk_timeout(run: TrainingRun) -> float:
+    """Return the seconds after which a silent sender is given up; below 6 s busy but healthy peers ban each other."""
+    return max(6.0, run.averaging_timeout_seconds / 8)
+
+
+def hand_off_limits(run: TrainingRun) -> HandOffLimits:
+    """Return how patient newcomers are, in proportion to what the run's organiser expects of links."""
+    chunk_seconds = chunk_timeout(run)
+    return HandOffLimits(
+        download=DownloadLimits(chunk_seconds=chunk_seconds, job_seconds=max(60.0, 4 * chunk_seconds)),
+        total_seconds=run.averaging_timeout_seconds * 4,
+        settling_seconds=min(15.0, run.averaging_timeout_seconds / 5),
+        record_seconds=max(60.0, 2 * run.progress_expiration_seconds),
+    )
+
+
+def tracker_options(run: TrainingRun) -> dict[str, Any]:
+    """Return how often peers look at each other's progress: in proportion to the time that silence may last."""
+    expiration = run.progress_expiration_seconds
+    return dict(
+        min_refresh_period=min(0.5, expiration / 80),
+        max_refresh_period=min(10.0, expiration / 8),
+        default_refresh_period=min(3.0, expiration / 25),
+        metadata_expiration=expiration,
+    )

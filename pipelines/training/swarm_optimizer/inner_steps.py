@@ -1,0 +1,63 @@
+"""Steps that a peer makes on its own between two synchronisations: the inner half of DiLoCo (Douillard et al., 2023).
+
+Inner steps act on the model, on its device; the synchronised parameters are held elsewhere. What a peer sends is the
+pseudo-gradient: the parameters from which it started minus those that it has reached.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from pipelines.training.optimizers.choice import inner_optimizer
+from pipelines.training.optimizers.schedule import learning_rate
+from pipelines.training.run.training_run import TrainingRun
+
+
+class InnerSteps:
+    """The inner optimizer and the place from which the peer's own progress is measured.
+
+    `parameters` are the model's, in the order of the shared state; `model` is on the device that computes.
+    """
+
+    def __init__(self, run: TrainingRun, model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> None:
+        self._run, self._parameters = run, tuple(parameters)
+        self.optimizer = inner_optimizer(run, model)
+        # On the CPU: it is read and written once per synchronisation, and the device's memory is scarce.
+        self._start = tuple(parameter.detach().to("cpu", copy=True) for parameter in self._parameters)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor], *, epoch: int, scale: float, share: float) -> None:
+        """Make one inner step along `scale * gradients`, which are used up by it.
+
+        The learning rate is the schedule's in this epoch times `share`, in (0, 1]: a step of fewer samples is shorter.
+        """
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient.mul_(scale)
+        if self._run.inner_optimizer == "adamw":  # LAMB clips by itself
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._run.max_gradient_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self._run, epoch) * share
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def take_pseudo_gradient(self, receivers: Sequence[torch.Tensor]) -> None:
+        """Write start minus present parameters into the receivers; progress is measured from here on."""
+        for parameter, start, receiver in zip(self._parameters, self._start, receivers, strict=True):
+            present = parameter.detach().to("cpu")
+            receiver.copy_(start - present)
+            start.copy_(present)
+
+    @torch.no_grad()
+    def rebase(self, synchronised: Sequence[torch.Tensor]) -> None:
+        """Put new synchronised parameters under the progress made since the pseudo-gradient was taken."""
+        for parameter, start, new in zip(self._parameters, self._start, synchronised, strict=True):
+            progress = parameter.detach().to("cpu") - start
+            parameter.copy_(new + progress)
+            start.copy_(new)
+
+    @torch.no_grad()
+    def restart(self, synchronised: Sequence[torch.Tensor]) -> None:
+        """Begin anew at the synchronised parameters; the peer's own progress is forgotten."""
+        for parameter, start, new in zip(self._parameters, self._start, synchronised, strict=True):
+            parameter.copy_(new)
+            start.copy_(new)

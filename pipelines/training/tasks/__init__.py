@@ -1,0 +1,1 @@
+"""What can be trained: one folder a task. The engine never imports these; it is handed one."""

@@ -1,0 +1,71 @@
+"""The loss on records that nobody trains on: a fixed subset, the same for every epoch and every auxiliary peer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+from huggingface_hub import HfFileSystem
+
+from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.image_codes.image_code_record import captions_and_codes
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, held_out_mask, prepare_streaming
+
+EVALUATION_SPLITS = ("validation", "test")
+EVALUATION_BATCH_SIZE = 8
+RECORDS_PER_READ = 256
+
+
+def evaluation_split(file_names: Sequence[str]) -> str | None:
+    """Return the split for evaluation that a dataset has of its own, by the names of its shards; None: it has none."""
+    stems = [Path(name).name for name in file_names]
+    return next((split for split in EVALUATION_SPLITS if any(stem.startswith(f"{split}-") for stem in stems)), None)
+
+
+def held_out_batches(run: TrainingRun, processor: DalleCollabProcessor, num_codes: int) -> list[Batch]:
+    """Read the records of the evaluation: of the dataset's own split, else those that training leaves out.
+
+    The order is the dataset's, so that the subset is the same whenever and wherever it is read. Empty if the dataset
+    has no split of its own and the run holds out nothing, or nothing of what there is.
+    """
+    repository, revision = run.dataset_repository, run.dataset_revision
+    split = evaluation_split(HfFileSystem().glob(f"datasets/{repository}@{revision}/**/*.parquet"))
+    if split is None and run.held_out_share == 0:
+        return []
+    captions: list[str | None] = []
+    codes: list[torch.Tensor] = []
+    for some_captions, some_codes in _records(run, split or "train", num_codes):
+        mask = [True] * len(some_captions) if split else held_out_mask(some_codes, run.held_out_share).tolist()
+        captions += [caption for caption, is_held_out in zip(some_captions, mask, strict=True) if is_held_out]
+        codes.append(torch.from_numpy(some_codes[mask]).long())
+        if len(captions) >= run.num_evaluation_records:
+            break
+    if not captions:
+        return []
+    captions, image_codes = captions[: run.num_evaluation_records], torch.cat(codes)[: run.num_evaluation_records]
+    input_ids = torch.as_tensor(processor(text=[caption or "" for caption in captions])["input_ids"])
+    pairs = zip(input_ids.split(EVALUATION_BATCH_SIZE), image_codes.split(EVALUATION_BATCH_SIZE), strict=True)
+    return [Batch(*pair) for pair in pairs]
+
+
+@torch.no_grad()
+def evaluation_loss(
+    model: torch.nn.Module, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
+) -> float | None:
+    """Return the mean loss per record; None if `should_stop` said so before the end, or without a batch."""
+    total, num_records = 0.0, 0
+    for input_ids, image_codes in batches:
+        if should_stop():
+            return None
+        loss = model(input_ids=input_ids, image_codes=image_codes, return_logits=False).loss
+        total, num_records = total + loss.item() * len(input_ids), num_records + len(input_ids)
+    return total / num_records if num_records else None
+
+
+def _records(run: TrainingRun, split: str, num_codes: int) -> Iterator[tuple[list[str | None], np.ndarray]]:
+    prepare_streaming()
+    source = datasets.load_dataset(run.dataset_repository, revision=run.dataset_revision, split=split, streaming=True)
+    for table in source.with_format("arrow").iter(RECORDS_PER_READ):
+        yield captions_and_codes(table, num_codes=num_codes, shard_name=run.dataset_repository)
