@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipelines.training.authorization_space import REQUIREMENTS
+from pipelines.admission.space import REQUIREMENTS
 
 ROOT = Path(__file__).parents[1]
 REPEATED = {
