@@ -1,6 +1,7 @@
 """setup.cfg holds the ranges, constraints.txt pins a version within each, and what repeats a range agrees with it."""
 
 import configparser
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def test_a_range_that_is_repeated_for_a_space_is_that_of_setup_cfg(place, ranges
     assert repeated
     differing = [str(found) for name, found in repeated.items() if found.specifier != ranges[name].specifier]
     assert differing == []
+
+
+def test_the_card_of_a_space_names_the_gradio_that_is_tested(pins):
+    cards = {path: path.read_text(encoding="utf-8") for path in ROOT.glob("spaces/*/README.md")}
+    named = {found[1] for text in cards.values() if (found := re.search(r"^sdk_version: (\S+)$", text, re.MULTILINE))}
+    assert {f"=={version}" for version in named} == {str(pins["gradio"].specifier)}
 
 
 def test_make_installs_with_the_constraints_and_again_when_they_change():
