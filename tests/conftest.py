@@ -9,11 +9,8 @@ import pytest
 
 from hub_tools.local_hub import LocalHub
 
-# Test support modules lie beside the tests that use them; importlib mode puts nothing on the path by itself.
-FOLDERS = (
-    *("ancestor", "benchmarks", "isolation", "pipelines/dashboard", "pipelines/generation", "pipelines/training"),
-    "spaces",
-)
+# Support modules of tests lie in folders of their own; importlib mode puts nothing on the path by itself.
+FOLDERS = ("ancestor", "benchmarks", "isolation", "support")
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

@@ -10,56 +10,79 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("modeling_dalle_collab", "pipelines", "hub_tools", "spaces")
 LIBRARIES = ("modeling_dalle_collab", "hub_tools")
-STAGE_NEEDS = ("pipelines.image_codes", *LIBRARIES)
-STAGES = ("pipelines.data_preparation", "pipelines.training", "pipelines.generation")
+MODEL, HUB, CODES = "modeling_dalle_collab", "hub_tools", "pipelines.image_codes"
+ADMISSION, SWARM, MEMORY = "pipelines.admission", "pipelines.swarm", "pipelines.memory_estimate"
+RUN, OPTIMIZERS, GRADIENTS, REPOSITORY, AVERAGING, METRICS, STATE, SWARM_OPTIMIZER, PEER, AUXILIARY, TASK = (
+    f"pipelines.training.{room}"
+    for room in (
+        *("run", "optimizers", "gradients", "repository", "averaging", "metrics", "state", "swarm_optimizer"),
+        *("peer", "auxiliary", "tasks.text_to_image"),
+    )
+)
+DEVICES, PROGRESS = "pipelines.torch_devices", "pipelines.stage_progress"
+REDUCE = f"{AVERAGING}.reduce"
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
     "hub_tools": (),
-    "pipelines.image_codes": (),
-    **dict.fromkeys(STAGES, STAGE_NEEDS),
-    "pipelines.conversion": ("pipelines.image_codes", "modeling_dalle_collab"),
-    "pipelines.pages.dashboard": ("pipelines.training", *LIBRARIES),
-    "pipelines.demo": (*STAGES, *STAGE_NEEDS),
-    "pipelines.chaos": ("pipelines.demo", *STAGES, *STAGE_NEEDS),
-    "pipelines.command_line": (
-        *("pipelines.demo", "pipelines.chaos", "pipelines.conversion", "pipelines.torch_devices"),
-        *STAGES,
-        *STAGE_NEEDS,
+    "hub_tools.local_hub.protocol": (),
+    "hub_tools.local_hub.store": ("hub_tools.local_hub.protocol",),
+    "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol"),
+    DEVICES: (),
+    PROGRESS: (),
+    CODES: (),
+    ADMISSION: (HUB, RUN),
+    SWARM: (ADMISSION, RUN),
+    MEMORY: (),
+    f"{MEMORY}.models": (),
+    RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
+    OPTIMIZERS: (RUN,),
+    GRADIENTS: (RUN, MODEL),
+    REPOSITORY: (RUN, HUB, MODEL),
+    REDUCE: (RUN,),
+    f"{AVERAGING}.wire": (RUN, REDUCE),
+    f"{AVERAGING}.group": (RUN,),
+    AVERAGING: (RUN, ADMISSION, SWARM),
+    METRICS: (RUN, REPOSITORY, SWARM, HUB),
+    STATE: (OPTIMIZERS, ADMISSION, SWARM, AVERAGING, HUB),
+    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE),
+    TASK: (RUN, STATE, METRICS, CODES, *LIBRARIES),
+    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, DEVICES, TASK),
+    AUXILIARY: (RUN, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, STATE, SWARM_OPTIMIZER, HUB, TASK, MODEL),
+    "pipelines.data_preparation": (CODES, HUB),
+    "pipelines.clip": (CODES, PROGRESS),
+    "pipelines.generation": ("pipelines.clip", CODES, PROGRESS, *LIBRARIES),
+    "pipelines.finetuning": (TASK, CODES, *LIBRARIES),
+    "pipelines.conversion": (CODES, MODEL),
+    "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
+    "pipelines.pages.dashboard.swarm": ("pipelines.training", ADMISSION, SWARM, HUB),
+    "pipelines.pages.dashboard": ("pipelines.training", HUB),
+    "pipelines.pages.drawing": ("pipelines.generation", CODES, HUB),
+    "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", HUB),
+    "pipelines.pages.memory_calculator": (MEMORY,),
+    "pipelines.demo.scenes": (CODES,),
+    "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
+    "pipelines.chaos.faults": (AVERAGING, SWARM_OPTIMIZER),
+    "pipelines.chaos": (
+        "pipelines.demo",
+        "pipelines.data_preparation",
+        "pipelines.training",
+        ADMISSION,
+        SWARM,
+        CODES,
+        *LIBRARIES,
     ),
+    "pipelines.command_line": ("pipelines", *LIBRARIES),
     "spaces": ("pipelines", *LIBRARIES),
 }
-"""Which parts of the project a part may import besides itself."""
+"""Which folders a folder may import besides itself and what lies in it."""
 
-SWARM_FILES = (
-    "admission_records",
-    "admitted_averaging",
-    "authorized_dht",
-    "auxiliary_peer",
-    "averaging",
-    "averaging_reducer",
-    "averaging_runner",
-    "averaging_streams",
-    "delayed_rounds",
-    "gradient_averager",
-    "group_search",
-    "incomplete_rounds",
-    "missed_rounds",
-    "peer_admission",
-    "peer_identity",
-    "local_steps",
-    "peer_metrics",
-    "progress_tracking",
-    "state_averager",
-    "dht_rejoining",
-    "dial_back",
-    "swarm_probe",
-    "swarm",
-    "swarm_optimizer",
-    "swarm_settings",
-    "training_peer",
-    "wire_codec",
-)
+MOST_MODULES = 12
+"""Modules in a folder besides `__init__`; the model's files travel flat and are excepted."""
+
+MOST_FLOORS = 7
+"""Folders of `training` that stand on each other."""
+
 PRICED = {
     "taming": ("pipelines/image_codes/vqgan_codec.py",),
     "open_clip": ("pipelines/clip/clip_reranking.py",),
@@ -71,9 +94,12 @@ PRICED = {
         "pipelines/training/metrics/trackers.py",
     ),
     "hivemind": (
-        *(f"pipelines/training/{name}.py" for name in SWARM_FILES),
-        *("pipelines/chaos/fork_server.py", "pipelines/chaos/faults/hostile_peers.py"),
-        "pipelines/pages/dashboard/swarm/swarm_watch.py",
+        "pipelines/swarm/",
+        "pipelines/admission/",
+        "pipelines/training/averaging/",
+        "pipelines/training/state/",
+        "pipelines/training/swarm_optimizer/",
+        "pipelines/chaos/faults/hostile_peers.py",
     ),
     "gradio": ("spaces/",),
 }
@@ -113,9 +139,11 @@ def _name_imported_by_call(call: ast.Call) -> str | None:
 
 
 def part_of(name: str) -> str:
-    """Return the part of the project to which a dotted name belongs, such as `pipelines.training`."""
+    """Return the folder with a rule in which a dotted name lies, such as `pipelines.training.state`."""
     parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "pipelines" and len(parts) > 1 else parts[0]
+    heads = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    known = next((head for head in heads if head in MAY_IMPORT), None)
+    return known or (heads[0] if len(parts) == 1 else ".".join(parts[:2]))
 
 
 def is_inside(name: str, parts: tuple[str, ...]) -> bool:
@@ -175,9 +203,18 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
 @pytest.mark.parametrize(
     ("file", "source", "message"),
     [
-        ("pipelines/training/a.py", "import pipelines.generation.b", "pipelines.training may import pipelines.image"),
-        ("pipelines/training/a.py", "from ..generation import b", "imports pipelines.generation.b"),
-        ("pipelines/training/a.py", "def f():\n    from pipelines.demo import b", ":2: imports pipelines.demo.b"),
+        (
+            "pipelines/training/run/a.py",
+            "import pipelines.generation.b",
+            "training.run may import pipelines.",
+        ),
+        ("pipelines/training/run/a.py", "from ...generation import b", "imports pipelines.generation.b"),
+        ("pipelines/training/run/a.py", "from pipelines.training.state import b", "imports pipelines.training.state.b"),
+        ("pipelines/training/a.py", "import os\nimport pipelines.training.run", "pipelines.training has no rule"),
+        ("pipelines/training/state/a.py", "from pipelines.training.tasks.text_to_image import b", "may import"),
+        ("pipelines/training/averaging/reduce/a.py", "from pipelines.training.averaging import runner", "may import"),
+        ("pipelines/swarm/a.py", "def f():\n    from pipelines.demo import b", ":2: imports pipelines.demo.b"),
+        ("hub_tools/local_hub/store/a.py", "from ..routes import b", "imports hub_tools.local_hub.routes.b"),
         ("pipelines/generation/a.py", "from pipelines import data_preparation", "imports pipelines.data_preparation"),
         ("pipelines/image_codes/a.py", "from hub_tools.endpoint import b", "may import none of ours"),
         ("pipelines/demo/a.py", "import pipelines.command_line.main", "pipelines.demo may import"),
@@ -186,11 +223,11 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
         ("hub_tools/a.py", "import torch", "hub_tools works without it"),
         ("modeling_dalle_collab/a.py", "import pipelines", "may import none of ours"),
         ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
-        ("pipelines/training/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
+        ("pipelines/swarm/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
         ("pipelines/image_codes/codebook.py", "from taming.modules import b", "vqgan_codec.py may"),
         ("pipelines/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
-        ("pipelines/training/averaging/averager.py", "import bitsandbytes", "wire_codec.py may"),
-        ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/auxiliary/auxiliary_peer.py"),
+        ("pipelines/training/averaging/averager.py", "import bitsandbytes", "wire/codec.py may"),
+        ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/swarm_optimizer/, "),
         (
             "pipelines/training/run/training_run.py",
             "import importlib\nimportlib.import_module('hivemind')",
@@ -211,8 +248,8 @@ def test_a_forbidden_import_is_named_with_its_file_and_line(tmp_path, file, sour
     ("file", "source"),
     [
         (
-            "pipelines/training/a.py",
-            "from pipelines.image_codes import b\nfrom pipelines.training.c import d\nimport os",
+            "pipelines/training/state/a.py",
+            "from pipelines.training.averaging.wire import b\nfrom pipelines.training.state.c import d\nimport os",
         ),
         ("hub_tools/local_hub/a.py", "from .b import c\nfrom ..endpoint import d\nfrom . import e"),
         ("spaces/some_space/app.py", "import gradio\nfrom pipelines.generation import b\nimport hub_tools.endpoint"),
@@ -227,3 +264,36 @@ def test_an_import_in_the_right_direction_is_fine(tmp_path, file, source):
 
 def test_spaces_is_no_package():
     assert sorted((ROOT / "spaces").rglob("__init__.py")) == []
+
+
+def test_no_folder_is_too_large_to_be_taken_in_at_a_glance():
+    folders = {path.parent for path in first_party_files(ROOT)} - {ROOT / "modeling_dalle_collab"}
+    sizes = {folder: len({path.name for path in folder.glob("*.py")} - {"__init__.py"}) for folder in folders}
+    assert {str(folder): size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+    assert [path.name for path in (ROOT / "pipelines" / "training").glob("*.py")] == ["__init__.py"]
+
+
+def test_every_folder_says_what_it_is_for():
+    inits = [path for name in OURS[:3] for path in sorted((ROOT / name).rglob("__init__.py"))]
+    assert [path for path in inits if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []
+
+
+def rooms_above(root: Path, house: str) -> dict[str, set[str]]:
+    """Return which rooms of a folder each of its rooms imports."""
+    files = sorted((root / house.replace(".", "/")).rglob("*.py"))
+    found: dict[str, set[str]] = {}
+    for path in files:
+        room = path.relative_to(root / house.replace(".", "/")).parts[0]
+        for _, name in imported_names(path, root):
+            if name.startswith(f"{house}.") and (other := name.split(".")[2]) != room:
+                found.setdefault(room, set()).add(other)
+    return found
+
+
+def num_floors(arrows: dict[str, set[str]], room: str) -> int:
+    return 1 + max((num_floors(arrows, other) for other in arrows.get(room, ())), default=0)
+
+
+def test_training_stands_on_few_floors():
+    arrows = rooms_above(ROOT, "pipelines.training")
+    assert max(num_floors(arrows, room) for room in arrows) <= MOST_FLOORS

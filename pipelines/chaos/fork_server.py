@@ -7,7 +7,6 @@ the server: a JSON request per line of standard input, JSON per line of answer. 
 
 import contextlib
 import json
-import multiprocessing
 import os
 import runpy
 import signal
@@ -95,7 +94,9 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
         for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(target, stream)
         CLOCK.own()
-        _own_locks()
+        from pipelines.swarm.forked_peers import take_own_locks  # not before the clock is set
+
+        take_own_locks()
         sys.argv = [program, *arguments]
         if program.endswith(".py"):
             sys.path.insert(0, str(Path(program).parent))
@@ -111,15 +112,6 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _own_locks() -> None:
-    """Replace hivemind's locks, which all forks would share: a peer killed while it holds one would stop the rest."""
-    from hivemind.utils import mpfuture
-
-    mpfuture.SharedBytes._lock = multiprocessing.Lock()
-    mpfuture.MPFuture._initialization_lock = multiprocessing.Lock()
-    mpfuture.MPFuture._update_lock = multiprocessing.Lock()
 
 
 def serve() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import hivemind
-from hivemind.p2p import P2PDaemonError
+from hivemind.p2p import P2PDaemonError, PeerID
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
@@ -105,6 +105,11 @@ def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
         return tuple(str(address) for address in dht.get_visible_maddrs())
     except ValueError:  # a peer that is reached through relays has none until libp2p has found one, after 3 minutes
         return ()
+
+
+def readable_peer_id(peer_id: bytes) -> str:
+    """Return a libp2p id as people write it, in base 58."""
+    return PeerID(peer_id).to_base58()
 
 
 def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:

@@ -7,18 +7,18 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from entry_peers import started_entry_peers
 from poor_machine import NOT_ALLOWED
 from published_runs import LOOPBACK, command_environment
+from support_files import SUPPORT
 
 from hub_tools.local_hub import LocalHub
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = Path(__file__).parents[1] / "pipelines" / "training"
+PROGRAMS = SUPPORT
 DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 
 

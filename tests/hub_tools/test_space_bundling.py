@@ -24,7 +24,7 @@ def space(tmp_path):
         "import json\n"
         "import hub_tools.endpoint\n"
         "def late():\n"
-        "    from hub_tools.local_hub import client_paths\n"
+        "    from hub_tools.local_hub.protocol import client_paths\n"
         "    return client_paths.check_name('fine', 'repository')\n"
         "print(json.dumps([hub_tools.endpoint.is_public_hub('https://huggingface.co'), late()]))\n"
     )

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import hivemind
-
 from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
@@ -70,7 +69,7 @@ class AuxiliaryPeer:
     def __init__(
         self,
         run: TrainingRun,
-        dht: hivemind.DHT,
+        dht: SwarmDHT,
         processor: DalleCollabProcessor,
         publisher: HubPublisher,
         worker: SnapshotWorker,

@@ -17,7 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, sn
 
 from hub_tools.run_files import (
     CARD_FILE,
-    INDEX_FILE,
+    REEL_INDEX_FILE,
     LOSS_CURVE_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
@@ -168,7 +168,7 @@ class HubPublisher:
 
     def _take_over(self, head: RunHead) -> None:
         folders = (METRICS_FOLDER, REEL_FOLDER)
-        patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{INDEX_FILE}"]
+        patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
         if any(name.startswith(tuple(f"{folder}/" for folder in folders)) for name in head.files):
             with tempfile.TemporaryDirectory(prefix="dalle-collab-metrics-") as cache:
                 published = snapshot_download(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import hivemind
 import torch
 
+from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord, SwarmRecords
 from pipelines.torch_devices import describe_device
 from pipelines.training.averaging.reduce.suspects import Suspect
@@ -71,7 +71,7 @@ class TrainingPeer:
     def __init__(
         self,
         run: TrainingRun,
-        dht: hivemind.DHT,
+        dht: SwarmDHT,
         options: PeerOptions,
         *,
         username: str,

@@ -2,18 +2,18 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
 from notebooks import executed, outputs_of
 from published_runs import command_environment
+from support_files import ROOT
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.codec_code import copy_codec_code
 
-NOTEBOOK = Path(__file__).parents[3] / "spaces" / "text_to_image_demo" / "inference.ipynb"
+NOTEBOOK = ROOT / "spaces" / "text_to_image_demo" / "inference.ipynb"
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

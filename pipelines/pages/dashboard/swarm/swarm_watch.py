@@ -65,21 +65,17 @@ def look_once(records: "SwarmRecords") -> dict[str, Any]:
 
 
 def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, Any]:
+    from pipelines.swarm.node import readable_peer_id
+
     progress = report.progress
     return dict(
         key=hashlib.sha256(key).hexdigest()[:16],
-        peer_id=_readable(progress.peer_id),
+        peer_id=readable_peer_id(progress.peer_id),
         progress={name: getattr(progress, name) for name in ("epoch", "samples_per_second", "client_mode")},
         valid_until=report.valid_until,
         metrics=metrics and metrics.dict(),
         introduction=introduction and introduction.dict(),
     )
-
-
-def _readable(peer_id: bytes) -> str:
-    from hivemind.p2p import PeerID
-
-    return PeerID(peer_id).to_base58()
 
 
 def main() -> None:

@@ -7,29 +7,11 @@ import sys
 
 import pytest
 import torch
+from made_up_states import made_up_state, sealed
+from support_files import SUPPORT
 
-from pipelines.training.optimizers.lamb import Lamb
-from pipelines.training.state.digest import StateManifest, check_manifest, named_state, state_layout
+from pipelines.training.state.digest import StateManifest, check_manifest, state_layout
 from pipelines.training.state.snapshot import SnapshotReplacedError, StateSnapshot
-
-
-def made_up_state(seed=0, bits=8, num_steps=2):
-    """Return the named tensors of a LAMB that has made some steps on a large and a small parameter."""
-    generator = torch.Generator().manual_seed(seed)
-    parameters = [torch.nn.Parameter(torch.rand(shape, generator=generator)) for shape in ((64, 96), (7,))]
-    optimizer = Lamb(parameters, lr=1e-2, bits=bits)
-    for _ in range(num_steps):
-        for parameter in parameters:
-            parameter.grad = torch.rand(parameter.shape, generator=generator) - 0.5
-        optimizer.step()
-    return named_state(optimizer)
-
-
-def sealed(state, epoch=3, swarm_id="birds"):
-    snapshot = StateSnapshot(state, swarm_id)
-    snapshot.begin()
-    snapshot.fill(state)
-    return snapshot, snapshot.seal(epoch)
 
 
 def test_a_state_is_its_parameters_each_with_its_statistics_in_one_order_and_in_their_own_type():
@@ -66,13 +48,13 @@ def test_equal_states_have_equal_digests_and_one_bit_makes_another():
 def test_the_optimizer_gives_the_same_bits_on_processors_with_avx2_and_avx512():
     program = (
         "import sys, torch; sys.path.insert(0, sys.argv[1]); torch.set_num_threads(int(sys.argv[2]))\n"
-        "from test_state_digest import made_up_state, sealed\n"
+        "from made_up_states import made_up_state, sealed\n"
         "print(torch.backends.cpu.get_cpu_capability(), sealed(made_up_state(num_steps=4))[1].digest)"
     )
     seen = {}
     for capability, threads in (("avx2", 1), ("avx512", 2)):
         done = subprocess.run(
-            [sys.executable, "-c", program, str(__file__).rpartition("/")[0], str(threads)],
+            [sys.executable, "-c", program, str(SUPPORT), str(threads)],
             env={"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             text=True,

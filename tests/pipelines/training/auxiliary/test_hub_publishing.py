@@ -4,9 +4,9 @@ import json
 import shutil
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from support_files import SUPPORT
 
 from hub_tools.local_hub.store.consistency import check_consistency
 from pipelines.training.metrics.contribution_files import read_contributions
@@ -14,8 +14,8 @@ from pipelines.training.metrics.history import read_history_files
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).with_name("publishing_program.py")
-LOADING = Path(__file__).with_name("checkpoint_loading.py")
+PROGRAM = SUPPORT / "publishing_program.py"
+LOADING = SUPPORT / "checkpoint_loading.py"
 
 
 class Publishing:
@@ -148,7 +148,7 @@ def test_two_publishers_never_publish_the_same_epoch_twice(publishing):
 
 @pytest.mark.timeout(600)
 def test_a_byte_that_was_flipped_on_the_hub_is_refused_by_file_and_tensor(publishing):
-    from test_checkpoint_manifest import flip_byte_of_tensor
+    from damaged_files import flip_byte_of_tensor
 
     run = publishing("damaged-run")
     run.publish(3)

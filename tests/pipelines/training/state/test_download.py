@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from test_state_digest import made_up_state, sealed
+from made_up_states import made_up_state, sealed
 
 from pipelines.training.state.digest import make_manifest
 from pipelines.training.state.download import (

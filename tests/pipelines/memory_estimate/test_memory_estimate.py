@@ -245,7 +245,7 @@ def test_the_search_answers_with_the_controls_to_set():
 
 def test_an_estimate_is_instant_and_loads_no_heavy_library():
     code = (
-        "import sys; from pipelines.memory_estimate import calculator; "
+        "import sys; from pipelines.pages.memory_calculator import calculator; "
         "print(sorted({'torch', 'numpy', 'transformers', 'gradio', 'huggingface_hub'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

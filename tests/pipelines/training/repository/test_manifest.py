@@ -1,10 +1,10 @@
 """Signed manifests: what is whole is taken, what was changed is refused by file and tensor."""
 
 import json
-import struct
 
 import pytest
 import torch
+from damaged_files import flip_byte_of_tensor
 from safetensors.torch import save_file
 
 from pipelines.training.repository.manifest import (
@@ -47,15 +47,6 @@ def manifest_of(folder, **changes):
         contributors={"ann": 10, "Zoë": 7}, files=digest_files(folder),
     )  # fmt: skip
     return CheckpointManifest(**(values | changes))
-
-
-def flip_byte_of_tensor(path, name, position=0):
-    """Flip one bit inside a tensor of a safetensors file."""
-    content = bytearray(path.read_bytes())
-    (length,) = struct.unpack("<Q", content[:8])
-    start = json.loads(content[8 : 8 + length])[name]["data_offsets"][0]
-    content[8 + length + start + position] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_whole_checkpoint_is_taken_with_all_that_its_manifest_says(checkpoint, key):

@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from plain_training import train_alone
 from safetensors.torch import load_file
+from support_files import SUPPORT
 from swarm_of_processes import Swarm, tiny_run
 from swarm_peer import made_up_batch
 
@@ -50,7 +50,7 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
 def test_fifty_epochs_of_eight_bit_averaging_end_within_one_per_cent_of_exact_training(tmp_path):
     run = tiny_run(averaging_compression="size_adaptive_8bit", min_8bit_elements=1024, num_epochs=50, optimizer_bits=8)
     (tmp_path / "run.json").write_text(run.to_json())
-    program = Path(__file__).with_name("averager_pair.py")
+    program = SUPPORT / "averager_pair.py"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", program, tmp_path / "run.json"],
         capture_output=True, text=True, start_new_session=True, timeout=300,

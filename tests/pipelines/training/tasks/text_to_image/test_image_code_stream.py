@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from published_runs import NUM_RECORDS
+from support_files import SUPPORT
 from transformers import AutoTokenizer
 
 from modeling_dalle_collab import DalleCollabProcessor
@@ -18,7 +18,7 @@ from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.tasks.text_to_image.image_code_stream import Batch, passes_through_outages, prefetched
 
-READER = Path(__file__).with_name("stream_reader.py")
+READER = SUPPORT / "stream_reader.py"
 BATCH_SIZE = 8
 BATCHES_PER_PASS = NUM_RECORDS // BATCH_SIZE
 

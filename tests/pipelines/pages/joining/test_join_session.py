@@ -191,7 +191,7 @@ sys.stdin.read()
 def test_a_page_that_is_killed_leaves_no_trainer_behind(session, children, tmp_path):
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "page.py").write_text(PAGE)
-    root = str(Path(process_group.__file__).parents[2])
+    root = str(Path(process_group.__file__).parents[3])
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "pages" / "page.py")],
         env={**os.environ, "PYTHONPATH": root}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

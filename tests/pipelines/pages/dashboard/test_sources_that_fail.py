@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
 from recorded_run import publish_recorded_run, recorded_history
+from support_files import SUPPORT
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
@@ -17,7 +17,7 @@ from pipelines.training.metrics.history import write_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:It seems that you are about to commit a data file")]
 
-PROGRAM = Path(__file__).with_name("failing_sources.py")
+PROGRAM = SUPPORT / "failing_sources.py"
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 

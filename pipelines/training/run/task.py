@@ -1,0 +1,88 @@
+"""The seam between the engine and what it trains: all that training peers and auxiliary peers know of a task.
+
+The engine averages gradients of any `torch.nn.Module`. What the model is, where its data come from, what its loss is
+and how a checkpoint is used is the task's; `pipelines/training/tasks` has one folder for each.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from PIL.Image import Image
+
+from pipelines.memory_estimate.estimate import MemoryEstimate
+from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.run.training_run import TrainingRun
+
+Batch = Mapping[str, torch.Tensor]
+"""A micro-batch: tensors by name, each with the samples along its first dimension."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFacts:
+    """What a model card tells of a published checkpoint."""
+
+    repository: str
+    epoch: int
+    loss: float | None
+    num_parameters: int
+    history: Sequence[Mapping[str, Any]] = ()
+    """Points of the run's history; see `metrics.history`."""
+
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    """Held-out losses: `epoch`, `loss`."""
+
+
+class TrainingTask(Protocol):
+    """One kind of model on one kind of data. Making one reads nothing; its parts are read when they are needed."""
+
+    run: TrainingRun
+
+    unit: str
+    """What weights and `target_batch_size` count: `samples`, or `tokens` that are predicted."""
+
+    device_program: str | None
+    """Module that computes gradients on a further device of a peer; None: a peer of this task uses one device."""
+
+    def check(self) -> None:
+        """Raise ValueError unless data, processor and model fit each other and the model knows all of its settings."""
+
+    def new_model(self) -> torch.nn.Module:
+        """Return the model with the parameters with which the run begins, equal in every bit on all peers."""
+
+    def compiling_pays(self) -> bool:
+        """Tell whether `torch.compile` speeds the model up on a GPU."""
+
+    def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+        """Yield micro-batches of `batch_size` samples without end, in an order that only the seed decides.
+
+        Samples that are held out are left out, the same ones on every peer.
+        """
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        """Read the samples of the evaluation, the same ones on every peer; empty: the run has no evaluation."""
+
+    def made_up_batch(self, size: int) -> Batch:
+        """Return `size` samples of the usual shapes; their values do not matter for memory and time."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Return the summed loss of a batch, a float scalar with its graph, and the weight that it is the sum over."""
+
+    def save(self, folder: Path, model: torch.nn.Module) -> None:
+        """Write the model, its processor and code that travels with it: what `from_pretrained` needs."""
+
+    def card(self, facts: CheckpointFacts) -> str:
+        """Return the model card, README.md, of a checkpoint."""
+
+    def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
+        """Return what the model makes of the run's prompts as one picture for the progress reel; None: no reel."""
+
+    def memory(self, settings: MemorySettings) -> MemoryEstimate:
+        """Estimate the memory that training takes; raises ValueError if the model's sizes cannot work."""
+
+
+def num_samples(batch: Batch) -> int:
+    """Return the number of samples in a batch."""
+    return len(next(iter(batch.values())))

@@ -1,0 +1,102 @@
+"""What docs/architecture.md and docs/protocol.md say of the code is there: files, names, keys, calls, pictures."""
+
+import ast
+import re
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("architecture.md", "protocol.md")
+FOLDERS = (ROOT, ROOT / "pipelines", ROOT / "pipelines" / "training")
+"""To which the documents' paths are relative, whichever fits."""
+
+REFERENCE = re.compile(r"`(\w+(?:/\w+)+\.py)(?::(\w+(?:\.\w+)*))?`")
+"""A file, and perhaps a name in it: `averaging/runner.py:TrustedAllReduceRunner._check_input`."""
+
+CALLS_OF_HIVEMIND = {"rpc_ping", "rpc_store", "rpc_find"}
+
+
+def read(document: str) -> str:
+    return (ROOT / "docs" / document).read_text(encoding="utf-8")
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(path for part in ("pipelines", "hub_tools") for path in sorted((ROOT / part).rglob("*.py")))
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Return what a file defines: functions, classes, constants, and `Class.method`."""
+    return frozenset(_names(ast.parse(path.read_text(encoding="utf-8")).body))
+
+
+def _names(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from _names(node.body, f"{prefix}{node.name}.")
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+
+def objection_to(file: str, name: str | None) -> str | None:
+    """Say what is wrong with a reference and where the name is instead; None if nothing is."""
+    path = next((folder / file for folder in FOLDERS if (folder / file).is_file()), None)
+    if path is not None and (name is None or name in names_in(path)):
+        return None
+    problem = "there is no such file" if path is None else f"{file} defines no such name"
+    elsewhere = [str(other.relative_to(ROOT)) for other in sources() if name in names_in(other)]
+    same_name = [str(other.relative_to(ROOT)) for other in sources() if other.name == Path(file).name]
+    found = elsewhere if name else same_name
+    return f"{file}{f':{name}' if name else ''}: {problem}; found in {', '.join(found) or 'no file'}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_and_name_in_a_document_exists(document):
+    references = sorted({(file, name or None) for file, name in REFERENCE.findall(read(document))}, key=str)
+    assert len(references) > 5, "the document names no code; has its notation changed?"
+    objections = [objection for file, name in references if (objection := objection_to(file, name))]
+    assert not objections, "\n".join(objections)
+
+
+def test_a_name_that_has_moved_is_found_where_it_is():
+    assert objection_to("nowhere/at_all.py", "TrustedAllReduceRunner").endswith("runner.py")
+    assert objection_to("hub_tools/endpoint.py", "current_endpoint") is None
+    assert "no such name" in objection_to("hub_tools/endpoint.py", "Endpoint.current")
+
+
+def test_the_keys_in_the_protocol_are_those_of_the_code():
+    named = set(re.findall(r"`\{swarm_id\}_([a-z_]+?)(?:_\{epoch\})?(?:\.0b)?`", read("protocol.md")))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources())
+    assert not {key for key in named if not re.search(rf"\b_?{key}\b", text)}
+    schemas = {name.partition(".")[2] for path in sources() for name in names_in(path) if "_SwarmRecords." in name}
+    assert schemas and schemas | {"progress", "grad_averager", "state_averager"} == named
+
+
+def test_the_calls_in_the_protocol_are_those_of_the_code():
+    answered = {name.rpartition(".")[2] for path in sources() for name in names_in(path) if ".rpc_" in name}
+    named = set(re.findall(r"\brpc_[a-z_]+", read("protocol.md")))
+    assert named == answered | CALLS_OF_HIVEMIND
+
+
+def test_the_protocol_names_every_file_of_a_runs_repository():
+    tree = ast.parse((ROOT / "hub_tools" / "run_files.py").read_text(encoding="utf-8"))
+    assignments = [node for node in tree.body if isinstance(node, ast.Assign)]
+    files = [node.value.value for node in assignments if isinstance(node.value, ast.Constant)]
+    document = read("protocol.md")
+    assert files and not [file for file in files if isinstance(file, str) and file not in document]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_pictures_and_pages_that_a_document_links_are_there(document):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", read(document)):
+        assert (ROOT / "docs" / target).is_file(), f"{document} links {target}, which is not there"
+        if target.endswith(".svg"):
+            xml.etree.ElementTree.parse(ROOT / "docs" / target)
