@@ -16,11 +16,8 @@ from transformers import AutoTokenizer
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.tasks.text_to_image.image_code_stream import (
-    image_code_batch,
-    passes_through_outages,
-    prefetched,
-)
+from pipelines.training.peer.prefetching import prefetched
+from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch, passes_through_outages
 
 READER = SUPPORT / "stream_reader.py"
 BATCH_SIZE = 8
