@@ -11,8 +11,8 @@ from hub_tools.local_hub import LocalHub
 
 # Test support modules lie beside the tests that use them; importlib mode puts nothing on the path by itself.
 FOLDERS = (
-    *("ancestor", "benchmarks", "isolation", "pipelines/dashboard", "pipelines/generation", "pipelines/training"),
-    "spaces",
+    *("ancestor", "benchmarks", "golden", "isolation", "pipelines/dashboard", "pipelines/generation"),
+    *("pipelines/training", "spaces"),
 )
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
