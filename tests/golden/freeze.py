@@ -27,7 +27,6 @@ def measure() -> dict[str, Any]:
             capture_output=True,
             text=True,
             timeout=SECONDS,
-            start_new_session=True,
             check=False,
         )
         if done.returncode != 0:

@@ -6,21 +6,25 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from golden_training import RUN_ID, lone_node, lone_optimizer
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.schema import SchemaValidator
+from hivemind.p2p import PeerID
+from hivemind.utils.serializer import MSGPackSerializer
 from parts import (
-    GROUP_DOMAIN,
     Admission,
+    AdmissionGate,
     AdmissionRecords,
     AdmissionRequest,
     AuxiliaryStatus,
     DialBack,
     Offence,
     PacedKeyManager,
+    PeerAdmission,
     PeerIntroduction,
     PeerMetrics,
     PublisherKey,
@@ -29,11 +33,13 @@ from parts import (
     Suspect,
     SwarmDHT,
     SwarmRecords,
+    access_token,
     candidacy,
     farewell_request,
     initial_model,
     issue_token,
     manifest_request,
+    public_text,
     suspect_record,
     tensors_request,
     tiny_run,
@@ -42,6 +48,7 @@ from parts import (
 SECONDS = 60.0
 EPOCH = 7
 DIGEST = "ab" * 32
+PEER_ID = bytes.fromhex("1220" + DIGEST)
 
 
 def fixed_key() -> Ed25519PrivateKey:
@@ -102,6 +109,7 @@ def protocol() -> dict[str, Any]:
             records=dht.schemas,
             offences=sorted(Offence.__members__),
             suspect=suspect_record(Suspect(peer_id="a", offence=Offence.FAR_OFF, num_rounds=1)).dict(),
+            group_proof=_group_proof(),
             texts=_texts(),
         )
 
@@ -171,15 +179,36 @@ def _form(schema: dict[str, Any]) -> Any:
     return plain(schema)
 
 
+def _admission(**values: Any) -> Admission:
+    return Admission(username="ann", run_id=RUN_ID, peer_id=PEER_ID.hex(), confirmed_at=1.0, **values)
+
+
+def _group_proof() -> dict[str, Any]:
+    """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
+    key = public_text(fixed_key())
+    run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
+    peer = PeerAdmission(run, "org/golden", peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
+    public_key = peer.record_key.get_public_key()
+    token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
+    peer._token.write(token)
+    fields, dumps = [1.0, 0, b"data"], MSGPackSerializer.dumps
+    proof = AdmissionGate(peer, "prefix", SECONDS).prove(dumps(fields), PeerID(PEER_ID))
+    *shown, time, signature = MSGPackSerializer.loads(proof)
+    signed = [b"dalle-collab group 1", "prefix", PEER_ID, time, hashlib.sha256(dumps(fields)).digest()]
+    return dict(
+        is_signed=public_key.verify(dumps(signed), signature),
+        fields=["token" if part == token else repr(part) for part in shown] + [type(time).__name__, "signature"],
+        shows_token_as_username=access_token(peer).username == token,
+        shows_record_key=access_token(peer).public_key == public_key.to_bytes(),
+    )
+
+
 def _texts() -> dict[str, str]:
     """Return what peers sign and send each other as text, made of fixed values."""
-    admission = Admission(
-        username="ann", run_id=RUN_ID, peer_id="1220" + DIGEST, record_key="key", expires_at=2.0, confirmed_at=1.0
-    )
+    admission = _admission(record_key="key", expires_at=2.0)
     request = AdmissionRequest(run_id=RUN_ID, peer_key="peer", record_key="record", time=1.5)
     manifest = StateManifest(swarm_id=RUN_ID, epoch=EPOCH, tensors=(("parameter.0", "float32 (2, 3)", DIGEST),))
     return dict(
-        group_domain=GROUP_DOMAIN.decode(),
         admission_request=request.signed_bytes().decode(),
         admission_claims=_claims(issue_token(admission, fixed_key())),
         admission_token=hashlib.sha256(issue_token(admission, fixed_key()).encode()).hexdigest(),

@@ -149,7 +149,7 @@ def _message(name: str, size: str) -> dict[str, Any]:
         dtype=message.dtype,
         size=list(message.size),
         num_bytes=len(message.buffer),
-        first_bytes=message.buffer[:8].hex(),
+        mean_byte=sum(message.buffer) / len(message.buffer),
         read=in_numbers(read_part(message, codec, info, values.shape)),
     )
 

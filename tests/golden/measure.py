@@ -28,6 +28,7 @@ def _measure(hub: LocalHub, folder: Path) -> dict:
     import golden_training
     from parts import guard_process_group, prepare_hub_client
 
+    os.setpgid(0, 0)
     guard_process_group()  # what is forked from here on ends with this process, whatever happens
     prepare_hub_client()
     import golden_files

@@ -15,14 +15,15 @@ from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
 from pipelines.command_line.main import app as command_line
 from pipelines.training.admission_records import AdmissionRecords
-from pipelines.training.admitted_averaging import GROUP_DOMAIN
-from pipelines.training.authorization_tokens import Admission, AdmissionRequest, issue_token
-from pipelines.training.authorized_dht import SwarmDHT
+from pipelines.training.admitted_averaging import AdmissionGate
+from pipelines.training.authorization_tokens import Admission, AdmissionRequest, issue_token, public_text
+from pipelines.training.authorized_dht import SwarmDHT, access_token
 from pipelines.training.auxiliary_options import AuxiliaryOptions
 from pipelines.training.averaging_reducer import RobustPartReducer
 from pipelines.training.dial_back import DialBack
 from pipelines.training.group_search import PacedKeyManager
 from pipelines.training.local_steps import make_optimizer
+from pipelines.training.peer_admission import PeerAdmission
 from pipelines.training.peer_metrics import (
     AuxiliaryStatus,
     PeerIntroduction,
