@@ -35,7 +35,6 @@ from pipelines.training.tasks.text_to_image.model import initial_model
 class SlowAverager(SwarmStateAverager):
     """Sends its state slowly, so that a test can do something in the middle of a download."""
 
-    _rpc_handlers = _stub_type = None
     seconds_per_chunk = 0.15
 
     async def _hand_out(self, request):
@@ -46,8 +45,6 @@ class SlowAverager(SwarmStateAverager):
 
 class ForgingAverager(SwarmStateAverager):
     """Names the digest of the swarm's state and sends other bytes."""
-
-    _rpc_handlers = _stub_type = None
 
     async def _hand_out(self, request):
         async for message in super()._hand_out(request):
@@ -60,8 +57,6 @@ class ForgingAverager(SwarmStateAverager):
 class CarelessAverager(SwarmStateAverager):
     """Offers its state without looking at the values."""
 
-    _rpc_handlers = _stub_type = None
-
     def take_snapshot(self):
         snapshot = self.snapshot
         snapshot.begin()
@@ -72,8 +67,6 @@ class CarelessAverager(SwarmStateAverager):
 
 
 KINDS = {"honest": SwarmStateAverager, "slow": SlowAverager, "forger": ForgingAverager, "nan": CarelessAverager}
-for kind in KINDS.values():
-    kind.__name__ = SwarmStateAverager.__name__  # part of the wire protocol
 
 
 def start_averager(run, dht, kind):
