@@ -1,4 +1,4 @@
-"""Averaging and hand-off of the state among admitted peers only.
+"""Averaging and transfer of the state among admitted peers only.
 
 One gate stands before all calls that an averager answers. Who wants to join a group shows a token and a signature over
 the peer id, the group, the time and what else goes round in the group; the leader checks it, and so does every member
@@ -90,7 +90,7 @@ class AdmissionGate:
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
 
 
-class AdmitsPeers(NamedServicer):
+class GatedAverager(NamedServicer):
     """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
 
     @cached_property
@@ -166,7 +166,7 @@ class AdmitsPeers(NamedServicer):
 class _GuardedCalls:
     """An averager's handlers behind the gate; a handler that nobody has thought of is closed to strangers."""
 
-    def __init__(self, averager: AdmitsPeers, gate: AdmissionGate) -> None:
+    def __init__(self, averager: GatedAverager, gate: AdmissionGate) -> None:
         self._averager, self._gate = averager, gate
 
     def __getattr__(self, name: str) -> Any:
@@ -214,7 +214,7 @@ class _GuardedCalls:
 class _IntroducingStub:
     """A stub that introduces this peer before each call."""
 
-    def __init__(self, stub: Any, averager: AdmitsPeers, peer: PeerID) -> None:
+    def __init__(self, stub: Any, averager: GatedAverager, peer: PeerID) -> None:
         self._stub, self._averager, self._peer = stub, averager, peer
 
     def __getattr__(self, name: str) -> Any:

@@ -45,8 +45,8 @@ class AdmissionRefusedError(ValueError):
     """The run's authority does not admit this user; the message says why and what cures it."""
 
 
-class AuthorizationUnreachableError(ConnectionError):
-    """The run's authorization service cannot answer now."""
+class AdmissionUnreachableError(ConnectionError):
+    """The run's admission service cannot answer now."""
 
 
 class SharedToken:
@@ -132,7 +132,7 @@ class PeerAdmission:
         while True:
             try:
                 return self._fetch()
-            except AuthorizationUnreachableError as error:
+            except AdmissionUnreachableError as error:
                 if time.monotonic() > deadline:
                     raise
                 logger.info("%s Trying again.", error)
@@ -144,7 +144,7 @@ class PeerAdmission:
         while not self._stop.wait(seconds_to_renewal(lifetime, failures)):
             try:
                 lifetime, failures = self._fetch(), 0
-            except AuthorizationUnreachableError as error:
+            except AdmissionUnreachableError as error:
                 failures += 1
                 logger.warning("Admission could not be renewed (%d), trying again: %s", failures, error)
             except AdmissionRefusedError as error:
@@ -167,14 +167,14 @@ class PeerAdmission:
         answer = self._ask(dict(vars(signed)))
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
         if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not lifetime > 0:
-            raise AuthorizationUnreachableError(f"What answers at {self._service} is no authorization service.")
+            raise AdmissionUnreachableError(f"What answers at {self._service} is not an admission service.")
         try:
             self.check.check(
                 token, get_dht_time(), peer_id=peer_id_of(self._peer_der), record_key=request.record_key.encode()
             )
         except TokenRefusedError as error:
             raise AdmissionRefusedError(
-                f"The authorization service at {self._service} gives tokens that do not admit to {self._repository}: "
+                f"The admission service at {self._service} gives tokens that do not admit to {self._repository}: "
                 f"{error} Set your clock (sudo timedatectl set-ntp true); if it is right, the service has another key "
                 "than the run announces, and its organiser starts it again: "
                 f"dalle-collab run authorize {self._repository}"
@@ -193,15 +193,15 @@ class PeerAdmission:
             )
             values = response.json()
         except (httpx2.HTTPError, ValueError) as error:
-            raise AuthorizationUnreachableError(
-                f"The authorization service of {self._repository} at {self._service} does not answer "
+            raise AdmissionUnreachableError(
+                f"The admission service of {self._repository} at {self._service} does not answer "
                 f"({type(error).__name__}). Check the network; its organiser starts it with: "
                 f"dalle-collab run authorize {self._repository}"
             ) from None
         values = values if isinstance(values, dict) else {}
         said = " ".join(str(values.get("message", "")).split())[:500] or f"it answers {response.status_code}"
         if response.status_code == 429 or response.status_code >= 500:
-            raise AuthorizationUnreachableError(f"The authorization service of {self._repository} cannot admit: {said}")
+            raise AdmissionUnreachableError(f"The admission service of {self._repository} cannot admit: {said}")
         if response.status_code != 200:
             raise AdmissionRefusedError(f"{self._repository} does not admit you: {said}")
         return values
@@ -222,7 +222,7 @@ def seek_admission(
 
     Raises:
         AdmissionRefusedError: the authority does not admit this user, or there is no Hub token to ask with.
-        AuthorizationUnreachableError: the service does not answer.
+        AdmissionUnreachableError: the service does not answer.
     """
     if run.is_open:
         yield options, None

@@ -1,4 +1,4 @@
-"""Running the authorization service: its key in a file, its settings from the environment of a Space, and uvicorn."""
+"""Running the admission service: its key in a file, its settings from the environment of a Space, and uvicorn."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ from hub_tools.http_serving import serve_application
 from hub_tools.hub_client import install_hub_client
 from hub_tools.run_files import ADMISSION_LISTS_FILE, TRAINING_RUN_FILE
 from pipelines.admission.lists import ListsOnHub
-from pipelines.admission.service import AuthorizationService, ServiceOptions, build_application
+from pipelines.admission.service import AdmissionService, ServiceOptions, build_application
 from pipelines.training.run.training_run import TrainingRun
 
 HUB_TIMEOUT_SECONDS = 10.0
@@ -54,7 +54,7 @@ def key_from_text(text: str, source: str) -> ed25519.Ed25519PrivateKey:
 
 def open_service(
     repository: str, key: ed25519.Ed25519PrivateKey, api: HfApi, cache: Path, options: ServiceOptions
-) -> AuthorizationService:
+) -> AdmissionService:
     """Return the service for a run, after a first look at the run and its lists.
 
     Raises:
@@ -73,13 +73,11 @@ def open_service(
     lists.read()
     if lists.problem:
         raise ValueError(f"{lists.problem} Mend {ADMISSION_LISTS_FILE} in {repository} first: it says who is banned.")
-    return AuthorizationService(
-        repository=repository, run_id=run.run_id, key=key, api=api, lists=lists, options=options
-    )
+    return AdmissionService(repository=repository, run_id=run.run_id, key=key, api=api, lists=lists, options=options)
 
 
-def serve_authorization(
-    service: AuthorizationService, host: str, port: int, on_ready: Callable[[str], None], **options: object
+def serve_admission(
+    service: AdmissionService, host: str, port: int, on_ready: Callable[[str], None], **options: object
 ) -> None:
     """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted."""
     command = f"dalle-collab run authorize {service.repository}"
@@ -101,7 +99,7 @@ def serve_as_space(environment: Mapping[str, str]) -> None:
         key = key_from_text(key_text, "AUTHORIZATION_KEY")
         service = open_service(repository, key, HfApi(), Path(cache), options)
         # A Space is reached through the Hub's proxy alone, which says who asks.
-        serve_authorization(
+        serve_admission(
             service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."),
             proxy_headers=True, forwarded_allow_ips="*",
         )  # fmt: skip

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 KEY_BYTES = 32
 
 
-def check_authorization(service: str, key: str) -> None:
+def check_admission_settings(service: str, key: str) -> None:
     """Raise ValueError unless both settings are there and usable, or both are empty: then the run is open."""
     if not service and not key:
         return
@@ -43,11 +43,11 @@ def check_service_address(address: str) -> None:
         parts, host = urlsplit(""), None
     if not host or parts.scheme not in ("http", "https") or parts.username or parts.query or parts.fragment:
         raise ValueError(
-            f"The authorization service's address is {address!r}; expected for example https://my-org-door.hf.space"
+            f"The admission service's address is {address!r}; expected for example https://my-org-door.hf.space"
         )
     if parts.scheme == "http" and not _is_private(host):
         raise ValueError(
-            f"The authorization service's address {address} is not encrypted, but Hub tokens travel to it. Put it "
+            f"The admission service's address {address} is not encrypted, but Hub tokens travel to it. Put it "
             "behind https: as a Space, or behind a reverse proxy with a certificate"
         )
 

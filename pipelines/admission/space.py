@@ -1,4 +1,4 @@
-"""The authorization service as a Space: a folder with its settings, its program and the modules that it needs."""
+"""The admission service as a Space: a folder with its settings, its program and the modules that it needs."""
 
 import tempfile
 from pathlib import Path
@@ -42,7 +42,7 @@ banned there. No token of the Hub is stored or logged.
 """
 
 
-def write_authorization_space(repository: str, folder: Path) -> list[Path]:
+def write_admission_space(repository: str, folder: Path) -> list[Path]:
     """Write the Space into a folder, which is new, empty or an earlier version; return the files' relative paths.
 
     Raises:

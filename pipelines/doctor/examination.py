@@ -11,10 +11,10 @@ from typing import Any
 from huggingface_hub import get_token
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.admission.client import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
+from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
 from pipelines.admission.dht_gate import SwarmAuthorizer
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
-from pipelines.doctor.authorization_checks import check_authorization
+from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
@@ -108,7 +108,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield hub_checks.failure("training run", error)
         return
     yield ok("training run", f"{examination.run.run_id}, created with {PACKAGE} {examination.run.package_version}")
-    yield from check_authorization(examination.repository, examination.run, examination.caller)
+    yield from check_admission(examination.repository, examination.run, examination.caller)
 
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
@@ -203,7 +203,7 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
             options, admission = stack.enter_context(
                 seek_admission(run, repository, options, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION)
             )
-        except (AdmissionRefusedError, AuthorizationUnreachableError) as error:
+        except (AdmissionRefusedError, AdmissionUnreachableError) as error:
             results.append(hub_checks.failure(name, error, "a token of the run's authority"))
         if admission is not None:
             results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))

@@ -1,7 +1,6 @@
 """What peers tell each other about themselves: signed records in the DHT, checked before use."""
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,13 +175,6 @@ class SwarmRecords:
     def introductions(self) -> dict[bytes, PeerIntroduction]:
         """Return who the training peers of the last hour are, by public key."""
         return self._read("introductions", PeerIntroduction)
-
-    def usernames(self, keys: Collection[bytes]) -> dict[bytes, str]:
-        """Return, by public key, the users whom the run's authority has admitted; empty in an open run.
-
-        Only these names are more than what a peer says of itself.
-        """
-        return {key: admission.username for key, admission in self._admissions.admitted(keys).items()}
 
     def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
         """Return what the auxiliary peers that are alive hold, by public key."""

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
-from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
+from pipelines.training.averaging.wire import parallel_streams
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.run.peer_options import PeerOptions
@@ -159,7 +159,7 @@ def fork_member(settings: dict) -> int:
 
 
 def main(settings: dict) -> None:
-    averaging_lanes.MIN_VALUES_PER_LANE = 1  # two lanes to every reducer, as for a long vector
+    parallel_streams.MIN_VALUES_PER_STREAM = 1  # two streams to every reducer, as for a long vector
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
     children = [fork_member(settings | dict(name=name)) for name in settings["members"]]

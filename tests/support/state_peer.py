@@ -1,4 +1,4 @@
-"""One peer of a test of the hand-off as a process of its own: an honest donor, a lying one, a newcomer, or a probe.
+"""One peer of a test of the state transfer as a process of its own: an honest donor, a liar, a newcomer, or a probe.
 
 Usage: python state_peer.py SETTINGS.json. Donors hold a state that their settings decide, and do not train. Writes
 events, and the state that it holds to NAME.safetensors.
@@ -26,8 +26,8 @@ from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 from pipelines.training.state.digest import make_manifest
 from pipelines.training.state.download import StateDownloadError
-from pipelines.training.state.transfer import StateHandOff
-from pipelines.training.swarm_optimizer.hivemind_options import averager_options, hand_off_limits, make_state_averager
+from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager, transfer_limits
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -107,7 +107,7 @@ def donate(run, dht, settings, events):
     make_up_state(averager, kind, epoch)
     tracker = SwarmProgressTracker(dht=dht, prefix=run.swarm_id, target_batch_size=10**6, start=True)
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
-    StateHandOff(averager, records, hand_off_limits(run)).share()
+    StateTransfer(averager, records, transfer_limits(run)).share()
     wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
     wait_until(lambda: len(records.trainers()) > 0)
     save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
@@ -121,7 +121,7 @@ def donate(run, dht, settings, events):
 def probe(run, dht, settings, events):
     """Ask the peers that the test names for their state, whatever the votes say, or wait until they offer one."""
     averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id)
-    limits = hand_off_limits(run).download
+    limits = transfer_limits(run).download
     write_event(events, event="ready", addresses=visible_addresses(dht))
     for order in orders_in(Path(settings["orders"])):
         if "await_offers_of" in order:
@@ -151,7 +151,7 @@ def orders_in(path):
 
 def join(run, dht, settings, events, options):
     with TrainingPeer(run, dht, options, username=settings["name"], package_version="0") as peer:
-        averager, hand_off = peer.optimizer.state_averager, peer.optimizer.hand_off
+        averager, state_transfer = peer.optimizer.state_averager, peer.optimizer.state_transfer
         write_event(events, event="started", peer_id=dht.peer_id.to_base58())
         started = time.monotonic()
 
@@ -160,7 +160,7 @@ def join(run, dht, settings, events, options):
             write_event(events, event="progress", share=share, is_half=0.4 < share < 0.9)
 
         source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
-        seconds, taken = time.monotonic() - started, hand_off.last_taken
+        seconds, taken = time.monotonic() - started, state_transfer.last_taken
         save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
         if source == "peers":
             Path(settings["checkpoint"]).mkdir(exist_ok=True)
@@ -170,7 +170,8 @@ def join(run, dht, settings, events, options):
         wait_until(averager.snapshot.manifest)
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=averager.state_epoch,
-            seconds=seconds, named=sorted(hand_off.named_donors), digest=averager.snapshot.manifest().digest,
+            seconds=seconds, digest=averager.snapshot.manifest().digest,
+            named=sorted(taken.report.liars) if taken else [],
             outvoted=list(taken.verdict.outvoted) if taken else [], state_bytes=averager.snapshot.num_bytes,
             received_bytes=taken.report.num_bytes if taken else 0, failures=taken.report.failures if taken else {},
         )  # fmt: skip

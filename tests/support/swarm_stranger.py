@@ -134,7 +134,7 @@ def try_records(run: TrainingRun, addresses: list[str], options: PeerOptions, ad
             honest=honest,
             stored=sorted(names.values()),
             counted=counted(),
-            names=sorted(records.usernames(names).values()),
+            names=sorted(held.username for held in records.admissions.admitted(names).values()),
         )
 
 

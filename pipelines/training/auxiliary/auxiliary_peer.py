@@ -24,12 +24,12 @@ from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
-from pipelines.training.state.transfer import StateHandOff
+from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
     chunk_timeout,
-    hand_off_limits,
     make_state_averager,
+    transfer_limits,
 )
 from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
 from pipelines.training.tasks.text_to_image.model import initial_model
@@ -100,11 +100,11 @@ class AuxiliaryPeer:
             **averager_options(self.run),
             **optimizer_parts(self.run, self.model),
         )
-        self.hand_off = StateHandOff(self.averager, self.records, hand_off_limits(self.run))
+        self.state_transfer = StateTransfer(self.averager, self.records, transfer_limits(self.run))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.hand_off.close()
+        self.state_transfer.close()
         self.averager.shutdown()
 
     @property
@@ -118,7 +118,7 @@ class AuxiliaryPeer:
             with self.averager.lock_averaged_tensors:
                 state = load_training_state(folder, self.model, self.averager.optimizer)
             self.averager.set_epoch(state.epoch)
-        self.hand_off.share()
+        self.state_transfer.share()
         return self.held_epoch
 
     def announce(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class AuxiliaryPeer:
     def look(self) -> AuxiliaryReport:
         """Look at the swarm once: note its figures, take over its state, put checkpoints that are due in the spool."""
         summary = self.metrics.observe(self.records.metrics(), time.time(), self.held_epoch)
-        available = self.hand_off.newest_epoch()
+        available = self.state_transfer.newest_epoch()
         if available > self.held_epoch and self._may_download(available):
             self._download()
         self._elect()
@@ -186,9 +186,9 @@ class AuxiliaryPeer:
         return is_last or time.monotonic() - self._last_download >= self._follow_interval_seconds
 
     def _download(self) -> None:
-        self.hand_off.fetch(at_least=self.held_epoch + 1)
+        self.state_transfer.fetch(at_least=self.held_epoch + 1)
         self._last_download = time.monotonic()
-        self.hand_off.share()
+        self.state_transfer.share()
 
     def _announce_status(self) -> None:
         status = AuxiliaryStatus(

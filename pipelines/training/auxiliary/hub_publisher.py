@@ -17,12 +17,12 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, sn
 
 from hub_tools.run_files import (
     CARD_FILE,
-    REEL_INDEX_FILE,
     LOSS_CURVE_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
     OLD_METRICS_FILE,
     REEL_FOLDER,
+    REEL_INDEX_FILE,
 )
 from pipelines.training.auxiliary.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publication_spool import PublicationSpool, SpooledCheckpoint

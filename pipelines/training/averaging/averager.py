@@ -45,7 +45,7 @@ not given up before it has lasted as long as the search for that group would."""
 PLAIN_RULE = AggregationRule()
 
 
-class CountsRounds:
+class RobustAverager:
     """Mixed into an averager: its rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
@@ -120,7 +120,7 @@ class CountsRounds:
             await asyncio.sleep(0.05)
 
     async def _declare_for_download_periodically(self) -> None:
-        """Declare nothing: who holds which state is in the records of `StateHandOff`.
+        """Declare nothing: who holds which state is in the records of `StateTransfer`.
 
         hivemind would store that once more for every tensor that a round has averaged, all at once, and the DHT would
         be too busy to answer those who look for the next group.

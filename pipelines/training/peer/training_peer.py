@@ -139,7 +139,7 @@ class TrainingPeer:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if self.optimizer.hand_off.newest_epoch() > 0:
+        if self.optimizer.state_transfer.newest_epoch() > 0:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"
@@ -199,11 +199,11 @@ class TrainingPeer:
             self._hand_over(stop)
 
     def _rest(self, stop: threading.Event) -> None:
-        self.num_samples -= self.optimizer.leave_rounds()
+        self.num_samples -= self.optimizer.suspend()
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
-            self.optimizer.return_to_rounds()
+            self.optimizer.resume()
             logger.info("Going on at epoch %d.", self.optimizer.local_epoch)
 
     def step(self, batch: Batch) -> StepReport:

@@ -19,9 +19,9 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture
 
-from pipelines.admission.averaging_gate import AdmitsPeers
+from pipelines.admission.averaging_gate import GatedAverager
 from pipelines.swarm.upload_limit import pass_bytes
-from pipelines.training.averaging.averager import CountsRounds
+from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.wire.streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
 from pipelines.training.state.digest import StateManifest, named_state
 from pipelines.training.state.download import (
@@ -50,7 +50,7 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 """How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
 
 
-class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
+class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
     """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
 
     All peers of a run use it, the auxiliary peer too. What it hands out is a snapshot, so that epoch and tensors agree

@@ -8,11 +8,11 @@ from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import PeerID
 
-from pipelines.admission.averaging_gate import AdmitsPeers
-from pipelines.training.averaging.averager import CountsRounds
+from pipelines.admission.averaging_gate import GatedAverager
+from pipelines.training.averaging.averager import RobustAverager
 
 
-class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
+class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
     PROTOCOL_NAME = "SwarmGradientAverager"

@@ -12,7 +12,7 @@ from pipelines.training.averaging.reduce.robust_aggregation import AggregationRu
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import DownloadLimits
-from pipelines.training.state.transfer import HandOffLimits
+from pipelines.training.state.transfer import TransferLimits
 
 REQUEST_SHARE = 0.4
 """Share of the matchmaking time in which a request must be answered: it fits twice."""
@@ -77,10 +77,10 @@ def chunk_timeout(run: TrainingRun) -> float:
     return max(6.0, run.averaging_timeout_seconds / 8)
 
 
-def hand_off_limits(run: TrainingRun) -> HandOffLimits:
+def transfer_limits(run: TrainingRun) -> TransferLimits:
     """Return how patient newcomers are, in proportion to what the run's organiser expects of links."""
     chunk_seconds = chunk_timeout(run)
-    return HandOffLimits(
+    return TransferLimits(
         download=DownloadLimits(chunk_seconds=chunk_seconds, job_seconds=max(60.0, 4 * chunk_seconds)),
         total_seconds=run.averaging_timeout_seconds * 4,
         settling_seconds=min(15.0, run.averaging_timeout_seconds / 5),

@@ -4,7 +4,7 @@ import time
 from multiprocessing import get_context
 
 import pytest
-from authorization_material import admission, der, rsa_key
+from admission_material import admission, der, rsa_key
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey

@@ -5,13 +5,13 @@ import threading
 import time
 
 import pytest
-from authorization_material import edit_lists, publish_run, rsa_key, running_service
+from admission_material import edit_lists, publish_run, rsa_key, running_service
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
 from pipelines.admission.client import (
     AdmissionRefusedError,
-    AuthorizationUnreachableError,
+    AdmissionUnreachableError,
     PeerAdmission,
     seek_admission,
 )
@@ -103,7 +103,7 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
         with pytest.raises(AdmissionRefusedError, match="it answers 404"):
             nobody.__enter__()
         service.kill()
-        with pytest.raises(AuthorizationUnreachableError, match=r"does not answer .*dalle-collab run authorize"):
+        with pytest.raises(AdmissionUnreachableError, match=r"does not answer .*dalle-collab run authorize"):
             admission_at(service, run, member).__enter__()
 
 

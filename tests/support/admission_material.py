@@ -20,7 +20,7 @@ from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
-from pipelines.admission.server import load_or_create_key, open_service, serve_authorization
+from pipelines.admission.server import load_or_create_key, open_service, serve_admission
 from pipelines.admission.service import ServiceOptions
 from pipelines.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
 
@@ -120,7 +120,7 @@ def serve(repository: str, folder: str, port: int, options: dict[str, float]) ->
     key, cache = load_or_create_key(Path(folder) / "authority.key"), Path(folder) / "cache"
     service = open_service(repository, key, HfApi(), cache, ServiceOptions(**options))
     logging.info("%r", service)
-    serve_authorization(service, "127.0.0.1", port, lambda address: print(address, flush=True))
+    serve_admission(service, "127.0.0.1", port, lambda address: print(address, flush=True))
 
 
 def publish_run(hub: LocalHub, repository: str, run_json: str) -> None:
