@@ -31,7 +31,7 @@ MAY_IMPORT = {
     DEVICES: (),
     PROGRESS: (),
     CODES: (),
-    ADMISSION: (HUB, RUN),
+    ADMISSION: (HUB,),
     SWARM: (ADMISSION, RUN),
     MEMORY: (),
     f"{MEMORY}.models": (),

@@ -93,13 +93,18 @@ class AdmissionGate:
 class GatedAverager(NamedServicer):
     """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
 
+    def __init__(self, *args: Any, admission: PeerAdmission | None, **kwargs: Any) -> None:
+        """`admission` is this peer's; None: the run is open, and the averager deals with everybody."""
+        self._admission = admission
+        super().__init__(*args, **kwargs)
+
     @cached_property
     def gate(self) -> AdmissionGate | None:
         """The gate of this averager's process; None in an open run."""
-        admission = getattr(self.dht, "admission", None)
-        if admission is None:
+        if self._admission is None:
             return None
-        return AdmissionGate(admission, self.prefix, seconds_valid=max(60.0, 6 * (self._allreduce_timeout or 60.0)))
+        seconds_valid = max(60.0, 6 * (self._allreduce_timeout or 60.0))
+        return AdmissionGate(self._admission, self.prefix, seconds_valid)
 
     def _run_internal(self) -> None:
         # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the

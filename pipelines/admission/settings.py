@@ -1,11 +1,32 @@
-"""The two settings of a run that say who admits peers to it; without them everybody may join."""
+"""The two settings of a run that say who admits peers to it, and the `Door` that they make; without them it is open."""
 
 import base64
 import binascii
 import ipaddress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 KEY_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where peers ask for admission to one run, and whose tokens count there."""
+
+    repository: str
+    """The run's repository, `ORG/RUN`: what people are told."""
+
+    run_id: str
+    service_address: str
+    """Address of the admission service; empty: the run is open to everybody."""
+
+    authority_key: str
+    """The service's Ed25519 public key in base64; empty where the run is open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may join, with or without an account on the Hub."""
+        return not self.service_address
 
 
 def check_admission_settings(service: str, key: str) -> None:

@@ -121,8 +121,10 @@ def main(settings: ChaoticPeerSettings) -> None:
         )  # fmt: skip
 
     with (
-        open_dht(settings.repository, run.entry_addresses, options, reply_seconds=reply_seconds(run)) as dht,
-        TrainingPeer(run, dht, options, username=settings.name, package_version="chaos") as peer,
+        open_dht(
+            settings.repository, run.entry_addresses, options, admission=None, reply_seconds=reply_seconds(run)
+        ) as dht,
+        TrainingPeer(run, dht, options, admission=None, username=settings.name, package_version="chaos") as peer,
         _stop_on_signals() as stop,
         prefetched(batches, settings.micro_batch_size, stop) as stream,
     ):

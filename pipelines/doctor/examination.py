@@ -1,6 +1,7 @@
 """The whole examination of a machine for a run, check by check, and the short one with which `join` begins."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import sys
 import time
@@ -25,6 +26,7 @@ from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.repository.run_repository import read_run
+from pipelines.training.run.door import door_of
 from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.model import read_processor
@@ -200,9 +202,11 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
     options, admission, results = examination.options, None, []
     with contextlib.ExitStack() as stack:
         try:
-            options, admission = stack.enter_context(
-                seek_admission(run, repository, options, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION)
+            door = door_of(run, repository)
+            identity_file, admission = stack.enter_context(
+                seek_admission(door, options.identity_file, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION)
             )
+            options = dataclasses.replace(options, identity_file=identity_file)
         except (AdmissionRefusedError, AdmissionUnreachableError) as error:
             results.append(hub_checks.failure(name, error, "a token of the run's authority"))
         if admission is not None:

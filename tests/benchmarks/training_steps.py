@@ -79,8 +79,8 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
             )
 
     with (
-        open_dht("bench/run", entry, options) as dht,
-        TrainingPeer(run, dht, options, username=str(number), package_version="0") as peer,
+        open_dht("bench/run", entry, options, admission=None) as dht,
+        TrainingPeer(run, dht, options, admission=None, username=str(number), package_version="0") as peer,
     ):
         if number == 0:
             temporary = folder / "address.partial"

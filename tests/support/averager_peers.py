@@ -68,10 +68,11 @@ def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
     kind = HostileGradientAverager if settings["name"] == "hostile" else SwarmGradientAverager
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     return kind(
-        parameters, dht=dht, prefix="attacked", compression=averaging_compression(run), part_size_bytes=PART_BYTES,
-        target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
-        allreduce_timeout=60.0, next_chunk_timeout=15.0, client_mode=settings["name"] == "client",
-        auxiliary=settings["name"] == "helper", start=True, **averager_options(run),
+        parameters, dht=dht, admission=None, prefix="attacked", compression=averaging_compression(run),
+        part_size_bytes=PART_BYTES, target_group_size=len(settings["members"]),
+        min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0,
+        client_mode=settings["name"] == "client", auxiliary=settings["name"] == "helper", start=True,
+        **averager_options(run),
     )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def join(stack: contextlib.ExitStack, entry: list[str], options: PeerOptions) ->
     """Enter the swarm; on a busy machine the entry peer may answer the first newcomers too late."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            return stack.enter_context(open_dht("test/run", entry, options))
+            return stack.enter_context(open_dht("test/run", entry, options, admission=None))
         except SwarmUnreachableError:
             if attempt == MAX_ATTEMPTS:
                 raise

@@ -73,6 +73,7 @@ def start_averager(run, dht, kind):
     return make_state_averager(
         KINDS.get(kind, SwarmStateAverager),
         dht=dht,
+        admission=None,
         run_id=run.swarm_id,
         matchmaking_seconds=run.matchmaking_seconds,
         allow_state_sharing=False,
@@ -102,10 +103,12 @@ def wait_until(is_so):
 
 
 def donate(run, dht, settings, events):
-    kind, epoch, records = settings["kind"], settings["epoch"], SwarmRecords(dht, run.swarm_id)
+    kind, epoch, records = settings["kind"], settings["epoch"], SwarmRecords(dht, run.swarm_id, admission=None).open()
     averager = start_averager(run, dht, kind)
     make_up_state(averager, kind, epoch)
-    tracker = SwarmProgressTracker(dht=dht, prefix=run.swarm_id, target_batch_size=10**6, start=True)
+    tracker = SwarmProgressTracker(
+        dht=dht, prefix=run.swarm_id, admissions=records.admissions, target_batch_size=10**6, start=True
+    )
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
     StateTransfer(averager, records, transfer_limits(run)).share()
     wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
@@ -120,7 +123,7 @@ def donate(run, dht, settings, events):
 
 def probe(run, dht, settings, events):
     """Ask the peers that the test names for their state, whatever the votes say, or wait until they offer one."""
-    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id)
+    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id, admission=None).open()
     limits = transfer_limits(run).download
     write_event(events, event="ready", addresses=visible_addresses(dht))
     for order in orders_in(Path(settings["orders"])):
@@ -150,7 +153,7 @@ def orders_in(path):
 
 
 def join(run, dht, settings, events, options):
-    with TrainingPeer(run, dht, options, username=settings["name"], package_version="0") as peer:
+    with TrainingPeer(run, dht, options, admission=None, username=settings["name"], package_version="0") as peer:
         averager, state_transfer = peer.optimizer.state_averager, peer.optimizer.state_transfer
         write_event(events, event="started", peer_id=dht.peer_id.to_base58())
         started = time.monotonic()
@@ -185,7 +188,7 @@ def main(settings):
     settings = dict(settings, state_file=str(folder / f"{name}.safetensors"))
     events = folder / f"{name}.jsonl"
     options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
-    with open_dht("test/run", settings["entry_addresses"], options) as dht:
+    with open_dht("test/run", settings["entry_addresses"], options, admission=None) as dht:
         if settings["role"] == "newcomer":
             join(run, dht, settings, events, options)
         else:

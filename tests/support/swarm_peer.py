@@ -5,6 +5,7 @@ Usage: python swarm_peer.py SETTINGS.json. Writes events to `events`, parameters
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from pipelines.training.averaging import averager as averaging
 from pipelines.training.peer.pausing import pause_on_signals
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
+from pipelines.training.run.door import door_of
 from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.image_code_stream import Batch
@@ -95,17 +97,27 @@ def main(settings: dict) -> None:
         client_mode=settings.get("client_mode", False),
         **settings.get("options", {}),
     )
-    stop, current_epoch = threading.Event(), []
+    door, stop, current_epoch = door_of(run, "test/run"), threading.Event(), []
     if "struck_in_round_of_epoch" in settings:
         averager = settings.get("struck_averager", "grad_averager")
         strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
     if "dawdles_in_round_of_epoch" in settings:
         dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=10.0)
     with (
-        seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
-        open_dht("test/run", settings["entry_addresses"], options, admission) as dht,
+        seek_admission(door, options.identity_file, settings.get("hub_token")) as (identity, admission),
+        open_dht(
+            "test/run",
+            settings["entry_addresses"],
+            dataclasses.replace(options, identity_file=identity),
+            admission=admission,
+        ) as dht,
         TrainingPeer(
-            run, dht, options, username=admission.username if admission else name, package_version="0"
+            run,
+            dht,
+            options,
+            admission=admission,
+            username=admission.username if admission else name,
+            package_version="0",
         ) as peer,
         contextlib.ExitStack() as parts,
     ):

@@ -70,7 +70,7 @@ def _serve(
     from pipelines.admission.server import load_or_create_key, open_service, serve_admission
     from pipelines.admission.settings import check_service_address
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_admission
+    from pipelines.training.repository.run_repository import announce_admission, read_run
 
     if public_address:
         check_service_address(public_address)
@@ -81,7 +81,11 @@ def _serve(
         typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C ends it; peers then stay for a while.")
 
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
-        service = open_service(repository, load_or_create_key(key_file), HfApi(), Path(cache), options)
+        run = read_run(repository)
+        service = open_service(
+            repository, load_or_create_key(key_file), HfApi(), Path(cache), options,
+            run_id=run.run_id, averaging_timeout_seconds=run.averaging_timeout_seconds,
+        )  # fmt: skip
         serve_admission(service, host, port, announce)
 
 

@@ -1,12 +1,14 @@
 """Being admitted to a run before its swarm is entered, and leaving it when that ends: what people read about it."""
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 
 from rich.console import Console
 
 from pipelines.admission.client import PeerAdmission, seek_admission
+from pipelines.training.run.door import door_of
 from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 
@@ -15,7 +17,7 @@ from pipelines.training.run.training_run import TrainingRun
 def admitted(
     console: Console, run: TrainingRun, repository: str, options: PeerOptions
 ) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
-    """Do what `seek_admission` does with the Hub token of this machine.
+    """Yield options with the identity to which the Hub token of this machine admits, and the admission.
 
     After the block, raises the error with which the authority has refused to renew the admission, if it has.
     """
@@ -26,8 +28,10 @@ def admitted(
     )
     with contextlib.ExitStack() as stack:
         with console.status(f"{what} {repository}"):
-            options, admission = stack.enter_context(seek_admission(run, repository, options, get_token()))
-        yield options, admission
+            identity_file, admission = stack.enter_context(
+                seek_admission(door_of(run, repository), options.identity_file, get_token())
+            )
+        yield dataclasses.replace(options, identity_file=identity_file), admission
         if admission is not None:
             admission.raise_refusal()
 

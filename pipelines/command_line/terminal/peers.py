@@ -76,8 +76,12 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
 
     with (
         admitted(console, run, repository, options) as (options, admission),
-        open_dht(repository, run.entry_addresses, options, admission, reply_seconds=reply_seconds(run)) as dht,
-        TrainingPeer(run, dht, options, username=username, package_version=package_version()) as peer,
+        open_dht(
+            repository, run.entry_addresses, options, admission=admission, reply_seconds=reply_seconds(run)
+        ) as dht,
+        TrainingPeer(
+            run, dht, options, admission=admission, username=username, package_version=package_version()
+        ) as peer,
         _stop_on_signals() as stop,
         pause_on_signals(peer.pause_switch),
         watching_generation(repository, run, stop) as watch,
@@ -146,15 +150,15 @@ def run_auxiliary_peer(
         raise RunFinishedError(finished_message(run))
     with contextlib.ExitStack() as stack:
         options, admission = stack.enter_context(admitted(console, run, repository, options))
-        patience = dict(reply_seconds=reply_seconds(run))
+        patience = dict(admission=admission, reply_seconds=reply_seconds(run))
         try:
-            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options, admission, **patience))
+            dht = stack.enter_context(open_dht(repository, run.entry_addresses, options, **patience))
         except SwarmUnreachableError:
             if not run.entry_addresses:
                 raise
             console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
-            dht = stack.enter_context(open_dht(repository, (), options, admission, **patience))
-        parts = assembled_auxiliary_peer(repository, run, dht, processor, assistance)
+            dht = stack.enter_context(open_dht(repository, (), options, **patience))
+        parts = assembled_auxiliary_peer(repository, run, dht, processor, assistance, admission=admission)
         peer, trackers = stack.enter_context(parts)
         stop = stack.enter_context(_stop_on_signals())
         stop_when_refused(admission, stop)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+    from pipelines.admission.client import PeerAdmission
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
     from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
     from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask
@@ -40,8 +41,13 @@ def assembled_auxiliary_peer(
     dht: Any,
     processor: "DalleCollabProcessor",
     options: "AuxiliaryOptions",
+    *,
+    admission: "PeerAdmission | None",
 ) -> "Iterator[tuple[AuxiliaryPeer, Trackers]]":
-    """Yield the auxiliary peer with all that belongs to it. Enter it in the main thread; `dht` is of `open_dht`."""
+    """Yield the auxiliary peer with all that belongs to it. Enter it in the main thread; `dht` is of `open_dht`.
+
+    `admission` is this peer's; None: the run is open.
+    """
     from hub_tools.run_files import REEL_FOLDER
     from pipelines.training.auxiliary.auxiliary_options import sole_user
     from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
@@ -80,6 +86,7 @@ def assembled_auxiliary_peer(
             processor,
             publisher,
             worker,
+            admission=admission,
             package_version=package_version(),
             follow_interval_seconds=options.follow_interval_seconds,
             takeover_seconds=options.takeover_seconds,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
@@ -74,6 +75,7 @@ class AuxiliaryPeer:
         publisher: HubPublisher,
         worker: SnapshotWorker,
         *,
+        admission: PeerAdmission | None,
         package_version: str,
         follow_interval_seconds: float = 5.0,
         takeover_seconds: float = TAKEOVER_SECONDS,
@@ -81,7 +83,7 @@ class AuxiliaryPeer:
     ) -> None:
         self.run, self.publisher, self.metrics = run, publisher, publisher.metrics
         self.model = initial_model(run)
-        self.records = SwarmRecords(dht, run.swarm_id)
+        self.records = SwarmRecords(dht, run.swarm_id, admission=admission)
         self._dht, self._processor, self._worker, self._package_version = dht, processor, worker, package_version
         self._follow_interval_seconds, self._takeover_seconds = follow_interval_seconds, takeover_seconds
         self._candidacy = candidacy(publisher.key, run.swarm_id, self.records.owner)
@@ -90,9 +92,11 @@ class AuxiliaryPeer:
         self._last_download = self._next_spooling = 0.0
 
     def __enter__(self) -> "AuxiliaryPeer":
+        self.records.open()
         self.averager = make_state_averager(
             SwarmStateAverager,
             dht=self._dht,
+            admission=self.records.admissions.admission,
             run_id=self.run.swarm_id,
             matchmaking_seconds=self.run.matchmaking_seconds,
             next_chunk_timeout=chunk_timeout(self.run),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord, SwarmRecords
 from pipelines.torch_devices import describe_device
@@ -74,13 +75,14 @@ class TrainingPeer:
         dht: SwarmDHT,
         options: PeerOptions,
         *,
+        admission: PeerAdmission | None,
         username: str,
         package_version: str,
         model: torch.nn.Module | None = None,
     ) -> None:
         self.run, self.options = run, options
         self.model = (model or initial_model(run)).to(options.device)
-        self.records = SwarmRecords(dht, run.swarm_id)
+        self.records = SwarmRecords(dht, run.swarm_id, admission=admission)
         self.num_samples = 0
         self._dht, self._username, self._package_version = dht, username, package_version
         self._epoch_losses: list[float] = []
@@ -93,6 +95,7 @@ class TrainingPeer:
         )
 
     def __enter__(self) -> "TrainingPeer":
+        self.records.open()
         self.optimizer = make_optimizer(
             run=self.run,
             dht=self._dht,

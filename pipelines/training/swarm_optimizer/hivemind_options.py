@@ -7,6 +7,7 @@ from typing import Any
 
 import hivemind
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.run.training_run import TrainingRun
@@ -22,6 +23,7 @@ def make_state_averager(
     kind: type[SwarmStateAverager],
     *,
     dht: hivemind.DHT,
+    admission: PeerAdmission | None,
     run_id: str,
     matchmaking_seconds: float,
     **kwargs: Any,
@@ -29,6 +31,7 @@ def make_state_averager(
     """Start the averager that holds the training state; trainers and the auxiliary peer must build it alike."""
     return kind(
         dht=dht,
+        admission=admission,
         prefix=f"{run_id}_state_averager",
         min_matchmaking_time=matchmaking_seconds,
         offload_optimizer=True,

@@ -103,6 +103,7 @@ class SwarmOptimizer(DelayedAveraging, IncompleteRoundRecovery, hivemind.Optimiz
                 allow_state_sharing=False,
                 keeps_own_gradient=True,
                 gradient_momentum=gradient_momentum(run),
+                admission=records.admissions.admission,
                 **options,
             ),
             averager_opts=dict(options, allow_state_sharing=False),
@@ -115,6 +116,7 @@ class SwarmOptimizer(DelayedAveraging, IncompleteRoundRecovery, hivemind.Optimiz
         return make_state_averager(
             SwarmStateAverager,
             dht=self.dht,
+            admission=self.records.admissions.admission,
             run_id=self.run_id,
             matchmaking_seconds=self.matchmaking_time,
             allreduce_timeout=self.allreduce_timeout,
@@ -131,6 +133,7 @@ class SwarmOptimizer(DelayedAveraging, IncompleteRoundRecovery, hivemind.Optimiz
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,
+            admissions=self.records.admissions,
             client_mode=self.client_mode,
             status_loglevel=self.status_loglevel,
             start=True,

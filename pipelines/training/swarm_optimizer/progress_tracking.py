@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import hivemind
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress, ProgressTracker
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
@@ -85,9 +84,10 @@ class SwarmProgressTracker(ProgressTracker):
 
     _records: tuple[LocalTrainingProgress, ...] = ()
 
-    def __init__(self, *args: Any, dht: hivemind.DHT, prefix: str, start: bool, **kwargs: Any) -> None:
-        self._admissions = AdmissionRecords(dht, prefix)
-        super().__init__(*args, dht=dht, prefix=prefix, start=False, **kwargs)
+    def __init__(self, *args: Any, admissions: AdmissionRecords, start: bool, **kwargs: Any) -> None:
+        """`admissions` says whose progress counts; all else is as in `ProgressTracker`."""
+        self._admissions = admissions
+        super().__init__(*args, start=False, **kwargs)
         self.should_report_progress = PacedEvent(self._seconds_to_next_report)
         if start:
             self.start()
