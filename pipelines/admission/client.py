@@ -16,6 +16,7 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 
 import httpx2
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.utils import get_dht_time
@@ -161,7 +162,8 @@ class PeerAdmission:
             time=get_dht_time(),
             token=self.token,
         )
-        signed = sign_request(request, self._peer_key, self.record_key._private_key)
+        record_key = serialization.load_der_private_key(self.record_key.to_bytes(), password=None)
+        signed = sign_request(request, self._peer_key, record_key)
         answer = self._ask(dict(vars(signed)))
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
         if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not lifetime > 0:

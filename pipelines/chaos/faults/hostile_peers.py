@@ -76,11 +76,11 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
         self._attack = attack
 
-    async def _generate_input_for_peer(
+    async def _messages_of_stream(
         self, peer_index: int, stream_index: int
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
-        async for message in super()._generate_input_for_peer(peer_index, stream_index):
+        async for message in super()._messages_of_stream(peer_index, stream_index):
             first = first or message
             if self._attack == Attack.REPLAYED:
                 message = first

@@ -135,6 +135,10 @@ class RobustAverager:
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)
 
+    def _tell_process(self, method: str, *arguments: Any) -> None:
+        """Have a method called in the averager's process, before whatever that process is told later."""
+        self._outer_pipe.send((method, list(arguments), {}))
+
     async def _average_epoch(self, epoch: int | None) -> None:
         """From the next step on, meet only those that average the same epoch's values; None: whoever looks."""
         self._epoch = epoch

@@ -202,7 +202,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
             hello=_hello(self.group_id, stream_index),
-            messages=attach_event_on_finished(self._generate_input_for_peer(peer_index, stream_index), all_sent),
+            messages=attach_event_on_finished(self._messages_of_stream(peer_index, stream_index), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
             seconds=seconds / OPENINGS_PER_TIMEOUT,
             attempts=2 * OPENINGS_PER_TIMEOUT,
@@ -239,7 +239,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
             return ()
         return tuple(parts[index] for index in self._streams_by_reducer[peer_index].part_indices(stream_index))
 
-    async def _generate_input_for_peer(
+    async def _messages_of_stream(
         self, peer_index: int, stream_index: int
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         container = self.tensor_part_container
