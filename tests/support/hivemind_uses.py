@@ -150,7 +150,7 @@ def uses_by_inheritance() -> Iterator[Use]:
         inherited = {name for base in kind.__mro__ if is_hiveminds(base) for name in members_of(base)}
         for ours in (base for base in kind.__mro__ if base.__module__.startswith("pipelines.")):
             file = ours.__module__.replace(".", "/") + ".py"
-            definition = _definition(file, ours.__name__)
+            definition = _definition(file, ours.__qualname__)
             yield from (Use(name, file, line) for name, line in _touched(definition) if name in inherited)
 
 
