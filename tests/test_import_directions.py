@@ -1,4 +1,4 @@
-"""Imports point one way, and libraries with a price are imported in one place, as CONVENTIONS.md has it."""
+"""Imports point one way, and libraries with a price are imported in one place, as CONTRIBUTING.md has it."""
 
 import ast
 import sys
@@ -19,6 +19,7 @@ RUN, OPTIMIZERS, GRADIENTS, REPOSITORY, AVERAGING, METRICS, STATE, SWARM_OPTIMIZ
         *("peer", "auxiliary", "tasks.text_to_image"),
     )
 )
+TASKS = "pipelines.training.tasks"
 DEVICES, PROGRESS = "pipelines.torch_devices", "pipelines.stage_progress"
 REDUCE = f"{AVERAGING}.reduce"
 
@@ -32,13 +33,13 @@ MAY_IMPORT = {
     PROGRESS: (),
     CODES: (),
     ADMISSION: (HUB,),
-    SWARM: (ADMISSION, RUN),
+    SWARM: (ADMISSION,),
     MEMORY: (),
     f"{MEMORY}.models": (),
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
     OPTIMIZERS: (RUN,),
-    GRADIENTS: (RUN, MODEL),
-    REPOSITORY: (RUN, HUB, MODEL),
+    GRADIENTS: (RUN,),
+    REPOSITORY: (RUN, HUB),
     REDUCE: (RUN,),
     f"{AVERAGING}.wire": (RUN, REDUCE),
     f"{AVERAGING}.group": (RUN,),
@@ -46,19 +47,20 @@ MAY_IMPORT = {
     METRICS: (RUN, REPOSITORY, SWARM, HUB),
     STATE: (OPTIMIZERS, ADMISSION, SWARM, AVERAGING, HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE),
-    TASK: (RUN, STATE, METRICS, CODES, *LIBRARIES),
-    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, DEVICES, TASK),
-    AUXILIARY: (RUN, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, STATE, SWARM_OPTIMIZER, HUB, TASK, MODEL),
+    TASK: (RUN, STATE, METRICS, MEMORY, CODES, *LIBRARIES),
+    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, DEVICES),
+    AUXILIARY: (RUN, PEER, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, STATE, SWARM_OPTIMIZER, HUB),
+    TASKS: (RUN, GRADIENTS),
     "pipelines.data_preparation": (CODES, HUB),
     "pipelines.clip": (CODES, PROGRESS),
     "pipelines.generation": ("pipelines.clip", CODES, PROGRESS, *LIBRARIES),
-    "pipelines.finetuning": (TASK, CODES, *LIBRARIES),
+    "pipelines.finetuning": (RUN, TASK, CODES, *LIBRARIES),
     "pipelines.conversion": (CODES, MODEL),
     "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
     "pipelines.pages.dashboard.swarm": ("pipelines.training", ADMISSION, SWARM, HUB),
     "pipelines.pages.dashboard": ("pipelines.training", HUB),
     "pipelines.pages.drawing": ("pipelines.generation", CODES, HUB),
-    "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", HUB),
+    "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
     "pipelines.demo.scenes": (CODES,),
     "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),

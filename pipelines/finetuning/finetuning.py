@@ -17,7 +17,8 @@ from transformers import get_linear_schedule_with_warmup
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
+from pipelines.training.run.task import Batch
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches
 
 LORA_MODULES = ("qkv", "output", "input")
 """The linear layers that all layers of a group share, so that one adapter serves all of them."""
@@ -215,8 +216,7 @@ def _accumulate(accelerator: Accelerator, model: torch.nn.Module, batches: Itera
     for _ in range(num_batches):
         batch = next(batches)
         loss = model(
-            input_ids=batch.input_ids.to(accelerator.device),
-            image_codes=batch.image_codes.to(accelerator.device),
+            **{name: tensor.to(accelerator.device) for name, tensor in batch.items()},
             return_logits=False,
         ).loss
         accelerator.backward(loss)

@@ -24,25 +24,32 @@ def _measure(hub: LocalHub, folder: Path) -> dict:
     import torch
 
     torch.set_num_threads(1)
-    import golden_protocol
-    import golden_training
+    import frozen_protocol
+    import frozen_training
     from parts import guard_process_group, prepare_hub_client
 
     os.setpgid(0, 0)
     guard_process_group()  # what is forked from here on ends with this process, whatever happens
     prepare_hub_client()
-    import golden_files
+    import frozen_files
 
     return dict(
         environment=dict(
-            processor=torch.backends.cpu.get_cpu_capability(), **{name: version(name) for name in PACKAGES}
+            processor=f"{torch.backends.cpu.get_cpu_capability()} {_vendor()}",
+            **{name: version(name) for name in PACKAGES},
         ),
-        protocol=golden_protocol.protocol(),
-        training=golden_training.trained_alone(),
-        aggregation=golden_training.aggregates(),
-        messages=golden_training.messages(),
-        files=golden_files.published_files(hub, folder),
+        protocol=frozen_protocol.protocol(),
+        training=frozen_training.trained_alone(),
+        aggregation=frozen_training.aggregates(),
+        messages=frozen_training.messages(),
+        files=frozen_files.published_files(hub, folder),
     )
+
+
+def _vendor() -> str:
+    """Return who made the processor: libraries take other ways on those of other makers."""
+    fields = (line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
+    return next((value.strip() for name, _, value in fields if name.strip() == "vendor_id"), "unknown")
 
 
 if __name__ == "__main__":

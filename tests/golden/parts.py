@@ -6,10 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from made_up_tasks import made_up_batch, made_up_task
 from published_runs import publish_training_material
 from publishing_program import main as publish_made_up_checkpoints
 from swarm_of_processes import tiny_run
-from swarm_peer import made_up_batch
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub

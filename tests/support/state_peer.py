@@ -12,15 +12,17 @@ import time
 from pathlib import Path
 
 import torch
+from made_up_tasks import made_up_task
 from safetensors.torch import save_file
 from swarm_peer import write_event
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
@@ -153,7 +155,9 @@ def orders_in(path):
 
 
 def join(run, dht, settings, events, options):
-    with TrainingPeer(run, dht, options, admission=None, username=settings["name"], package_version="0") as peer:
+    task, compute = made_up_task(run), ComputeOptions()
+    who = dict(username=settings["name"], package_version="0")
+    with TrainingPeer(task, dht, options, compute, admission=None, **who) as peer:
         averager, state_transfer = peer.optimizer.state_averager, peer.optimizer.state_transfer
         write_event(events, event="started", peer_id=dht.peer_id.to_base58())
         started = time.monotonic()
@@ -187,7 +191,7 @@ def main(settings):
     run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
     settings = dict(settings, state_file=str(folder / f"{name}.safetensors"))
     events = folder / f"{name}.jsonl"
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
     with open_dht("test/run", settings["entry_addresses"], options, admission=None) as dht:
         if settings["role"] == "newcomer":
             join(run, dht, settings, events, options)

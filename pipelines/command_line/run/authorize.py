@@ -27,7 +27,7 @@ def authorize(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the run to everybody and end.")] = False,
 ) -> None:
-    """Serve the run's authorization: peers join with a token of the Hub, and only if they may.
+    """Serve the run's admission: peers join with a token of the Hub, and only if they may.
 
     Members of ORG may join. Moderators change that in admission.json of the run's repository, which is read for every
     request: {"allow": ["carol"], "ban": ["mallory"]}; "*" in allow stands for every user of the Hub. Start it before

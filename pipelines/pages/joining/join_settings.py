@@ -7,7 +7,8 @@ from typing import Self
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.run.compute_options import ComputeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,8 @@ class JoinSettings:
 
     def __post_init__(self) -> None:
         check_run_name(self.repository)
-        PeerOptions(
-            micro_batch_size=self.micro_batch_size,
-            max_hours=self.max_hours,
-            max_epochs=self.max_epochs,
-            bandwidth_limit_mbit=self.upload_mbit,
-        )
+        ComputeOptions(micro_batch_size=self.micro_batch_size, max_hours=self.max_hours, max_epochs=self.max_epochs)
+        NetworkOptions(bandwidth_limit_mbit=self.upload_mbit)
         kind, _, number = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
             raise ValueError(f"device is {self.device[:80]!r}; expected auto, cpu, cuda or cuda:N.")

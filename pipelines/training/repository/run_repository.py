@@ -5,7 +5,7 @@ import json
 import logging
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
@@ -21,17 +21,20 @@ from pipelines.training.repository.head import read_publisher_keys
 from pipelines.training.repository.manifest import CheckpointRefusedError, verify_checkpoint
 from pipelines.training.run.training_run import TrainingRun
 
-if TYPE_CHECKING:
-    # Who only reads what a run has published needs no model, which takes seconds and half a gigabyte to import.
-    from modeling_dalle_collab import DalleCollabProcessor
-
 logger = logging.getLogger(__name__)
 
 NUM_ATTEMPTS_TO_COMMIT = 8
 NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png")
 
 
-def create_run_repository(repository: str, run: TrainingRun, processor: "DalleCollabProcessor", folder: Path) -> str:
+class Processor(Protocol):
+    """A processor or a tokenizer of transformers."""
+
+    def save_pretrained(self, folder: Path) -> Any:
+        """Write its files into a folder."""
+
+
+def create_run_repository(repository: str, run: TrainingRun, processor: Processor, folder: Path) -> str:
     """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
 
     `folder` is an empty folder for the files. Raises ValueError if the repository already holds a run.

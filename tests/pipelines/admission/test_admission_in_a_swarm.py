@@ -8,7 +8,7 @@ from swarm_of_processes import Swarm, tiny_run
 
 from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.swarm.network_options import NetworkOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -98,7 +98,7 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     entry_addresses = tuple(swarm.peers[0].wait_for("ready")["addresses"])
     examination = Examination(
         repository=REPOSITORY,
-        options=PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
+        network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
         run=service.run.replace(entry_addresses=entry_addresses),
     )
     monkeypatch.setenv("HF_TOKEN", tokens["third"])

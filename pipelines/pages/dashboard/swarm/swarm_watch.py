@@ -27,10 +27,10 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
     from huggingface_hub import get_token
 
     from pipelines.admission.client import seek_admission
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht
     from pipelines.swarm.records import SwarmRecords
     from pipelines.training.run.door import door_of
-    from pipelines.training.run.peer_options import PeerOptions
     from pipelines.training.run.training_run import TrainingRun
 
     run = TrainingRun.from_mapping(settings)
@@ -39,7 +39,7 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
         open_dht(
             repository,
             run.entry_addresses,
-            PeerOptions(client_mode=True, identity_file=identity_file),
+            NetworkOptions(client_mode=True, identity_file=identity_file),
             admission=admission,
         ) as dht,
     ):

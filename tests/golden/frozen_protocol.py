@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from golden_training import RUN_ID, lone_node, lone_optimizer
+from frozen_training import RUN_ID, lone_node, lone_optimizer
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID

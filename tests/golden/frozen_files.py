@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from cryptography.hazmat.primitives import serialization
-from golden_protocol import fixed_key
-from golden_training import digest_of, in_numbers
+from frozen_protocol import fixed_key
+from frozen_training import digest_of, in_numbers
 from parts import (
     AuxiliaryOptions,
     LocalHub,

@@ -21,8 +21,8 @@ from parts import (
     SwarmDHT,
     SwarmRecords,
     averaging_compression,
-    initial_model,
     made_up_batch,
+    made_up_task,
     make_optimizer,
     read_part,
     tiny_run,
@@ -81,9 +81,11 @@ def _trained_alone(dht: Any, name: str) -> dict[str, Any]:
             run_id=RUN_ID, generation=generation, num_epochs=2 * NUM_STEPS, progress_expiration_seconds=1000.0,
             **OPTIMIZERS[name],
         )  # fmt: skip
-        model = initial_model(run)
+        task = made_up_task(run)
+        model = task.new_model()
         with lone_optimizer(dht, run, model) as (optimizer, _):
-            losses = [_step(optimizer, model, made_up_batch(run, n, run.samples_per_epoch)) for n in range(NUM_STEPS)]
+            batches = (made_up_batch(run, number, run.samples_per_epoch) for number in range(NUM_STEPS))
+            losses = [_step(task, optimizer, model, batch) for batch in batches]
             if optimizer.local_epoch < NUM_STEPS:
                 continue
             manifest = optimizer.state_averager.take_snapshot()
@@ -97,11 +99,12 @@ def _trained_alone(dht: Any, name: str) -> dict[str, Any]:
     raise RuntimeError(f"{name}: an epoch did not end with its samples in any of {MAX_ATTEMPTS} attempts.")
 
 
-def _step(optimizer: Any, model: torch.nn.Module, batch: Any) -> float:
+def _step(task: Any, optimizer: Any, model: torch.nn.Module, batch: Any) -> float:
     """Take all samples of an epoch at once: its end depends on nothing else then."""
-    loss = model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss
+    total, weight = task.loss(model, batch)
+    loss = total / weight
     loss.backward()
-    optimizer.step(batch_size=len(batch.input_ids))
+    optimizer.step(batch_size=weight)
     optimizer.zero_grad()
     return _rounded(loss.item())
 
