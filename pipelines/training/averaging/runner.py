@@ -188,21 +188,19 @@ class TrustedAllReduceRunner(AllReduceRunner):
 
     def _answers(self, peer_id: PeerID, peer_index: int) -> AsyncGenerator[torch.Tensor, None]:
         streams = self._streams_by_reducer[peer_index]
-        return in_turn(
-            [self._answers_of_stream(peer_id, peer_index, stream_index) for stream_index in streams.numbers],
-            streams.of_parts,
-        )
+        answers = [self._answers_of_stream(peer_id, peer_index, number) for number in streams.numbers]
+        return in_turn(answers, streams.of_parts)
 
     async def _answers_of_stream(
-        self, peer_id: PeerID, peer_index: int, stream_index: int
+        self, peer_id: PeerID, peer_index: int, number: int
     ) -> AsyncGenerator[torch.Tensor, None]:
         seconds = self.sender_timeout or SENDER_SECONDS
-        parts = self._parts_of_stream(peer_index, stream_index)
+        parts = self._parts_of_stream(peer_index, number)
         all_sent = asyncio.Event()
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
-            hello=_hello(self.group_id, stream_index),
-            messages=attach_event_on_finished(self._messages_of_stream(peer_index, stream_index), all_sent),
+            hello=_hello(self.group_id, number),
+            messages=attach_event_on_finished(self._messages_of_stream(peer_index, number), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
             seconds=seconds / OPENINGS_PER_TIMEOUT,
             attempts=2 * OPENINGS_PER_TIMEOUT,
@@ -233,19 +231,17 @@ class TrustedAllReduceRunner(AllReduceRunner):
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return answer
 
-    def _parts_of_stream(self, peer_index: int, stream_index: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
+    def _parts_of_stream(self, peer_index: int, number: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
         parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
         if not parts:  # the round is over
             return ()
-        return tuple(parts[index] for index in self._streams_by_reducer[peer_index].part_indices(stream_index))
+        return tuple(parts[index] for index in self._streams_by_reducer[peer_index].part_indices(number))
 
-    async def _messages_of_stream(
-        self, peer_index: int, stream_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         container = self.tensor_part_container
         async for part in amap_in_executor(
             lambda part_and_info: container.compression.compress(*part_and_info),
-            as_aiter(*self._parts_of_stream(peer_index, stream_index)),
+            as_aiter(*self._parts_of_stream(peer_index, number)),
             max_prefetch=container.prefetch,
         ):
             self._count_bytes(len(part.buffer))
@@ -272,20 +268,20 @@ class TrustedAllReduceRunner(AllReduceRunner):
             first = await asyncio.wait_for(anext(stream), self.sender_timeout)
         except (StopAsyncIteration, TimeoutError):
             return
-        stream_index, open_streams = _stream_index_of(hello), self._open_streams[sender]
-        if stream_index in open_streams or sender in self.banned_senders:
-            if stream_index in open_streams:
+        number, open_streams = _stream_number_of(hello), self._open_streams[sender]
+        if number in open_streams or sender in self.banned_senders:
+            if number in open_streams:
                 self._name(sender, Offence.REPLAYED)
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        open_streams.add(stream_index)
+        open_streams.add(number)
         if len(open_streams) == len(self._streams.numbers):
             self.active_senders.add(sender)
         if len(self.active_senders) == len(self.sender_peer_ids):
             self.all_senders_started.set()
         all_received = asyncio.Event()
         parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
-        answers = self._answers_to_stream(parts, self.sender_peer_ids.index(sender), stream_index)
+        answers = self._answers_to_stream(parts, self.sender_peer_ids.index(sender), number)
         if self.should_delay_results(sender):
             answers = held_back(answers, all_received)
         try:
@@ -301,16 +297,16 @@ class TrustedAllReduceRunner(AllReduceRunner):
             if context.remote_id in self.ordered_peer_ids:
                 self._name(context.remote_id, Offence.NOT_A_SENDER)
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        if _stream_index_of(hello) not in self._streams.numbers:
+        if _stream_number_of(hello) not in self._streams.numbers:
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         return self._check_reasons_to_reject(hello, context)
 
     async def _answers_to_stream(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, stream_index: int
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Aggregate the parts of a sender's stream and answer in the run's own codec."""
         sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
-        part_indices = self._streams.part_indices(stream_index)
+        part_indices = self._streams.part_indices(number)
         try:
             async for received in amap_in_executor(
                 partial(self._check_input, sender, part_indices),
@@ -388,14 +384,12 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self.offences.add((peer_id, offence))
 
 
-def _hello(group_id: bytes, stream_index: int) -> averaging_pb2.AveragingData:
+def _hello(group_id: bytes, number: int) -> averaging_pb2.AveragingData:
     """Return the first message of a stream; its number is in a field of hivemind's that nobody reads."""
-    return averaging_pb2.AveragingData(
-        code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([stream_index])
-    )
+    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([number]))
 
 
-def _stream_index_of(hello: averaging_pb2.AveragingData) -> int:
+def _stream_number_of(hello: averaging_pb2.AveragingData) -> int:
     """Return the stream that a hello names, or -1 for one that names none."""
     return hello.peer_id[0] if len(hello.peer_id) == 1 else -1
 
