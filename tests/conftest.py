@@ -37,7 +37,7 @@ def dht():
     """Yield a DHT node without others."""
     from pipelines.admission.dht_gate import SwarmDHT
 
-    node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
+    node = SwarmDHT(admission=None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     yield node
     node.shutdown()
 

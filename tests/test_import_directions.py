@@ -32,7 +32,7 @@ MAY_IMPORT = {
     DEVICES: (),
     PROGRESS: (),
     CODES: (),
-    ADMISSION: (HUB, RUN),
+    ADMISSION: (HUB,),
     SWARM: (ADMISSION,),
     MEMORY: (),
     f"{MEMORY}.models": (),

@@ -15,7 +15,7 @@ REPEATED = {
     **{
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.glob("spaces/*/requirements.txt")
     },
-    "the authorization service's Space": REQUIREMENTS,
+    "the admission service's Space": REQUIREMENTS,
 }
 
 

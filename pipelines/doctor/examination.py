@@ -11,10 +11,10 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from pipelines.admission.client import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
+from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
 from pipelines.admission.dht_gate import SwarmAuthorizer
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
-from pipelines.doctor.authorization_checks import check_authorization
+from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
@@ -26,6 +26,7 @@ from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.repository.run_repository import read_run
 from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.door import door_of
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
@@ -117,7 +118,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield hub_checks.failure("training run", error)
         return
     yield ok("training run", f"{examination.run.run_id}, created with {PACKAGE} {examination.run.package_version}")
-    yield from check_authorization(examination.repository, examination.run, examination.caller)
+    yield from check_admission(examination.repository, examination.run, examination.caller)
 
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
@@ -210,11 +211,14 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
         try:
             identity_file, admission = stack.enter_context(
                 seek_admission(
-                    run, repository, network.identity_file, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION
+                    door_of(run, repository),
+                    network.identity_file,
+                    get_token(),
+                    seconds_to_try=SECONDS_TO_SEEK_ADMISSION,
                 )
             )
             network = dataclasses.replace(network, identity_file=identity_file)
-        except (AdmissionRefusedError, AuthorizationUnreachableError) as error:
+        except (AdmissionRefusedError, AdmissionUnreachableError) as error:
             results.append(hub_checks.failure(name, error, "a token of the run's authority"))
         if admission is not None:
             results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))

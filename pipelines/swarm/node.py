@@ -38,14 +38,14 @@ def open_dht(
     run_name: str,
     entry_addresses: Sequence[str],
     options: NetworkOptions,
-    admission: PeerAdmission | None = None,
     *,
+    admission: PeerAdmission | None,
     reply_seconds: float | None = None,
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has not started others: hivemind forks. `admission` is what
-    `seek_admission` has yielded together with the options; only open runs go without. `reply_seconds` is the time that
+    `seek_admission` has yielded together with the identity; None: the run is open. `reply_seconds` is the time that
     other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
 
     Raises:

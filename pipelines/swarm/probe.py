@@ -19,7 +19,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.swarm.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
-from pipelines.swarm.dialling import Call, PeerAddress, call, parse_address
+from pipelines.swarm.dialling import Call, PeerAddress, call, connect, parse_address
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
 
@@ -160,7 +160,7 @@ class _Probe:
         multiaddress = Multiaddr(address.text.removesuffix(f"/p2p/{address.peer_id}"))
         try:
             async with asyncio.timeout(4 * CALL_SECONDS):
-                await self._p2p._client.connect(peer, [multiaddress])
+                await connect(self._p2p, peer, [multiaddress])
         except TimeoutError:
             return Call(address=address.text, outcome="silent", detail="libp2p gets no answer")
         except ControlFailure as error:

@@ -72,13 +72,13 @@ def be_a_peer(number: int, folder: Path, port: str, announced_port: str, setting
     )
     parameter = torch.nn.Parameter(torch.randn(settings.num_parameters // 1024, 1024))
     rounds = []
-    with open_dht("bench/run", entry, options) as dht:
+    with open_dht("bench/run", entry, options, admission=None) as dht:
         if number == 0:
             temporary = folder / "address.partial"
             temporary.write_text(visible_addresses(dht)[0])
             temporary.rename(address_file)
         averager = SwarmGradientAverager(
-            [parameter], dht=dht, prefix="bench", compression=averaging_compression(run),
+            [parameter], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
             target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,
             allreduce_timeout=120.0, next_chunk_timeout=30.0, start=True,
         )  # fmt: skip

@@ -87,7 +87,7 @@ def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
 
     guard_process_group()
     ended = threading.Event()
-    with open_dht("a/crowd", (), NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))) as dht:
+    with open_dht("a/crowd", (), NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)), admission=None) as dht:
         address = visible_addresses(dht)[0]
         threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
         while True:

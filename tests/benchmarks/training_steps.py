@@ -81,8 +81,8 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
             )
 
     with (
-        open_dht("bench/run", entry, network) as dht,
-        TrainingPeer(task, dht, network, compute, username=str(number), package_version="0") as peer,
+        open_dht("bench/run", entry, network, admission=None) as dht,
+        TrainingPeer(task, dht, network, compute, admission=None, username=str(number), package_version="0") as peer,
     ):
         if number == 0:
             temporary = folder / "address.partial"

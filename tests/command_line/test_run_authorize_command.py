@@ -7,8 +7,8 @@ import time
 
 import httpx2
 import pytest
-from authorization_material import body_of as body
-from authorization_material import edit_lists, publish_run, signed_request
+from admission_material import body_of as body
+from admission_material import edit_lists, publish_run, signed_request
 from published_runs import command_environment, interrupt, started_command, the_line
 from swarm_of_processes import tiny_run
 

@@ -35,6 +35,7 @@ from parts import (
     SwarmRecords,
     access_token,
     candidacy,
+    door_of,
     farewell_request,
     initial_model,
     issue_token,
@@ -145,9 +146,8 @@ def _use_all_records(records: SwarmRecords) -> None:
 
 
 def _ask_who_is_admitted(dht: SwarmDHT) -> None:
-    dht.admission = ...  # any: whoever has one asks for those of others
-    AdmissionRecords(dht, RUN_ID).admitted([b"nobody"])
-    dht.admission = None
+    anything: Any = ...  # whoever has an admission asks for those of others
+    AdmissionRecords(dht, RUN_ID, admission=anything).admitted([b"nobody"])
 
 
 def _schemas(validator: SchemaValidator) -> Iterator[tuple[str, Any]]:
@@ -187,7 +187,7 @@ def _group_proof() -> dict[str, Any]:
     """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
     key = public_text(fixed_key())
     run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
-    peer = PeerAdmission(run, "org/golden", peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
+    peer = PeerAdmission(door_of(run, "org/golden"), peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
     public_key = peer.record_key.get_public_key()
     token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
     peer._token.write(token)

@@ -54,7 +54,7 @@ def trained_alone() -> dict[str, Any]:
 @contextlib.contextmanager
 def lone_node(kind: Callable[..., Any] = SwarmDHT) -> Iterator[Any]:
     """Yield a DHT node without others."""
-    node = kind(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
+    node = kind(admission=None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     try:
         yield node
     finally:
@@ -64,7 +64,7 @@ def lone_node(kind: Callable[..., Any] = SwarmDHT) -> Iterator[Any]:
 @contextlib.contextmanager
 def lone_optimizer(dht: Any, run: Any, model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
     """Yield the optimizer of a swarm of one, with the swarm's records."""
-    records = SwarmRecords(dht, run.swarm_id)
+    records = SwarmRecords(dht, run.swarm_id, admission=None).open()
     optimizer = make_optimizer(run=run, dht=dht, model=model, records=records)
     try:
         yield optimizer, records

@@ -50,10 +50,13 @@ class Learner:
 
 def train(run: TrainingRun) -> dict[str, list[float]]:
     first, second, alone = (Learner(run) for _ in range(3))
-    with open_dht("test/run", (), LOOPBACK) as entry, open_dht("test/run", visible_addresses(entry), LOOPBACK) as other:
+    with (
+        open_dht("test/run", (), LOOPBACK, admission=None) as entry,
+        open_dht("test/run", visible_addresses(entry), LOOPBACK, admission=None) as other,
+    ):
         averagers = [
             SwarmGradientAverager(
-                learner.parameters, dht=dht, prefix=run.run_id, compression=averaging_compression(run),
+                learner.parameters, dht=dht, admission=None, prefix=run.run_id, compression=averaging_compression(run),
                 target_group_size=2, min_matchmaking_time=2.0, request_timeout=0.8, start=True,
             )
             for learner, dht in ((first, entry), (second, other))

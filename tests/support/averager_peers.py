@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
-from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
+from pipelines.training.averaging.wire import parallel_streams
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.run.training_run import TrainingRun
@@ -68,10 +68,11 @@ def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
     kind = HostileGradientAverager if settings["name"] == "hostile" else SwarmGradientAverager
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     return kind(
-        parameters, dht=dht, prefix="attacked", compression=averaging_compression(run), part_size_bytes=PART_BYTES,
-        target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
-        allreduce_timeout=60.0, next_chunk_timeout=15.0, client_mode=settings["name"] == "client",
-        auxiliary=settings["name"] == "helper", start=True, **averager_options(run),
+        parameters, dht=dht, admission=None, prefix="attacked", compression=averaging_compression(run),
+        part_size_bytes=PART_BYTES, target_group_size=len(settings["members"]),
+        min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0,
+        client_mode=settings["name"] == "client", auxiliary=settings["name"] == "helper", start=True,
+        **averager_options(run),
     )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def join(stack: contextlib.ExitStack, entry: list[str], options: NetworkOptions)
     """Enter the swarm; on a busy machine the entry peer may answer the first newcomers too late."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            return stack.enter_context(open_dht("test/run", entry, options))
+            return stack.enter_context(open_dht("test/run", entry, options, admission=None))
         except SwarmUnreachableError:
             if attempt == MAX_ATTEMPTS:
                 raise
@@ -159,7 +160,7 @@ def fork_member(settings: dict) -> int:
 
 
 def main(settings: dict) -> None:
-    averaging_lanes.MIN_VALUES_PER_LANE = 1  # two lanes to every reducer, as for a long vector
+    parallel_streams.MIN_VALUES_PER_STREAM = 1  # two streams to every reducer, as for a long vector
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
     children = [fork_member(settings | dict(name=name)) for name in settings["members"]]

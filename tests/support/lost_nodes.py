@@ -32,8 +32,8 @@ def main(settings: dict) -> None:
     guard_process_group()
     options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
     with (
-        open_dht("test/run", (), options) as first,
-        open_dht("test/run", visible_addresses(first), options) as second,
+        open_dht("test/run", (), options, admission=None) as first,
+        open_dht("test/run", visible_addresses(first), options, admission=None) as second,
     ):
         expiration = time.time() + 2 * LONGEST_WAIT
         first.store("key", "before", expiration)

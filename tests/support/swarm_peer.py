@@ -44,8 +44,8 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
     current_epochs.append(current_epoch)
 
     class StruckRunner(averaging.TrustedAllReduceRunner):
-        async def _generate_input_for_peer(self, peer_index, lane):
-            async for message in super()._generate_input_for_peer(peer_index, lane):
+        async def _messages_of_stream(self, peer_index, number):
+            async for message in super()._messages_of_stream(peer_index, number):
                 yield message
                 if current_epoch.value >= epoch and self._prefix.endswith(averager):
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
@@ -53,7 +53,7 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
                         if pid != guard:
                             os.kill(pid, number)
 
-    averaging.CountsRounds.runner_type = StruckRunner
+    averaging.RobustAverager.runner_type = StruckRunner
 
 
 def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
@@ -62,13 +62,13 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
     current_epochs.append(current_epoch)
 
     class DawdlingRunner(averaging.TrustedAllReduceRunner):
-        async def _generate_input_for_peer(self, peer_index, lane):
+        async def _messages_of_stream(self, peer_index, number):
             if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
                 await asyncio.sleep(seconds)
-            async for message in super()._generate_input_for_peer(peer_index, lane):
+            async for message in super()._messages_of_stream(peer_index, number):
                 yield message
 
-    averaging.CountsRounds.runner_type = DawdlingRunner
+    averaging.RobustAverager.runner_type = DawdlingRunner
 
 
 def main(settings: dict) -> None:

@@ -27,6 +27,7 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.swarm.records import PeerMetrics, SwarmRecords
 from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.door import door_of
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import manifest_request
@@ -106,7 +107,7 @@ class Door:
 
 def try_dht(run: TrainingRun, addresses: list[str], options: NetworkOptions, admission) -> str:
     try:
-        with open_dht("test/run", addresses, options, admission) as dht:
+        with open_dht("test/run", addresses, options, admission=admission) as dht:
             return "in" if dht.get(f"{run.swarm_id}_progress", latest=True) is not None else "in, but sees nothing"
     except SwarmUnreachableError:
         return "out"
@@ -114,8 +115,9 @@ def try_dht(run: TrainingRun, addresses: list[str], options: NetworkOptions, adm
 
 def try_records(run: TrainingRun, addresses: list[str], options: NetworkOptions, admission) -> dict[str, object]:
     """Publish figures under another user's name, and under a key that nobody admitted; return which ones count."""
-    with open_dht("test/run", addresses, options, admission) as dht:
-        records, other = SwarmRecords(dht, run.swarm_id), RSASignatureValidator(RSAPrivateKey())
+    with open_dht("test/run", addresses, options, admission=admission) as dht:
+        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        other = RSASignatureValidator(RSAPrivateKey())
 
         def stored() -> dict[bytes, str]:
             found = dht.get(f"{run.swarm_id}_metrics", latest=True)
@@ -134,7 +136,7 @@ def try_records(run: TrainingRun, addresses: list[str], options: NetworkOptions,
             honest=honest,
             stored=sorted(names.values()),
             counted=counted(),
-            names=sorted(records.usernames(names).values()),
+            names=sorted(held.username for held in records.admissions.admitted(names).values()),
         )
 
 
@@ -176,7 +178,7 @@ def main(settings: dict) -> None:
     found = asyncio.run(try_averagers(run, addresses, Door(options, None), newest_digest))
     write_event(events, event="stranger", **found, dht=try_dht(run, addresses, options, None))
     options, stolen = come_with_new_identity("visitor"), come_with_new_identity("thief")
-    with seek_admission(run, "test/run", options.identity_file, settings["hub_token"]) as (_, admission):
+    with seek_admission(door_of(run, "test/run"), options.identity_file, settings["hub_token"]) as (_, admission):
         write_event(events, event="thief", dht=try_dht(run, addresses, stolen, admission))
         found = asyncio.run(try_averagers(run, addresses, Door(options, admission), newest_digest))
         write_event(events, event="visitor", **found, records=try_records(run, addresses, options, admission))

@@ -76,9 +76,9 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
         self._attack = attack
 
-    async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
-        async for message in super()._generate_input_for_peer(peer_index, lane):
+        async for message in super()._messages_of_stream(peer_index, number):
             first = first or message
             if self._attack == Attack.REPLAYED:
                 message = first

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import constants
 
 from hub_tools.run_files import REEL_FOLDER
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, sole_user
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
@@ -37,9 +38,12 @@ def default_folder(repository: str) -> Path:
 
 @contextlib.contextmanager
 def assembled_auxiliary_peer(
-    repository: str, task: TrainingTask, dht: SwarmDHT, options: AuxiliaryOptions
+    repository: str, task: TrainingTask, dht: SwarmDHT, options: AuxiliaryOptions, *, admission: PeerAdmission | None
 ) -> Iterator[tuple[AuxiliaryPeer, Trackers]]:
-    """Yield the auxiliary peer with all that belongs to it. Enter it in the main thread; `dht` is of `open_dht`."""
+    """Yield the auxiliary peer with all that belongs to it. Enter it in the main thread; `dht` is of `open_dht`.
+
+    `admission` is this peer's; None: the run is open.
+    """
     run = task.run
     folder = options.generation_folder(run.generation)
     with contextlib.ExitStack() as stack:
@@ -62,7 +66,9 @@ def assembled_auxiliary_peer(
         worker = stack.enter_context(
             SnapshotWorker(snapshot_tasks(task, metrics, folder / REEL_FOLDER, evaluation), stopping)
         )
-        peer = AuxiliaryPeer(task, dht, publisher, worker, package_version=package_version(), options=options)
+        peer = AuxiliaryPeer(
+            task, dht, publisher, worker, admission=admission, package_version=package_version(), options=options
+        )
         yield stack.enter_context(peer), trackers
 
 

@@ -61,15 +61,17 @@ def assist_run(
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
-        patience = dict(reply_seconds=reply_seconds(run))
+        how = dict(admission=admission, reply_seconds=reply_seconds(run))
         try:
-            dht = stack.enter_context(open_dht(repository, run.entry_addresses, network, admission, **patience))
+            dht = stack.enter_context(open_dht(repository, run.entry_addresses, network, **how))
         except SwarmUnreachableError:
             if not run.entry_addresses:
                 raise
             hear("starting anew")
-            dht = stack.enter_context(open_dht(repository, (), network, admission, **patience))
-        peer, trackers = stack.enter_context(assembled_auxiliary_peer(repository, task, dht, options))
+            dht = stack.enter_context(open_dht(repository, (), network, **how))
+        peer, trackers = stack.enter_context(
+            assembled_auxiliary_peer(repository, task, dht, options, admission=admission)
+        )
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
         if admission is not None:
             admission.on_refusal(stop.set)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
@@ -25,12 +26,12 @@ from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
-from pipelines.training.state.transfer import StateHandOff
+from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
     chunk_timeout,
-    hand_off_limits,
     make_state_averager,
+    transfer_limits,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,13 @@ class AuxiliaryPeer:
         publisher: HubPublisher,
         worker: SnapshotWorker,
         *,
+        admission: PeerAdmission | None,
         package_version: str,
         options: AuxiliaryOptions,
     ) -> None:
         self.task, self.run, self.publisher, self.metrics = task, task.run, publisher, publisher.metrics
         self.model = task.new_model()
-        self.records = SwarmRecords(dht, self.run.swarm_id)
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self._dht, self._worker, self._package_version = dht, worker, package_version
         self._options = options
         self._candidacy = candidacy(publisher.key, self.run.swarm_id, self.records.owner)
@@ -82,9 +84,11 @@ class AuxiliaryPeer:
         self._last_download = self._next_spooling = 0.0
 
     def __enter__(self) -> "AuxiliaryPeer":
+        self.records.open()
         self.averager = make_state_averager(
             SwarmStateAverager,
             dht=self._dht,
+            admission=self.records.admissions.admission,
             run_id=self.run.swarm_id,
             matchmaking_seconds=self.run.matchmaking_seconds,
             next_chunk_timeout=chunk_timeout(self.run),
@@ -92,11 +96,11 @@ class AuxiliaryPeer:
             **averager_options(self.run),
             **optimizer_parts(self.run, self.model),
         )
-        self.hand_off = StateHandOff(self.averager, self.records, hand_off_limits(self.run))
+        self.state_transfer = StateTransfer(self.averager, self.records, transfer_limits(self.run))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.hand_off.close()
+        self.state_transfer.close()
         self.averager.shutdown()
 
     @property
@@ -110,7 +114,7 @@ class AuxiliaryPeer:
             with self.averager.lock_averaged_tensors:
                 state = load_training_state(folder, self.model, self.averager.optimizer)
             self.averager.set_epoch(state.epoch)
-        self.hand_off.share()
+        self.state_transfer.share()
         return self.held_epoch
 
     def announce(self) -> tuple[str, ...]:
@@ -140,7 +144,7 @@ class AuxiliaryPeer:
     def look(self) -> AuxiliaryReport:
         """Look at the swarm once: note its figures, take over its state, put checkpoints that are due in the spool."""
         summary = self.metrics.observe(self.records.metrics(), time.time(), self.held_epoch)
-        available = self.hand_off.newest_epoch()
+        available = self.state_transfer.newest_epoch()
         if available > self.held_epoch and self._may_download(available):
             self._download()
         self._elect()
@@ -178,9 +182,9 @@ class AuxiliaryPeer:
         return is_last or time.monotonic() - self._last_download >= self._options.follow_interval_seconds
 
     def _download(self) -> None:
-        self.hand_off.fetch(at_least=self.held_epoch + 1)
+        self.state_transfer.fetch(at_least=self.held_epoch + 1)
         self._last_download = time.monotonic()
-        self.hand_off.share()
+        self.state_transfer.share()
 
     def _announce_status(self) -> None:
         status = AuxiliaryStatus(

@@ -24,6 +24,7 @@ from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.peer.training_peer import RunFinishedError, StepReport, TrainingPeer, finished_message
 from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
 from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.door import door_of
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.run.versions import package_version
@@ -174,7 +175,9 @@ def enter_run(
         parts.hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, name, network))
         patience = reply_seconds(run)
-        dht = stack.enter_context(open_dht(name, run.entry_addresses, network, admission, reply_seconds=patience))
+        dht = stack.enter_context(
+            open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
+        )
         username = parts.username or (admission.username if admission else "anonymous")
         peer = stack.enter_context(
             TrainingPeer(
@@ -182,6 +185,7 @@ def enter_run(
                 dht,
                 network,
                 compute,
+                admission=admission,
                 username=username,
                 package_version=parts.package_version,
                 place=name,
@@ -211,7 +215,7 @@ def admitted(
 
     After the block, raises the error with which the authority has refused to renew the admission, if it has.
     """
-    with seek_admission(run, name, network.identity_file, get_token()) as (identity_file, admission):
+    with seek_admission(door_of(run, name), network.identity_file, get_token()) as (identity_file, admission):
         yield dataclasses.replace(network, identity_file=identity_file), admission
         if admission is not None:
             admission.raise_refusal()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord, SwarmRecords
@@ -80,6 +81,7 @@ class TrainingPeer:
         network: NetworkOptions,
         compute: ComputeOptions,
         *,
+        admission: PeerAdmission | None,
         username: str,
         package_version: str,
         place: str = "",
@@ -87,7 +89,7 @@ class TrainingPeer:
     ) -> None:
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
         self.model = task.new_model().to(compute.device)
-        self.records = SwarmRecords(dht, self.run.swarm_id)
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self.num_samples = 0
         """What this peer has contributed, in the task's unit."""
 
@@ -103,6 +105,7 @@ class TrainingPeer:
         )
 
     def __enter__(self) -> "TrainingPeer":
+        self.records.open()
         self.optimizer = make_optimizer(
             run=self.run,
             dht=self._dht,
@@ -157,7 +160,7 @@ class TrainingPeer:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if self.optimizer.hand_off.newest_epoch() > 0:
+        if self.optimizer.state_transfer.newest_epoch() > 0:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"
@@ -217,11 +220,11 @@ class TrainingPeer:
             self._hand_over(stop)
 
     def _rest(self, stop: threading.Event) -> None:
-        self.num_samples -= self.optimizer.leave_rounds()
+        self.num_samples -= self.optimizer.suspend()
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
-            self.optimizer.return_to_rounds()
+            self.optimizer.resume()
             logger.info("Going on at epoch %d.", self.optimizer.local_epoch)
 
     def step(self, batch: Batch) -> StepReport:

@@ -108,13 +108,13 @@ def _snapshot(repository: str, revision: str | None, **options: bool) -> Path:
     return Path(snapshot_download(repository, revision=revision, ignore_patterns=ignored, **options))
 
 
-def announce_authorization(repository: str, service: str, key: str) -> bool:
+def announce_admission(repository: str, service: str, key: str) -> bool:
     """Write into the run which service admits peers, both empty for an open run; return whether that was a change.
 
     Raises:
         ValueError: the address or the key cannot be used.
     """
-    message = "Announce the authorization service" if service else "Open the run to everybody"
+    message = "Announce the admission service" if service else "Open the run to everybody"
     return _change_run(repository, message, authorization_service=service, authorization_key=key)
 
 

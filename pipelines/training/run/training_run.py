@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hub_tools.run_files import TRAINING_RUN_FILE
-from pipelines.admission.settings import check_authorization
+from pipelines.admission.settings import check_admission_settings
 
 FORMAT_VERSION = 1
 AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
@@ -210,7 +210,7 @@ class TrainingRun:
         _check_versions(self.required_versions)
         _check_publishing(self)
         _check_averaging(self)
-        check_authorization(self.authorization_service, self.authorization_key)
+        check_admission_settings(self.authorization_service, self.authorization_key)
         _check_communication(self)
 
     @property

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from authorization_material import edit_lists, publish_run, running_service
+from admission_material import edit_lists, publish_run, running_service
 from swarm_of_processes import Swarm, tiny_run
 
 from pipelines.admission.tokens import public_text

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.doctor.authorization_checks import judge_membership, judge_service
+from pipelines.doctor.admission_checks import judge_membership, judge_service
 from pipelines.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import (

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from authorization_material import publish_run
+from admission_material import publish_run
 from swarm_of_processes import tiny_run
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ import sys, threading
 from hub_tools.endpoint import prepare_hub_client
 prepare_hub_client()
 from huggingface_hub import HfApi
-from pipelines.training.repository.run_repository import announce_authorization, read_run
+from pipelines.training.repository.run_repository import announce_admission, read_run
 repository, key = sys.argv[1:]
 stop = threading.Event()
 
@@ -27,7 +27,7 @@ def publish_other_things():
 
 busy = threading.Thread(target=publish_other_things, daemon=True)
 busy.start()
-changed = [announce_authorization(repository, f"https://door-{number}.example", key) for number in range(12)]
+changed = [announce_admission(repository, f"https://door-{number}.example", key) for number in range(12)]
 stop.set()
 busy.join()
 print(all(changed), read_run(repository).authorization_service)

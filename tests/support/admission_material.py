@@ -1,4 +1,4 @@
-"""Keys, requests and the real service for the tests of authorization; run as a program it is that service."""
+"""Keys, requests and the real service for the tests of admission; run as a program it is that service."""
 
 import base64
 import contextlib
@@ -20,9 +20,10 @@ from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
-from pipelines.admission.server import load_or_create_key, open_service, serve_authorization
+from pipelines.admission.server import load_or_create_key, open_service, serve_admission
 from pipelines.admission.service import ServiceOptions
 from pipelines.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
+from pipelines.training.run.training_run import TrainingRun
 
 
 @cache
@@ -118,9 +119,14 @@ def serve(repository: str, folder: str, port: int, options: dict[str, float]) ->
     logging.basicConfig(level=logging.DEBUG)
     prepare_hub_client()
     key, cache = load_or_create_key(Path(folder) / "authority.key"), Path(folder) / "cache"
-    service = open_service(repository, key, HfApi(), cache, ServiceOptions(**options))
+    api = HfApi()
+    run = TrainingRun.from_file(Path(api.hf_hub_download(repository, "training_run.json", cache_dir=cache)))
+    service = open_service(
+        repository, key, api, cache, ServiceOptions(**options),
+        run_id=run.run_id, averaging_timeout_seconds=run.averaging_timeout_seconds,
+    )  # fmt: skip
     logging.info("%r", service)
-    serve_authorization(service, "127.0.0.1", port, lambda address: print(address, flush=True))
+    serve_admission(service, "127.0.0.1", port, lambda address: print(address, flush=True))
 
 
 def publish_run(hub: LocalHub, repository: str, run_json: str) -> None:

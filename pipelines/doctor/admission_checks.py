@@ -13,24 +13,24 @@ SERVICE_SECONDS = 15.0
 """A Space that has slept takes a while to answer."""
 
 
-def check_authorization(repository: str, run: TrainingRun, caller: Mapping[str, Any] | None) -> list[CheckResult]:
-    """Ask the run's authorization service for a sign of life; judge whether it will admit the caller.
+def check_admission(repository: str, run: TrainingRun, caller: Mapping[str, Any] | None) -> list[CheckResult]:
+    """Ask the run's admission service for a sign of life; judge whether it will admit the caller.
 
     `caller` is the Hub's answer to `whoami`, or None for somebody without a token.
     """
     if run.is_open:
-        return [ok("authorization", "an open run: everybody may take part, nobody is checked")]
+        return [ok("admission service", "an open run: everybody may take part, nobody is checked")]
     try:
         answer = retried(lambda: _describe(run.authorization_service))
     except USER_ERRORS as error:
         cure = f"Its organiser starts it: dalle-collab run authorize {repository}"
-        return [fail("authorization", f"{run.authorization_service} does not answer ({error})", "an answer", cure)]
+        return [fail("admission service", f"{run.authorization_service} does not answer ({error})", "an answer", cure)]
     return [judge_service(repository, run, answer), judge_membership(repository, caller)]
 
 
 def judge_service(repository: str, run: TrainingRun, answer: object) -> CheckResult:
     """Compare what the service says about itself with the run's settings."""
-    name, expected = "authorization", f"the service of {repository} with the run's key"
+    name, expected = "admission service", f"the service of {repository} with the run's key"
     values = answer if isinstance(answer, dict) else {}
     if (values.get("repository"), values.get("authorization_key")) != (repository, run.authorization_key):
         seen = f"{run.authorization_service} serves {values.get('repository', 'something else')}, or has another key"
