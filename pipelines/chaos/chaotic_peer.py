@@ -91,7 +91,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     from pipelines.chaos.faults.hostile_peers import HostileGradientAverager
     from pipelines.swarm.node import open_dht
     from pipelines.training.peer.training_peer import TrainingPeer
-    from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
+    from pipelines.training.repository.snapshot import RunSnapshot
     from pipelines.training.run.peer_options import PeerOptions
     from pipelines.training.run.training_run import stable_seed
     from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -101,9 +101,9 @@ def main(settings: ChaoticPeerSettings) -> None:
 
     torch.set_num_threads(1)
     SwarmOptimizer.gradient_averager_type = HostileGradientAverager  # honest until it is told otherwise
-    while not (run := read_run(settings.repository)).entry_addresses:
+    while not (snapshot := RunSnapshot.read(settings.repository)).run.entry_addresses:
         time.sleep(0.5)  # the auxiliary peer is starting as well
-    processor = read_processor(settings.repository)
+    run, processor = snapshot.run, read_processor(snapshot.repository, snapshot.commit)
     layout = dataset_layout(run.dataset_repository, run.dataset_revision)
     options = PeerOptions(
         micro_batch_size=settings.micro_batch_size,
@@ -126,9 +126,7 @@ def main(settings: ChaoticPeerSettings) -> None:
         _stop_on_signals() as stop,
         prefetched(batches, settings.micro_batch_size, stop) as stream,
     ):
-        source = peer.synchronise(
-            lambda: download_checkpoint(settings.repository) if read_run_state(settings.repository) else None
-        )
+        source = peer.synchronise(lambda: snapshot.download_checkpoint() if snapshot.run_state else None)
         events.write("joined", epoch=peer.optimizer.local_epoch, source=source)
         trainer = ObservedTraining(peer, settings, events, _evaluation_batch(processor, layout))
         trainer.train(stream, stop)

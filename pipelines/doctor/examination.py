@@ -24,7 +24,7 @@ from pipelines.swarm.dialling import parse_address, port_objection
 from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.model import read_processor
@@ -46,12 +46,19 @@ class Examination:
     announce: Callable[[str], None] = lambda name: None
     """Hears what is looked at next."""
 
-    run: TrainingRun | None = None
+    snapshot: RunSnapshot | None = None
+    """The run's repository as it was when the examination began."""
+
     processor: DalleCollabProcessor | None = None
     layout: ImageCodeLayout | None = None
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
     startup_timeouts: tuple[float, ...] = STARTUP_TIMEOUTS
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """The run's settings, once they are read."""
+        return None if self.snapshot is None else self.snapshot.run
 
 
 def run_checks(
@@ -77,9 +84,9 @@ def run_checks(
         yield from check_swarm(examination)
 
 
-def quick_checks(repository: str, run: TrainingRun, options: PeerOptions) -> list[CheckResult]:
+def quick_checks(snapshot: RunSnapshot, options: PeerOptions) -> list[CheckResult]:
     """Return the findings that need little more than a second: this machine, the versions, and the Hub's clock."""
-    examination = Examination(repository=repository, options=options, run=run)
+    examination = Examination(repository=snapshot.repository, options=options, snapshot=snapshot)
     hub, clock_offset = hub_checks.check_hub(examination.now)
     return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
 
@@ -102,8 +109,8 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield unknown("training run", "cannot be read with a token that is refused")
         return
     try:
-        examination.run = hub_checks.retried(lambda: read_run(examination.repository))
-        examination.processor = hub_checks.retried(lambda: read_processor(examination.repository))
+        examination.snapshot = snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
+        examination.processor = hub_checks.retried(lambda: read_processor(snapshot.repository, snapshot.commit))
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return
@@ -221,9 +228,9 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
 
 def _needs(examination: Examination) -> PeerNeeds:
     nothing = PeerNeeds(memory=None, shared_memory=None, gpu_memory=None, disk=None)
-    if examination.run is None:
+    if examination.snapshot is None:
         return nothing
     try:
-        return peer_needs(examination.run, examination.options, checkpoint_bytes(examination.repository))
+        return peer_needs(examination.run, examination.options, checkpoint_bytes(examination.snapshot))
     except hub_checks.USER_ERRORS:
         return nothing

@@ -6,6 +6,7 @@ from pipelines.doctor.machine_checks import PeerNeeds
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 
@@ -48,7 +49,7 @@ def peer_needs(run: TrainingRun, options: PeerOptions, checkpoint_bytes: int) ->
     )
 
 
-def checkpoint_bytes(repository: str) -> int:
+def checkpoint_bytes(snapshot: RunSnapshot) -> int:
     """Return the bytes of the files in the run's repository: what a newcomer may have to download."""
-    info = HfApi().model_info(repository, files_metadata=True)
+    info = HfApi().model_info(snapshot.repository, revision=snapshot.commit, files_metadata=True)
     return sum(sibling.size or 0 for sibling in info.siblings or ())

@@ -23,7 +23,7 @@ from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import RunState
 from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
 from pipelines.training.tasks.text_to_image.model import initial_model, read_processor
@@ -56,7 +56,8 @@ def made_figures(epoch, num_samples, username="ann"):
 def main(repository: str, settings: dict) -> None:
     torch.set_num_threads(1)
     prepare_hub_client()
-    run, processor = read_run(repository), read_processor(repository)
+    snapshot = RunSnapshot.read(repository)
+    run, processor = snapshot.run, read_processor(repository, snapshot.commit)
     options = AuxiliaryOptions(folder=Path(settings["folder"]))
     folder = options.generation_folder(run.generation)
     metrics = RunMetrics(run, folder / "metrics")

@@ -41,7 +41,7 @@ def authorize(
 
       dalle-collab run authorize my-org/birds --open
     """
-    from pipelines.training.repository.run_repository import announce_authorization
+    from pipelines.training.repository.announcements import announce_authorization
 
     key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
     if open_:
@@ -70,7 +70,7 @@ def _serve(
     from pipelines.admission.server import load_or_create_key, open_service, serve_authorization
     from pipelines.admission.settings import check_service_address
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_authorization
+    from pipelines.training.repository.announcements import announce_authorization
 
     if public_address:
         check_service_address(public_address)
@@ -89,7 +89,7 @@ def _write_space(repository: str, public_address: str | None, key_file: Path, fo
     from pipelines.admission.server import load_or_create_key
     from pipelines.admission.space import write_authorization_space
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_authorization
+    from pipelines.training.repository.announcements import announce_authorization
 
     if public_address is None:
         raise ValueError(

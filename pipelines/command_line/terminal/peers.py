@@ -47,7 +47,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
     from pipelines.training.peer.generation_watch import watching_generation
     from pipelines.training.peer.pausing import pause_on_signals
     from pipelines.training.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
-    from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
+    from pipelines.training.repository.snapshot import RunSnapshot
     from pipelines.training.run.training_run import stable_seed
     from pipelines.training.run.versions import package_version
     from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -56,7 +56,8 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
     from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
 
     console = _start_logging()
-    run, run_state = read_run(repository), read_run_state(repository)
+    snapshot = RunSnapshot.read(repository)
+    run, run_state = snapshot.run, snapshot.run_state
     if run_state is not None and run_state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
     if not run.entry_addresses:
@@ -64,12 +65,13 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
             f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
-    layout, processor = dataset_layout(run.dataset_repository, run.dataset_revision), read_processor(repository)
+    layout = dataset_layout(run.dataset_repository, run.dataset_revision)
+    processor = read_processor(repository, snapshot.commit)
     check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
     check_dataset_fits(run, layout)
     device = torch_device(options.device)
     options = dataclasses.replace(options, device=device, num_devices=options.num_devices or _num_devices(device))
-    report_obstacles(console, repository, quick_checks(repository, run, options))
+    report_obstacles(console, repository, quick_checks(snapshot, options))
     raise_open_files()
     torch.set_num_threads(options.cpu_threads or os.cpu_count() or 1)
     username = _username()
@@ -87,7 +89,7 @@ def run_training_peer(repository: str, options: PeerOptions, *, events: EventFil
         events.happened("entered")
         with console.status("Looking for the newest training state") as status:
             source = peer.synchronise(
-                lambda: download_checkpoint(repository) if run_state else None,
+                lambda: snapshot.download_checkpoint() if run_state else None,
                 (lambda progress: status.update(str(progress))) if console.is_terminal else None,
             )
         console.print(f"Joined {repository} as {username} at epoch {peer.optimizer.local_epoch} (state: {source}).")
@@ -135,13 +137,14 @@ def run_auxiliary_peer(
     from pipelines.training.auxiliary.assembly import assembled_auxiliary_peer
     from pipelines.training.auxiliary.hub_publisher import RunRolledBackError
     from pipelines.training.peer.training_peer import RunFinishedError, finished_message
-    from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
+    from pipelines.training.repository.snapshot import RunSnapshot
     from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
     from pipelines.training.tasks.text_to_image.model import read_processor
 
     console = _start_logging()
     torch.set_num_threads(1)
-    run, run_state, processor = read_run(repository), read_run_state(repository), read_processor(repository)
+    snapshot = RunSnapshot.read(repository)
+    run, run_state, processor = snapshot.run, snapshot.run_state, read_processor(repository, snapshot.commit)
     if run_state is not None and run_state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
     with contextlib.ExitStack() as stack:
@@ -158,7 +161,7 @@ def run_auxiliary_peer(
         peer, trackers = stack.enter_context(parts)
         stop = stack.enter_context(_stop_on_signals())
         stop_when_refused(admission, stop)
-        epoch = peer.restore(download_checkpoint(repository) if run_state else None)
+        epoch = peer.restore(snapshot.download_checkpoint() if run_state else None)
         addresses = peer.announce()
         console.print(f"Assisting {repository} from epoch {epoch}; entry addresses: {', '.join(addresses)}")
         console.print(who_may_join(run, repository))

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from huggingface_hub import snapshot_download
 
 from hub_tools.run_files import (
     EVALUATIONS_FILE,
@@ -22,7 +21,7 @@ from hub_tools.run_files import (
     OLD_METRICS_FILE,
 )
 from pipelines.training.metrics.epoch_summary import EpochSummary
-from pipelines.training.repository.run_repository import download_if_present
+from pipelines.training.repository.snapshot import RunSnapshot
 
 EPOCHS_PER_SHARD = 1000
 MAX_SUMMARY_POINTS = 300
@@ -199,14 +198,14 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) and value < 1e8 else value
 
 
-def read_history(repository: str) -> list[dict[str, Any]]:
+def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the run's published history, one point per epoch; empty if none was published.
 
     Raises:
         ValueError: what is there is damaged.
     """
-    folder = snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/epochs-*.parquet"])
-    if points := read_history_files(Path(folder) / METRICS_FOLDER):
+    folder = snapshot.download_matching(f"{METRICS_FOLDER}/epochs-*.parquet")
+    if points := read_history_files(folder / METRICS_FOLDER):
         return points
-    path = download_if_present(repository, OLD_METRICS_FILE)
+    path = snapshot.download(OLD_METRICS_FILE)
     return [] if path is None else json.loads(path.read_text(encoding="utf-8"))

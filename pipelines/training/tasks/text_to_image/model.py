@@ -13,9 +13,9 @@ def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
         return DalleCollabForConditionalGeneration(model_configuration(run))
 
 
-def read_processor(repository: str) -> DalleCollabProcessor:
-    """Download the run's tokenizer and processor."""
-    return DalleCollabProcessor.from_pretrained(repository)
+def read_processor(repository: str, revision: str) -> DalleCollabProcessor:
+    """Download the run's tokenizer and processor as of one commit."""
+    return DalleCollabProcessor.from_pretrained(repository, revision=revision)
 
 
 def model_configuration(run: TrainingRun) -> DalleCollabConfig:
