@@ -56,7 +56,7 @@ def index(
         f"Pictures have their nearest neighbour at {report.typical_similarity:.2f} (median)."
     )
     if publish is not None:
-        from hub_tools.folder_publishing import publish_folder
+        from hub_tools.publishing.folder_publishing import publish_folder
 
         message = f"Publish the index of {report.num_records:,} records"
         published = publish_folder(output, publish, repo_type="dataset", private=private, message=message, replace=True)
