@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hub_tools.atomic_files import written_whole
 from hub_tools.run_files import (
     EVALUATIONS_FILE,
     METRICS_FOLDER,
@@ -177,10 +178,10 @@ def _is_possible(row: Mapping[str, Any]) -> bool:
 
 def _write(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    # Snappy is the one compression that every Parquet reader for browsers has built in.
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
-    return temporary.replace(path)
+    with written_whole(path) as temporary:
+        # Snappy is the one compression that every Parquet reader for browsers has built in.
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
+    return path
 
 
 def _read(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:

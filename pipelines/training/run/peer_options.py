@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from hub_tools.checks import check_choice, check_counts, check_positive
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions:
@@ -59,23 +61,12 @@ class PeerOptions:
     """Leave the run after this many epochs of one's own."""
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; expected at least 1.")
-        for name in ("bandwidth_limit_mbit", "max_hours"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; expected a number above 0.")
-        _check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        _check_choice("compile", self.compile, ("auto", "on", "off"))
+        check_counts(self, "micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs")
+        check_positive(self, "bandwidth_limit_mbit", "max_hours")
+        check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        check_choice("compile", self.compile, ("auto", "on", "off"))
         if self.use_relay and self.client_mode:
             raise ValueError(
                 "client_mode accepts no connections, and use_relay is there to accept them. Choose one of "
                 "--client-mode and --relay."
             )
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
