@@ -1,10 +1,16 @@
 """What is read of a run belongs to one commit, whatever is published between two reads."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+from huggingface_hub import HfApi
 from support_files import SUPPORT
+from swarm_of_processes import tiny_run
 
+from hub_tools.local_hub import LocalHub
 from pipelines.training.repository.manifest import CheckpointRefusedError, verify_checkpoint
 from pipelines.training.repository.publisher_keys import keys_from_json
 
@@ -40,3 +46,40 @@ def test_a_rollback_between_two_reads_changes_nothing_for_who_has_begun_to_read(
     assert verify_checkpoint(checkpoint, keys, settings.replace(generation=1)).epoch == 6
     with pytest.raises(CheckpointRefusedError, match="epoch 6 is of run org-read-run, generation 1; the settings"):
         verify_checkpoint(checkpoint, keys, settings)
+
+
+READING = """
+import json, sys
+from pipelines.training.repository.snapshot import RunSnapshot
+said = {}
+for name, options in dict(cached={}, fresh=dict(in_cache=False)).items():
+    try:
+        said[name] = RunSnapshot.read(sys.argv[1], **options).commit
+    except Exception as error:
+        said[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+
+
+def test_while_the_hub_is_away_the_commit_in_the_cache_is_read_unless_that_is_not_wanted(tmp_path):
+    with LocalHub(tmp_path / "hub") as hub:
+        api = HfApi(endpoint=hub.endpoint, token=hub.create_user("alice"))
+        api.create_repo("alice/known")
+        text = tiny_run().to_json().encode()
+        upload = api.upload_file(repo_id="alice/known", path_in_repo="training_run.json", path_or_fileobj=text)
+
+        def read(repository="alice/known"):
+            arguments = [sys.executable, "-W", "ignore", "-c", READING, repository]
+            environment = {**os.environ, **hub.environment()}
+            done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        assert read() == dict(cached=upload.oid, fresh=upload.oid)
+        (said,) = set(read("alice/unknown").values())
+        assert said.startswith("ValueError: There is no model repository alice/unknown on this Hub")
+        hub.kill()
+        away = read()
+        hub.start()
+    assert away["cached"] == upload.oid
+    assert away["fresh"].startswith("ConnectError: ")
