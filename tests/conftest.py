@@ -10,7 +10,7 @@ import pytest
 from hub_tools.local_hub import LocalHub
 
 # Support modules of tests lie in folders of their own; importlib mode puts nothing on the path by itself.
-FOLDERS = ("ancestor", "benchmarks", "isolation", "support")
+FOLDERS = ("ancestor", "benchmarks", "golden", "isolation", "support")
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

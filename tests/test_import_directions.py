@@ -1,4 +1,4 @@
-"""Imports point one way, and libraries with a price are imported in one place, as CONVENTIONS.md has it."""
+"""Imports point one way, and libraries with a price are imported in one place, as CONTRIBUTING.md has it."""
 
 import ast
 import sys

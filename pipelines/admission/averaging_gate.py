@@ -26,6 +26,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import access_token
+from pipelines.admission.protocol_names import NamedServicer
 from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class AdmissionGate:
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
 
 
-class AdmitsPeers:
+class AdmitsPeers(NamedServicer):
     """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
 
     @cached_property

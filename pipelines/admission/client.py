@@ -7,13 +7,13 @@ read the newest token from shared memory. So nothing that hivemind does waits fo
 import base64
 import contextlib
 import ctypes
-import dataclasses
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray, RawValue
+from pathlib import Path
 
 import httpx2
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -30,7 +30,6 @@ from pipelines.admission.tokens import (
     peer_id_of,
     sign_request,
 )
-from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -211,12 +210,12 @@ class PeerAdmission:
 def seek_admission(
     run: TrainingRun,
     repository: str,
-    options: PeerOptions,
+    chosen_identity_file: Path | None,
     hub_token: str | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
-) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
-    """Yield options with the identity to which the peer is admitted, and the admission; None for an open run.
+) -> Iterator[tuple[Path | None, PeerAdmission | None]]:
+    """Yield the file of the identity to which the peer is admitted, and the admission; None for an open run.
 
     The admission is renewed in the background. Call it before hivemind forks.
 
@@ -225,7 +224,7 @@ def seek_admission(
         AuthorizationUnreachableError: the service does not answer.
     """
     if run.is_open:
-        yield options, None
+        yield chosen_identity_file, None
         return
     if not hub_token:
         raise AdmissionRefusedError(
@@ -233,11 +232,11 @@ def seek_admission(
             "enough. Log in: hf auth login"
         )
     with (
-        identity_file(options.identity_file) as path,
+        identity_file(chosen_identity_file) as path,
         PeerAdmission(run, repository, read_identity(path), hub_token, seconds_to_try=seconds_to_try) as admission,
     ):
-        admission.has_new_identity = path != options.identity_file
-        yield dataclasses.replace(options, identity_file=path), admission
+        admission.has_new_identity = path != chosen_identity_file
+        yield path, admission
 
 
 def seconds_to_renewal(lifetime: float, num_failures: int) -> float:

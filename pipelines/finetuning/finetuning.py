@@ -18,7 +18,8 @@ from hub_tools.places import local_folder
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
+from pipelines.training.run.task import Batch
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches
 
 LORA_MODULES = ("qkv", "output", "input")
 """The linear layers that all layers of a group share, so that one adapter serves all of them."""
@@ -211,8 +212,7 @@ def _accumulate(accelerator: Accelerator, model: torch.nn.Module, batches: Itera
     for _ in range(num_batches):
         batch = next(batches)
         loss = model(
-            input_ids=batch.input_ids.to(accelerator.device),
-            image_codes=batch.image_codes.to(accelerator.device),
+            **{name: tensor.to(accelerator.device) for name, tensor in batch.items()},
             return_logits=False,
         ).loss
         accelerator.backward(loss)

@@ -11,8 +11,9 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.dial_back import offer_dial_back
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.open_files import raise_open_files
 from pipelines.swarm.rejoining import stay_joined
-from pipelines.training.run.peer_options import PeerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class CannotListenError(OSError):
 def open_dht(
     run_name: str,
     entry_addresses: Sequence[str],
-    options: PeerOptions,
+    options: NetworkOptions,
     admission: PeerAdmission | None = None,
     *,
     reply_seconds: float | None = None,
@@ -52,6 +53,7 @@ def open_dht(
         CannotListenError: a port is taken, or an address is not one of this machine.
     """
     multiprocessing.set_start_method("fork", force=True)
+    raise_open_files()
     dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
         dht.bind_peers()
@@ -66,7 +68,7 @@ def open_dht(
 
 
 def _start_dht(
-    run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None
+    run_name: str, entry_addresses: Sequence[str], options: NetworkOptions, admission: PeerAdmission | None
 ) -> SwarmDHT:
     """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
     failure: BaseException | None = None

@@ -93,7 +93,7 @@ def stream(kind: str, shards: Path) -> None:
         batches = stream_batches(
             "alice/codes", "main", tokenise, num_codes=LAYOUT.num_codes, batch_size=64, seed=0, shuffle_buffer_size=512
         )
-        count = sum(len(batch.image_codes) for batch in itertools.islice(batches, num_records // 64))
+        count = sum(len(batch["image_codes"]) for batch in itertools.islice(batches, num_records // 64))
     else:
         rows = datasets.load_dataset("alice/codes", split="train", streaming=True).shuffle(seed=0, buffer_size=512)
         count = 0

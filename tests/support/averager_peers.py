@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
 from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
@@ -103,7 +103,7 @@ def average(settings: dict, averager: SwarmGradientAverager, number: int, attemp
     )  # fmt: skip
 
 
-def join(stack: contextlib.ExitStack, entry: list[str], options: PeerOptions) -> hivemind.DHT:
+def join(stack: contextlib.ExitStack, entry: list[str], options: NetworkOptions) -> hivemind.DHT:
     """Enter the swarm; on a busy machine the entry peer may answer the first newcomers too late."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
@@ -120,7 +120,7 @@ def take_part(settings: dict) -> None:
     members, name = settings["members"], settings["name"]
     before = members[: members.index(name)]  # one after the other: on a busy machine a crowd of newcomers times out
     entry = [address for event in wait_for_events(settings, before, "ready")[:1] for address in event["addresses"]]
-    options = PeerOptions(
+    options = NetworkOptions(
         host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=name == "client", startup_timeout_seconds=300.0
     )
     with contextlib.ExitStack() as stack:

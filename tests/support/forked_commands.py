@@ -103,9 +103,12 @@ def _serve() -> None:
     import datasets  # noqa: F401 - these imports are what the forks need not repeat
     import transformers  # noqa: F401
 
-    from pipelines.command_line.terminal import peers  # noqa: F401
+    from pipelines.command_line.terminal import check_list, worker  # noqa: F401
+    from pipelines.doctor import examination  # noqa: F401
     from pipelines.image_codes import vqgan_codec  # noqa: F401
-    from pipelines.training.peer import training_peer  # noqa: F401
+    from pipelines.training.auxiliary import assisting  # noqa: F401
+    from pipelines.training.peer import joining  # noqa: F401
+    from pipelines.training.tasks.text_to_image import task  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from swarm_peer import write_event
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
-from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
@@ -35,7 +35,6 @@ from pipelines.training.tasks.text_to_image.model import initial_model
 class SlowAverager(SwarmStateAverager):
     """Sends its state slowly, so that a test can do something in the middle of a download."""
 
-    _rpc_handlers = _stub_type = None
     seconds_per_chunk = 0.15
 
     async def _hand_out(self, request):
@@ -46,8 +45,6 @@ class SlowAverager(SwarmStateAverager):
 
 class ForgingAverager(SwarmStateAverager):
     """Names the digest of the swarm's state and sends other bytes."""
-
-    _rpc_handlers = _stub_type = None
 
     async def _hand_out(self, request):
         async for message in super()._hand_out(request):
@@ -60,8 +57,6 @@ class ForgingAverager(SwarmStateAverager):
 class CarelessAverager(SwarmStateAverager):
     """Offers its state without looking at the values."""
 
-    _rpc_handlers = _stub_type = None
-
     def take_snapshot(self):
         snapshot = self.snapshot
         snapshot.begin()
@@ -72,8 +67,6 @@ class CarelessAverager(SwarmStateAverager):
 
 
 KINDS = {"honest": SwarmStateAverager, "slow": SlowAverager, "forger": ForgingAverager, "nan": CarelessAverager}
-for kind in KINDS.values():
-    kind.__name__ = SwarmStateAverager.__name__  # part of the wire protocol
 
 
 def start_averager(run, dht, kind):
@@ -190,7 +183,7 @@ def main(settings):
     run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
     settings = dict(settings, state_file=str(folder / f"{name}.safetensors"))
     events = folder / f"{name}.jsonl"
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
     with open_dht("test/run", settings["entry_addresses"], options) as dht:
         if settings["role"] == "newcomer":
             join(run, dht, settings, events, options)

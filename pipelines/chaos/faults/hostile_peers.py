@@ -95,8 +95,6 @@ class HostileRunner(TrustedAllReduceRunner):
 class HostileGradientAverager(SwarmGradientAverager):
     """Attacks as its `attack` says, which may change from round to round; honest at first."""
 
-    _rpc_handlers = _stub_type = None
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._attack = multiprocessing.Value("i", 0)
         self._earlier: list[tuple[torch.Tensor, ...]] = []
@@ -123,7 +121,3 @@ class HostileGradientAverager(SwarmGradientAverager):
             for tensor, earlier in zip(tensors, self._earlier[0], strict=True):
                 tensor.copy_(VALUE_ATTACKS[self.attack](tensor, earlier))
         return WEIGHTS.get(self.attack, weight)
-
-
-# Peers address each other's averagers by the name of the class.
-HostileGradientAverager.__name__ = SwarmGradientAverager.__name__

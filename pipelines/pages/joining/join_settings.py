@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from hub_tools.places import is_repository_name
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.run.compute_options import ComputeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,8 @@ class JoinSettings:
 
     def __post_init__(self) -> None:
         check_run_name(self.repository)
-        PeerOptions(
-            micro_batch_size=self.micro_batch_size,
-            max_hours=self.max_hours,
-            max_epochs=self.max_epochs,
-            bandwidth_limit_mbit=self.upload_mbit,
-        )
+        ComputeOptions(micro_batch_size=self.micro_batch_size, max_hours=self.max_hours, max_epochs=self.max_epochs)
+        NetworkOptions(bandwidth_limit_mbit=self.upload_mbit)
         kind, _, number = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
             raise ValueError(f"device is {self.device[:80]!r}; expected auto, cpu, cuda or cuda:N.")

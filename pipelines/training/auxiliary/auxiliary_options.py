@@ -23,7 +23,7 @@ class AuxiliaryOptions:
 
     takeover_seconds: float = 180.0
     """Time after which another auxiliary peer publishes when this one is silent. Increase above the longest download
-    of the state; decrease for a quicker take-over."""
+    of the state, during which finishing trainers wait for a peer with a status; decrease for a quicker take-over."""
 
     metrics_interval_seconds: float = 300.0
     """Seconds between publications of the metrics alone. Increase to leave more commits for checkpoints."""

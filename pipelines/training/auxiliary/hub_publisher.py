@@ -35,9 +35,8 @@ from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, 
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.task import CheckpointFacts, TrainingTask
 from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
-from pipelines.training.tasks.text_to_image.checkpoint_folder import model_card
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class HubPublisher:
     def __init__(
         self,
         repository: str,
-        run: TrainingRun,
+        task: TrainingTask,
         *,
         key: PublisherKey,
         spool: PublicationSpool,
@@ -68,14 +67,14 @@ class HubPublisher:
         metrics_interval_seconds: float,
         package_version: str,
     ) -> None:
-        self.repository, self.run, self.key, self.spool, self.metrics = repository, run, key, spool, metrics
+        self.repository, self.run, self.key, self.spool, self.metrics = repository, task.run, key, spool, metrics
         self.entry_addresses: tuple[str, ...] = ()
         """Addresses that the repository should name while this peer is the publisher."""
 
         self.published_epoch = 0
         self.keys: tuple[str, ...] = ()
         self._budget, self._reel_folder, self._metrics_interval_seconds = budget, reel_folder, metrics_interval_seconds
-        self._package_version = package_version
+        self._task, self._package_version = task, package_version
         self._is_elected = self._must_take_over = False
         self._announced: tuple[str, ...] = ()
         self._last_commit: str | None = None
@@ -256,9 +255,16 @@ class HubPublisher:
         )
 
     def _card(self, entry: SpooledCheckpoint) -> str:
-        state, num_parameters = run_state_in(entry.folder), num_parameters_in(entry.folder)
-        evaluations, history = self.metrics.evaluations(), self.metrics.history()
-        return model_card(self.repository, self.run, num_parameters, state, history, evaluations)
+        state = run_state_in(entry.folder)
+        facts = CheckpointFacts(
+            repository=self.repository,
+            epoch=state.epoch,
+            loss=state.loss,
+            num_parameters=num_parameters_in(entry.folder),
+            history=self.metrics.history(),
+            evaluations=self.metrics.evaluations(),
+        )
+        return self._task.card(facts)
 
     def _tidy(self, head: RunSnapshot, entry: SpooledCheckpoint, commit: str) -> None:
         """Tag the epoch and drop old optimizer states; what fails here is made up for after the next checkpoint."""

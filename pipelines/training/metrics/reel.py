@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 REEL_SEED = 0
 
-DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image]
-"""Draws the captions with the model, always with the same seed, as one picture. Made by the command line."""
+DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image | None]
+"""Draws the prompts with the model, always with the same seed, as one picture; None: the task has no pictures."""
 
 
 class ProgressReel:
@@ -28,9 +28,10 @@ class ProgressReel:
         self._run, self._folder, self._draw = run, folder, draw
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path:
-        """Draw the run's prompts with the model of an epoch; return the picture's file."""
-        picture = self._draw(model, self._run.reel_prompts)
+    def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path | None:
+        """Draw the run's prompts with the model of an epoch; return the picture's file, if the task has pictures."""
+        if (picture := self._draw(model, self._run.reel_prompts)) is None:
+            return None
         path = self._folder / f"epoch-{epoch:08d}.webp"
         with written_whole(path) as temporary:
             picture.convert("RGB").save(temporary, format="WEBP", quality=80)

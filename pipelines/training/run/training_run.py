@@ -26,20 +26,27 @@ class TrainingRun:
     run_id: str
     """Name of the swarm, prefix of its keys in the DHT: letters, digits, `-` and `_`."""
 
-    model_config: dict[str, Any]
-    """Arguments of `DalleCollabConfig`."""
+    task: str = "text-to-image"
+    """What is trained, as the Hub names it; see `tasks.choice`."""
 
-    dataset_repository: str
-    """Dataset Hub repository of image-code shards, `ORG/NAME`."""
+    task_settings: dict[str, Any] = field(default_factory=dict)
+    """What the task alone knows, such as the sequence length of a language model."""
 
-    dataset_revision: str
+    model_config: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model's configuration: `DalleCollabConfig`, or a `model_type` of transformers and its own."""
+
+    dataset_repository: str = ""
+    """Dataset Hub repository, `ORG/NAME`: image-code shards, or text."""
+
+    dataset_revision: str = ""
     """Commit of the dataset: all peers stream the same records."""
 
     entry_addresses: tuple[str, ...] = ()
     """Multiaddresses through which newcomers find the swarm; the auxiliary peer keeps them fresh."""
 
     target_batch_size: int = 4096
-    """Samples that the swarm gathers for one epoch, that is, for one optimizer step."""
+    """Samples that the swarm gathers for one epoch, that is, for one optimizer step; tokens where the task counts
+    those."""
 
     num_epochs: int = 31_250
     """Length of the schedule; peers stop when the swarm reaches it."""

@@ -53,13 +53,13 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
     """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
 
-    Its name is part of the wire protocol: all peers of a run, the auxiliary peer too, use this very class. What it
-    hands out is a snapshot, so that epoch and tensors agree whatever the live state does meanwhile.
+    All peers of a run use it, the auxiliary peer too. What it hands out is a snapshot, so that epoch and tensors agree
+    whatever the live state does meanwhile.
     """
 
+    PROTOCOL_NAME = "SwarmStateAverager"
     notices_replays = False  # parameters that did not change are the same parts again
     may_be_skipped = True  # the next optimizer step waits until it is over
-    _rpc_handlers = _stub_type = None
 
     def __init__(self, *, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
         self.answers_are_averages = isinstance(compression, NoCompression)

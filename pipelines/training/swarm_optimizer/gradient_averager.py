@@ -15,13 +15,12 @@ from pipelines.training.averaging.averager import CountsRounds
 class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
+    PROTOCOL_NAME = "SwarmGradientAverager"
     notices_replays = True
     answers_are_averages = True
     may_be_skipped = False
     epoch_to_average: int | None = None
     """Of the gradients of the next round, if it is to be only with peers that say the same; see `PacedKeyManager`."""
-
-    _rpc_handlers = _stub_type = None  # hivemind caches these per class and would hand out the parent's
 
     def __init__(
         self, *args: Any, keeps_own_gradient: bool = False, gradient_momentum: float = 0.0, **kwargs: Any

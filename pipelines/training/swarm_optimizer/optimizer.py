@@ -55,8 +55,6 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
     `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round.
     """
 
-    gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
-
     def __init__(
         self,
         *,
@@ -65,6 +63,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         model: torch.nn.Module,
         records: SwarmRecords,
         bandwidth_limit_mbit: float | None = None,
+        gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager,
         verbose: bool = False,
     ) -> None:
         compression = averaging_compression(run)
@@ -99,7 +98,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             grad_compression=compression,
             state_averaging_compression=compression,
             grad_averager_factory=partial(
-                self.gradient_averager_type,
+                gradient_averager_type,
                 allow_state_sharing=False,
                 keeps_own_gradient=True,
                 gradient_momentum=gradient_momentum(run),

@@ -16,7 +16,6 @@ from pipelines.admission.client import (
     seek_admission,
 )
 from pipelines.admission.tokens import public_text
-from pipelines.training.run.peer_options import PeerOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -108,14 +107,14 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
 
 
 def test_an_open_run_asks_nobody_and_a_guarded_one_needs_a_hub_token(run):
-    with seek_admission(run, REPOSITORY, PeerOptions(), None) as (options, admission):
-        assert admission is None and options == PeerOptions()
+    with seek_admission(run, REPOSITORY, None, None) as (identity_file, admission):
+        assert admission is None and identity_file is None
     guarded = run.replace(
         authorization_service="https://door.example",
         authorization_key=public_text(ed25519.Ed25519PrivateKey.generate()),
     )
     with (
         pytest.raises(AdmissionRefusedError, match=r"org/admission is not open to everybody.*hf auth login"),
-        seek_admission(guarded, REPOSITORY, PeerOptions(), None),
+        seek_admission(guarded, REPOSITORY, None, None),
     ):
         pass

@@ -27,15 +27,20 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
     from huggingface_hub import get_token
 
     from pipelines.admission.client import seek_admission
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht
     from pipelines.swarm.records import SwarmRecords
-    from pipelines.training.run.peer_options import PeerOptions
     from pipelines.training.run.training_run import TrainingRun
 
     run = TrainingRun.from_mapping(settings)
     with (
-        seek_admission(run, repository, PeerOptions(client_mode=True), get_token()) as (options, admission),
-        open_dht(repository, run.entry_addresses, options, admission) as dht,
+        seek_admission(run, repository, None, get_token()) as (identity_file, admission),
+        open_dht(
+            repository,
+            run.entry_addresses,
+            NetworkOptions(client_mode=True, identity_file=identity_file),
+            admission,
+        ) as dht,
     ):
         records = SwarmRecords(dht, run.swarm_id)
         last_seen = time.monotonic()

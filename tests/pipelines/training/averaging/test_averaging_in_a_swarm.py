@@ -5,10 +5,10 @@ import signal
 import psutil
 import pytest
 import torch
+from made_up_tasks import made_up_batch
 from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 

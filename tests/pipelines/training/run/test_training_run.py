@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.swarm.records import SuspectRecord
 from pipelines.training.metrics.epoch_summary import EpochSummary, credible_epoch, should_publish, summarise_epoch
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 NEEDED = dict(run_id="birds", model_config={"hidden_size": 8}, dataset_repository="org/birds", dataset_revision="abc")
@@ -108,7 +108,7 @@ def test_settings_from_a_newer_package_say_to_update_although_they_hold_unknown_
 @pytest.mark.parametrize("name", ["micro_batch_size", "shuffle_buffer_size", "cpu_threads", "max_epochs"])
 def test_local_choices_below_one_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} is 0; expected at least 1."):
-        PeerOptions(**{name: 0})
+        ComputeOptions(**{name: 0})
 
 
 def test_seeds_depend_on_the_parts_alone_and_never_change():

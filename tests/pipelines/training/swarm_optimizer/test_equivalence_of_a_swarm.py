@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
+from made_up_tasks import made_up_batch
 from plain_training import train_alone
 from safetensors.torch import load_file
 from support_files import SUPPORT
 from swarm_of_processes import Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 

@@ -1,7 +1,9 @@
-"""The README's commands exist with their options and arguments, its Python parses, and its sizes are the real ones."""
+"""What the documents name exists: commands with their options, files, links and Python; the README is short."""
 
 import ast
 import html
+import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -18,33 +20,38 @@ from pipelines.training.run.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [
-    *sorted(ROOT.glob("*.md")),
-    *(path for name in ("docs", "spaces") for path in sorted((ROOT / name).rglob("*.md"))),
+    ROOT / "CHANGELOG.md",
+    *PAGES,
+    *(path for name in (".github", "spaces", "pipelines", "tests") for path in sorted((ROOT / name).rglob("*.md"))),
 ]
 COMMANDS = {
     "dalle-collab": typer.main.get_command(pipelines.command_line.main.app),
     "hub-tools": typer.main.get_command(hub_tools.command_line.app),
 }
 OURS = re.compile(r"(dalle-collab|hub-tools|make) ")
-MUST_MENTION = [
-    *("make demo", "make test", "make demo-openmoji", "make bench"),
-    *("dalle-collab generate", "--candidates", "--keep", "--top-k", "dalle-collab join", "--micro-batch-size"),
-    *("--client-mode", "dalle-collab run create", "dalle-collab run assist", "dalle-collab run show"),
-    *("dalle-collab run authorize", "--public-address", "--write-space", "--open"),
-    *(
-        "dalle-collab data prepare",
-        "dalle-collab data verify",
-        "dalle-collab codec train",
-        "dalle-collab codec convert",
-    ),
-    *("dalle-collab model finetune", "--mixed-precision", "--full"),
-    *("dalle-collab clip train", "hub-tools publish dataset", "hub-tools publish space", "hub-tools serve --root"),
-    *("dalle-collab model convert", "--conv-window"),
-    *("dalle-collab doctor", "dalle-collab run check", "dalle-collab run report"),
-    *("dalle-collab run index", "--publish"),
-    *("dalle-collab chaos", "--faults", "--dry-run", "--script"),
+README_MENTIONS = [
+    *("make demo", "make test", "make install", "make demo-openmoji", "make bench", "make lint"),
+    *("dalle-collab doctor", "dalle-collab join", "--client-mode", "--bandwidth-limit", "--max-hours"),
+    *("dalle-collab run create", "dalle-collab run assist", "hub-tools publish run"),
+    *("dalle-collab generate", "--candidates", "--keep", "--top-k", "pipeline(", "hub-tools publish space"),
+    *("dalle-collab data prepare", "dalle-collab data verify", "hub-tools publish dataset"),
+    *("dalle-collab model finetune", "dalle-collab chaos"),
 ]
+PAGES_MENTION = [
+    *("--micro-batch-size", "--precision", "--num-devices", "--relay", "join_training", "DALLE_COLLAB_PACKAGE"),
+    *("dalle-collab run show", "dalle-collab run check", "dalle-collab run report", "dalle-collab run rollback"),
+    *("dalle-collab run index", "--publish", "--tracker", "local_steps", "delay_gradient_averaging"),
+    *("dalle-collab run authorize", "--public-address", "--write-space", "--open", "--grace-minutes"),
+    *("dalle-collab codec train", "dalle-collab codec convert", "dalle-collab clip train", "data train-tokenizer"),
+    *("--mixed-precision", "--full", "--merge", "dalle-collab model convert", "--conv-window"),
+    *("dalle-collab chaos", "--faults", "--dry-run", "--script", "momentum_before_averaging"),
+    *("AutoModel.from_pretrained", "generate_image_codes", "hub-tools serve --root", "hub-tools user create"),
+    *("make constraints", "dalle-collab demo spaces", "make demo-openmoji"),
+]
+PATH = re.compile(r"(?:modeling_dalle_collab|hub_tools|pipelines|spaces|tests|docs|\.ci|\.github)(?:/[\w.*-]+)+/?")
+PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b|/test_[A-Z]")
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -59,8 +66,13 @@ def block_commands(text: str) -> list[str]:
 
 def prose_commands(text: str) -> list[str]:
     """Return our commands in a document's sentences; they may leave arguments out."""
+    return [code for code in code_spans(text) if OURS.match(code)]
+
+
+def code_spans(text: str) -> list[str]:
+    """Return what a document's sentences and tables set as code; a span may go on in the next line."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [code for code in re.findall(r"`([^`\n]+)`", prose) if OURS.match(code)]
+    return [" ".join(code.split()) for part in re.split(r"\n\s*\n", prose) for code in re.findall(r"`([^`]+)`", part)]
 
 
 def objection(line: str, *, is_whole: bool = True) -> str | None:
@@ -134,21 +146,45 @@ def test_a_command_in_a_sentence_may_leave_arguments_out_but_is_checked():
 
 
 def test_commands_are_found_in_blocks_and_in_prose():
-    text = "See `make demo`.\n```bash\nls\ndalle-collab join a/b \\\n--client-mode\n```\n`join` `make`\n"
+    text = "See `make\ndemo`.\n```bash\nls\ndalle-collab join a/b \\\n--client-mode\n```\n`join` `make`\n"
     assert block_commands(text) == ["dalle-collab join a/b  --client-mode"]
     assert prose_commands(text) == ["make demo"]
 
 
-@pytest.mark.parametrize("words", MUST_MENTION)
+@pytest.mark.parametrize("words", README_MENTIONS)
 def test_the_readme_mentions_what_people_need(words):
     assert words in README
 
 
-def test_the_readmes_python_parses():
-    blocks = code_blocks(README, "python")
-    assert blocks
-    for block in blocks:
-        ast.parse(block)
+@pytest.mark.parametrize("words", PAGES_MENTION)
+def test_a_page_of_docs_mentions_what_people_need(words):
+    assert any(words in path.read_text(encoding="utf-8") for path in PAGES[1:])
+
+
+def test_the_readme_fits_into_two_hundred_lines_and_leads_to_every_page():
+    assert len(README.splitlines()) <= 200
+    assert [path.name for path in PAGES[1:] if f"]({path.relative_to(ROOT)})" not in README] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_python_and_the_json_in_a_document_parse(document):
+    text = document.read_text(encoding="utf-8")
+    for block in code_blocks(text, "python"):
+        for module in imported_modules(ast.parse(block)):
+            assert importlib.util.find_spec(module) is not None
+    for block in code_blocks(text, "json"):
+        json.loads(block)
+
+
+def imported_modules(tree: ast.AST) -> list[str]:
+    return [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_page_names_exists(document):
+    names = code_spans(document.read_text(encoding="utf-8"))
+    paths = [name for name in names if PATH.fullmatch(name) and not PLACEHOLDER.search(name)]
+    assert [name for name in paths if not any(ROOT.glob(name))] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -158,8 +194,9 @@ def test_every_file_that_a_document_links_to_exists(document):
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_the_readmes_sizes_are_the_defaults_and_the_demos():
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", README, re.MULTILINE)
+def test_the_sizes_of_the_table_are_the_defaults_and_the_demos():
+    table = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", table, re.MULTILINE)
     assert len(rows) >= 6
     run = TrainingRun(run_id="run", model_config={}, dataset_repository="org/codes", dataset_revision="main")
     defaults = {**vars(DalleCollabConfig()), **vars(run)}

@@ -1,56 +1,16 @@
-"""What a published checkpoint consists of: model, optimizer, run state, code to load it, a card and a loss curve."""
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
+"""The card of a published text-to-image checkpoint."""
 
 from hub_tools.run_files import LOSS_CURVE_FILE
-from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.image_codes.codec_code import copy_codec_code
+from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 
 
-def write_checkpoint(
-    folder: Path,
-    *,
-    model: DalleCollabForConditionalGeneration,
-    processor: DalleCollabProcessor,
-    optimizer: torch.optim.Optimizer,
-    state: RunState,
-) -> None:
-    """Write all that a checkpoint's manifest lists into an empty folder.
-
-    Raises:
-        OSError: it cannot be written; the disk may be full.
-    """
-    try:
-        model.save_pretrained(folder)
-        processor.save_pretrained(folder)
-        copy_codec_code(folder)
-        save_training_state(folder, model, optimizer, state)
-    except Exception as error:
-        # safetensors and tokenizers say in errors of their own what the system has said, the latter in plain ones.
-        if isinstance(error, SafetensorError) or type(error) is Exception:
-            raise OSError(f"{folder} cannot be written: {error}") from error
-        raise
-
-
-def model_card(
-    repository: str,
-    run: TrainingRun,
-    num_parameters: int,
-    state: RunState,
-    history: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]] = (),
-) -> str:
+def model_card(run: TrainingRun, facts: CheckpointFacts) -> str:
     """Return the text of the repository's README.md."""
-    loss = "not known yet" if state.loss is None else f"{state.loss:.4f}"
+    repository, evaluations = facts.repository, facts.evaluations
+    loss = "not known yet" if facts.loss is None else f"{facts.loss:.4f}"
     held_out = f"{evaluations[-1]['loss']:.4f} at epoch {evaluations[-1]['epoch']}" if evaluations else "not known yet"
-    peers = max((point["num_peers"] for point in history), default=0)
+    peers = max((point["num_peers"] for point in facts.history), default=0)
     return f"""---
 library_name: transformers
 pipeline_tag: text-to-image
@@ -64,10 +24,10 @@ A text-to-image transformer trained together by volunteers, in the manner of *Tr
 
 | | |
 |---|---|
-| epoch | {state.epoch} of {run.num_epochs} |
+| epoch | {facts.epoch} of {run.num_epochs} |
 | training loss | {loss} |
 | loss on held-out records | {held_out} |
-| parameters | {num_parameters:,} |
+| parameters | {facts.num_parameters:,} |
 | most peers at a time | {peers} |
 | samples per epoch | {run.target_batch_size} |
 | dataset | [{run.dataset_repository}](/datasets/{run.dataset_repository}) at `{run.dataset_revision[:12]}` |

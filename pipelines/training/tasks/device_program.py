@@ -1,6 +1,6 @@
 """The process of a further device of a peer: computes gradients for it, knows nothing of the swarm.
 
-Usage, by `device_group` alone: python -m pipelines.training.gradients.helper RANK PLAN, PLAN a `DevicePlan` as JSON.
+Usage, by `device_group` alone, with a `DevicePlan` as JSON: python -m pipelines.training.tasks.device_program RANK PLAN
 """
 
 import json
@@ -9,9 +9,10 @@ import sys
 
 import torch
 
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from pipelines.training.gradients.computation import GradientComputation
 from pipelines.training.gradients.device_group import DevicePlan, join_process_group, serve
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.choice import open_task
 
 
 def main(rank: int, plan: DevicePlan) -> None:
@@ -19,11 +20,11 @@ def main(rank: int, plan: DevicePlan) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the peer says when to stop
     if plan.cpu_threads:
         torch.set_num_threads(plan.cpu_threads)
-    device, config = plan.device(rank), DalleCollabConfig(**plan.model_config)
-    model = DalleCollabForConditionalGeneration(config).to(device)
-    computation = GradientComputation(model, device=device, precision=plan.precision, compiled=plan.compiled)
+    device, task = plan.device(rank), open_task(TrainingRun.from_mapping(json.loads(plan.run)), plan.place)
+    model = task.new_model().to(device)
+    computation = GradientComputation(task, model, device=device, precision=plan.precision, compiled=plan.compiled)
     join_process_group(plan, rank)
-    serve(model, computation, (config.text_sequence_length, config.num_image_codes))
+    serve(model, computation)
     torch.distributed.destroy_process_group()
 
 
