@@ -1,18 +1,22 @@
 """Creating a training run: its repository on the Model Hub, with all that peers need before they meet."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from hub_tools.run_files import CARD_FILE, TRAINING_RUN_FILE
 from pipelines.training.run.training_run import TrainingRun
 
-if TYPE_CHECKING:
-    from modeling_dalle_collab import DalleCollabProcessor
+
+class Processor(Protocol):
+    """A processor or a tokenizer of transformers."""
+
+    def save_pretrained(self, folder: Path) -> Any:
+        """Write its files into a folder."""
 
 
-def create_run_repository(repository: str, run: TrainingRun, processor: "DalleCollabProcessor", folder: Path) -> str:
+def create_run_repository(repository: str, run: TrainingRun, processor: Processor, folder: Path) -> str:
     """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
 
     `folder` is an empty folder for the files. Raises ValueError if the repository already holds a run.
