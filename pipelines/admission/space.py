@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from hub_tools.space_bundling import bundle_folder
+from hub_tools.publishing.space_bundling import bundle_folder
 
 PROGRAM = '''"""Admits peers to a training run; its settings are the variables and the secret of this Space."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hub_tools.atomic_files import written_whole
 from pipelines.chaos.faults.skewed_clock import CLOCK
 
 CONTROL_INTERVAL_SECONDS = 0.2
@@ -87,12 +88,12 @@ def main(settings: ChaoticPeerSettings) -> None:
     from pipelines.chaos.faults.hostile_peers import HostileGradientAverager
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.training.peer.joining import PeerParts, join_run
-    from pipelines.training.repository.run_repository import read_run
+    from pipelines.training.repository.snapshot import RunSnapshot
     from pipelines.training.run.compute_options import ComputeOptions
     from pipelines.training.run.training_run import stable_seed
     from pipelines.training.tasks.choice import open_task
 
-    while not read_run(settings.repository).entry_addresses:
+    while not RunSnapshot.read(settings.repository).run.entry_addresses:
         time.sleep(0.5)  # the auxiliary peer is starting as well
     network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
     compute = ComputeOptions(micro_batch_size=settings.micro_batch_size, cpu_threads=1, shuffle_buffer_size=64)
@@ -151,9 +152,8 @@ class ObservedTraining:
         from safetensors.torch import save_file
 
         tensors = {name: value.detach().clone() for name, value in self.peer.model.named_parameters()}
-        partial = path.with_suffix(".partial")
-        save_file(tensors, str(partial))
-        partial.rename(path)
+        with written_whole(path) as temporary:
+            save_file(tensors, str(temporary))
         self._events.write("finished", epoch=self.peer.optimizer.local_epoch, loss=self._evaluate())
 
     def _paced(self, stream: Iterator[Any]) -> Iterator[Any]:

@@ -24,7 +24,7 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
 from pipelines.training.run.task import TrainingTask
@@ -49,7 +49,9 @@ class Examination:
     announce: Callable[[str], None] = lambda name: None
     """Hears what is looked at next."""
 
-    run: TrainingRun | None = None
+    snapshot: RunSnapshot | None = None
+    """The run's repository as it was when the examination began."""
+
     task: TrainingTask | None = None
     fits: bool = False
     """Whether dataset, processor and model fit each other."""
@@ -57,6 +59,11 @@ class Examination:
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
     startup_timeouts: tuple[float, ...] = STARTUP_TIMEOUTS
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """The run's settings, once they are read."""
+        return None if self.snapshot is None else self.snapshot.run
 
 
 def run_checks(
@@ -83,12 +90,11 @@ def run_checks(
         yield from check_swarm(examination)
 
 
-def quick_checks(
-    repository: str, run: TrainingRun, network: NetworkOptions, compute: ComputeOptions
-) -> list[CheckResult]:
+def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
     """Return the findings that need little more than a second: this machine, the versions, and the Hub's clock."""
+    task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
     examination = Examination(
-        repository=repository, network=network, compute=compute, run=run, task=open_task(run, repository)
+        repository=snapshot.repository, network=network, compute=compute, snapshot=snapshot, task=task
     )
     hub, clock_offset = hub_checks.check_hub(examination.now)
     return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
@@ -112,8 +118,8 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield unknown("training run", "cannot be read with a token that is refused")
         return
     try:
-        examination.run = hub_checks.retried(lambda: read_run(examination.repository))
-        examination.task = open_task(examination.run, examination.repository)
+        examination.snapshot = snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
+        examination.task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return
@@ -239,6 +245,6 @@ def _needs(examination: Examination) -> PeerNeeds:
     if examination.task is None:
         return nothing
     try:
-        return peer_needs(examination.task, examination.compute, checkpoint_bytes(examination.repository))
+        return peer_needs(examination.task, examination.compute, checkpoint_bytes(examination.snapshot))
     except hub_checks.USER_ERRORS:
         return nothing

@@ -4,6 +4,7 @@ from huggingface_hub import HfApi
 
 from pipelines.doctor.machine_checks import PeerNeeds
 from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import TrainingTask
 
@@ -44,7 +45,7 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
     )
 
 
-def checkpoint_bytes(repository: str) -> int:
+def checkpoint_bytes(snapshot: RunSnapshot) -> int:
     """Return the bytes of the files in the run's repository: what a newcomer may have to download."""
-    info = HfApi().model_info(repository, files_metadata=True)
+    info = HfApi().model_info(snapshot.repository, revision=snapshot.commit, files_metadata=True)
     return sum(sibling.size or 0 for sibling in info.siblings or ())

@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfApi, HfFileSystem, ModelCard
-from huggingface_hub.errors import EntryNotFoundError
 
+from hub_tools.run_files import CARD_FILE
 from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.repository.run_repository import download_checkpoint, read_run_state
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
@@ -47,12 +47,12 @@ def run_checklist(
     announce("dataset")
     yield from check_dataset(examination)
     announce("course of the run so far")
-    yield from check_course(repository, run)
+    yield from check_course(examination.snapshot)
     announce("companions and card")
     yield from check_companions(examination.task)
-    yield check_card(repository)
+    yield check_card(examination.snapshot)
     announce("checkpoint")
-    yield check_restoring(repository, examination.task)
+    yield check_restoring(examination.snapshot, examination.task)
     yield from check_entry_peers(examination)
 
 
@@ -67,15 +67,15 @@ def check_dataset(examination: Examination) -> Iterator[CheckResult]:
     yield from organiser_checks.check_schedule(run, count_records(files) if files else None)
 
 
-def check_course(repository: str, run: TrainingRun) -> Iterator[CheckResult]:
+def check_course(snapshot: RunSnapshot) -> Iterator[CheckResult]:
     """Compare time-outs and the commit budget with the published history."""
     try:
-        history = hub_checks.retried(lambda: read_history(repository))
+        history = hub_checks.retried(lambda: read_history(snapshot))
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("history", error)
         return
-    yield from organiser_checks.check_timeouts(run, history)
-    yield organiser_checks.check_commit_budget(run, history)
+    yield from organiser_checks.check_timeouts(snapshot.run, history)
+    yield organiser_checks.check_commit_budget(snapshot.run, history)
 
 
 def dataset_files(run: TrainingRun) -> list[str]:
@@ -113,26 +113,27 @@ def check_companions(task: TrainingTask) -> Iterator[CheckResult]:
             yield ok(name, f"{repository} at {str(revision)[:12]}")
 
 
-def check_card(repository: str) -> CheckResult:
+def check_card(snapshot: RunSnapshot) -> CheckResult:
     """Read the run's README.md from the Hub and judge it."""
     try:
-        card = hub_checks.retried(lambda: ModelCard.load(repository))
-    except EntryNotFoundError:
-        return organiser_checks.check_card(None, {})
+        path = hub_checks.retried(lambda: snapshot.download(CARD_FILE))
+        if path is None:
+            return organiser_checks.check_card(None, {})
+        card = ModelCard.load(path)
     except hub_checks.USER_ERRORS as error:
         return hub_checks.failure("card", error)
     return organiser_checks.check_card(card.text, card.data.to_dict())
 
 
-def check_restoring(repository: str, task: TrainingTask) -> CheckResult:
+def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
     """Download the newest checkpoint and load it into model and optimizer, as a peer does that starts from it."""
     name = "checkpoint"
     try:
-        state = hub_checks.retried(lambda: read_run_state(repository))
-        if state is None:
-            return unknown(name, "none yet", f"The auxiliary peer publishes it: dalle-collab run assist {repository}")
+        if hub_checks.retried(lambda: snapshot.run_state) is None:
+            cure = f"The auxiliary peer publishes it: dalle-collab run assist {snapshot.repository}"
+            return unknown(name, "none yet", cure)
         started = time.monotonic()
-        restored = restore(download_checkpoint(repository), task)
+        restored = restore(snapshot.download_checkpoint(), task)
     except hub_checks.USER_ERRORS as error:
         return hub_checks.failure(name, error, "a checkpoint that can be restored")
     if restored["not_finite"]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from measurement import Row, write_results
 
-from hub_tools.dataset_publishing import publish_dataset
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
+from hub_tools.publishing.dataset_publishing import publish_dataset
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 
 LAYOUT = ImageCodeLayout(codec_fingerprint="0" * 16, codebook_size=8192, grid_size=32)

@@ -15,8 +15,8 @@ from frozen_training import digest_of, in_numbers
 from parts import (
     AuxiliaryOptions,
     LocalHub,
+    RunSnapshot,
     command_line,
-    download_checkpoint,
     publish_made_up_checkpoints,
     publish_training_material,
 )
@@ -57,7 +57,7 @@ def published_files(hub: LocalHub, folder: Path) -> dict[str, Any]:
     options = AuxiliaryOptions(folder=folder / "publisher")
     _save_fixed_key(options.key_file)
     publish_made_up_checkpoints(REPOSITORY, dict(folder=str(options.folder), epochs=EPOCHS, records=RECORDS))
-    download_checkpoint(REPOSITORY)  # raises if a signature or a digest does not fit
+    RunSnapshot.read(REPOSITORY).download_checkpoint()  # raises if a signature or a digest does not fit
     after = material.snapshot(REPOSITORY)
     titles = [commit.title for commit in material.api.list_repo_commits(REPOSITORY)][::-1]
     return dict(

@@ -37,7 +37,7 @@ from pipelines.training.averaging.wire.codec import averaging_compression, read_
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import suspect_record
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.repository.run_repository import download_checkpoint
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.door import door_of
 from pipelines.training.run.training_run import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.training.state.digest import StateManifest

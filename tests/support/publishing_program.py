@@ -24,7 +24,7 @@ from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import RunState
 from pipelines.training.tasks.choice import open_task
 
@@ -56,8 +56,9 @@ def made_figures(epoch, num_samples, username="ann"):
 def main(repository: str, settings: dict) -> None:
     torch.set_num_threads(1)
     prepare_hub_client()
-    run = read_run(repository)
-    task = open_task(run, repository)
+    snapshot = RunSnapshot.read(repository)
+    run = snapshot.run
+    task = open_task(run, repository, snapshot.commit)
     options = AuxiliaryOptions(folder=Path(settings["folder"]))
     folder = options.generation_folder(run.generation)
     metrics = RunMetrics(run, folder / "metrics")

@@ -41,7 +41,7 @@ def authorize(
 
       dalle-collab run authorize my-org/birds --open
     """
-    from pipelines.training.repository.run_repository import announce_admission
+    from pipelines.training.repository.announcements import announce_admission
 
     key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
     if open_:
@@ -70,7 +70,8 @@ def _serve(
     from pipelines.admission.server import load_or_create_key, open_service, serve_admission
     from pipelines.admission.settings import check_service_address
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_admission, read_run
+    from pipelines.training.repository.announcements import announce_admission
+    from pipelines.training.repository.snapshot import RunSnapshot
 
     if public_address:
         check_service_address(public_address)
@@ -81,7 +82,7 @@ def _serve(
         typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C ends it; peers then stay for a while.")
 
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
-        run = read_run(repository)
+        run = RunSnapshot.read(repository).run
         service = open_service(
             repository, load_or_create_key(key_file), HfApi(), Path(cache), options,
             run_id=run.run_id, averaging_timeout_seconds=run.averaging_timeout_seconds,
@@ -93,7 +94,7 @@ def _write_space(repository: str, public_address: str | None, key_file: Path, fo
     from pipelines.admission.server import load_or_create_key
     from pipelines.admission.space import write_admission_space
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_admission
+    from pipelines.training.repository.announcements import announce_admission
 
     if public_address is None:
         raise ValueError(

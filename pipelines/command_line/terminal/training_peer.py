@@ -38,7 +38,7 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
             open_task,
             network=network,
             compute=compute,
-            check=lambda *machine: report_obstacles(console, repository, quick_checks(repository, *machine)),
+            check=lambda *machine: report_obstacles(console, repository, quick_checks(*machine)),
             parts=parts,
         ) as membership:
             _show_training(console, status, membership.train(), membership.peer, events)

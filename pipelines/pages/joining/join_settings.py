@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
+from hub_tools.places import is_repository_name
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.run.compute_options import ComputeOptions
 
@@ -94,12 +92,7 @@ def check_run_name(repository: str) -> None:
     """Raise ValueError unless the text can be the name of a run."""
     if not repository:
         raise ValueError("No run is named. Write its name on the Hub: ORG/RUN.")
-    try:
-        validate_repo_id(repository)
-        is_name = repository.count("/") == 1 and not repository.startswith("-")
-    except HFValidationError:
-        is_name = False
-    if not is_name:
+    if not is_repository_name(repository):
         raise ValueError(f"{repository[:80]!r} is no name of a run. Write it as on the Hub: ORG/RUN.")
 
 

@@ -17,7 +17,7 @@ from pipelines.training.metrics.trackers import Trackers
 from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.training_peer import RunFinishedError, finished_message
-from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 logger = logging.getLogger(__name__)
@@ -54,10 +54,11 @@ def assist_run(
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
     torch.set_num_threads(1)
-    run, state = read_run(repository), read_run_state(repository)
+    snapshot = RunSnapshot.read(repository)
+    run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
-    task = open_task(run, repository)
+    task = open_task(run, repository, snapshot.commit)
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
@@ -75,6 +76,6 @@ def assist_run(
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
         if admission is not None:
             admission.on_refusal(stop.set)
-        epoch = peer.restore(download_checkpoint(repository) if state else None)
+        epoch = peer.restore(snapshot.download_checkpoint() if state else None)
         hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
         yield Assistance(peer=peer, trackers=trackers, stop=stop)

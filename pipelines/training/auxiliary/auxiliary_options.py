@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hub_tools.checks import check_positive
+
 GIBIBYTE = 2**30
 
 
@@ -36,11 +38,8 @@ class AuxiliaryOptions:
     """Experiment trackers that get the run's figures."""
 
     def __post_init__(self) -> None:
-        for name in ("follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0.")
-        if not self.max_spool_gigabytes > 0:
-            raise ValueError(f"max_spool_gigabytes is {self.max_spool_gigabytes}; expected a number above 0.")
+        check_positive(self, "follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds")
+        check_positive(self, "max_spool_gigabytes")
 
     @property
     def key_file(self) -> Path:

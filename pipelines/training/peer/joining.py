@@ -22,7 +22,7 @@ from pipelines.training.peer.generation_watch import GenerationWatch, watching_g
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.peer.training_peer import RunFinishedError, StepReport, TrainingPeer, finished_message
-from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
 from pipelines.training.run.task import Batch, TrainingTask
@@ -32,14 +32,15 @@ from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
-OpenTask = Callable[[TrainingRun, str], TrainingTask]
-"""Returns the task of a run, whose files are in a repository or folder; `tasks.choice.open_task` knows all of ours."""
+OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
+"""Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
+knows all of ours."""
 
 Hear = Callable[..., None]
 """Is told the name of what happens, with values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
 `resumed`."""
 
-Check = Callable[[TrainingRun, NetworkOptions, ComputeOptions], None]
+Check = Callable[[RunSnapshot, NetworkOptions, ComputeOptions], None]
 """Looks at the machine before the swarm is entered; raises what keeps it from joining."""
 
 
@@ -47,7 +48,7 @@ def hear_nothing(_event: str, **_values: object) -> None:
     """Let nobody know."""
 
 
-def _check_nothing(_run: TrainingRun, _network: NetworkOptions, _compute: ComputeOptions) -> None: ...
+def _check_nothing(_snapshot: RunSnapshot, _network: NetworkOptions, _compute: ComputeOptions) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,8 @@ def join_run(
         AdmissionRefusedError: the run's authority does not admit this user, now or any more.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    run, state = read_run(repository), read_run_state(repository)
+    snapshot = RunSnapshot.read(repository)
+    run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
     if not run.entry_addresses:
@@ -134,18 +136,18 @@ def join_run(
             f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
-    task = open_task(run, repository)
+    task = open_task(run, repository, snapshot.commit)
     task.check()
     compute = with_devices(compute)
     parts.hear("checking", run=run)
-    check(run, network, compute)
+    check(snapshot, network, compute)
     with enter_run(
         task,
         repository,
         network=network,
         compute=compute,
         parts=dataclasses.replace(parts, username=parts.username or hub_username()),
-        fetch_checkpoint=lambda: download_checkpoint(repository) if state else None,
+        fetch_checkpoint=lambda: snapshot.download_checkpoint() if state else None,
         watches_generation=True,
         seed=seed,
     ) as membership:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from hub_tools.checks import check_choice, check_counts, check_positive
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
@@ -37,16 +39,7 @@ class ComputeOptions:
     """Leave the run, in good order, after this many hours."""
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; expected at least 1.")
-        if self.max_hours is not None and not self.max_hours > 0:
-            raise ValueError(f"max_hours is {self.max_hours}; expected a number above 0.")
-        _check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        _check_choice("compile", self.compile, ("auto", "on", "off"))
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
+        check_counts(self, "micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs")
+        check_positive(self, "max_hours")
+        check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        check_choice("compile", self.compile, ("auto", "on", "off"))

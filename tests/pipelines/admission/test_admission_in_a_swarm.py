@@ -9,6 +9,7 @@ from swarm_of_processes import Swarm, tiny_run
 from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
 from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.repository.snapshot import RunSnapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -99,7 +100,9 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     examination = Examination(
         repository=REPOSITORY,
         network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
-        run=service.run.replace(entry_addresses=entry_addresses),
+        snapshot=RunSnapshot(
+            repository=REPOSITORY, commit="0" * 40, run=service.run.replace(entry_addresses=entry_addresses)
+        ),
     )
     monkeypatch.setenv("HF_TOKEN", tokens["third"])
     found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}

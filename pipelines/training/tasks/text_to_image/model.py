@@ -17,9 +17,9 @@ def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
         return DalleCollabForConditionalGeneration(model_configuration(run))
 
 
-def read_processor(repository: str) -> DalleCollabProcessor:
-    """Download the run's tokenizer and processor."""
-    return DalleCollabProcessor.from_pretrained(repository)
+def read_processor(place: str, revision: str | None = None) -> DalleCollabProcessor:
+    """Read the run's tokenizer and processor from a folder, or from one commit of its repository."""
+    return DalleCollabProcessor.from_pretrained(place, revision=revision or "main")
 
 
 def model_configuration(run: TrainingRun) -> DalleCollabConfig:

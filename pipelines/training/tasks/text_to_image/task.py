@@ -31,8 +31,8 @@ class TextToImageTask:
     sample_weight = 1.0
     device_program = "pipelines.training.tasks.device_program"
 
-    def __init__(self, run: TrainingRun, place: str) -> None:
-        self.run, self._place = run, place
+    def __init__(self, run: TrainingRun, place: str, revision: str | None = None) -> None:
+        self.run, self._place, self._revision = run, place, revision
 
     @cached_property
     def config(self) -> DalleCollabConfig:
@@ -42,7 +42,7 @@ class TextToImageTask:
     @cached_property
     def processor(self) -> DalleCollabProcessor:
         """The run's tokenizer, with the names of its codec and its CLIP."""
-        return read_processor(self._place)
+        return read_processor(self._place, self._revision)
 
     @cached_property
     def layout(self) -> ImageCodeLayout:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hub_tools.folder_publishing import space_sdk
-from hub_tools.space_bundling import PACKAGES, bundle_folder, bundle_space, find_space, imported_modules
+from hub_tools.publishing.folder_publishing import space_sdk
+from hub_tools.publishing.space_bundling import PACKAGES, bundle_folder, bundle_space, find_space, imported_modules
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 

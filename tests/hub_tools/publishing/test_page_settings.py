@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from hub_tools.page_settings import parse_settings, write_page_settings
-from hub_tools.space_bundling import bundle_folder
+from hub_tools.publishing.page_settings import parse_settings, write_page_settings
+from hub_tools.publishing.space_bundling import bundle_folder
 
 
 @pytest.fixture

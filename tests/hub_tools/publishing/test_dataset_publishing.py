@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from hub_tools.dataset_publishing import ShardError, inspect_shards
+from hub_tools.publishing.dataset_publishing import ShardError, inspect_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 

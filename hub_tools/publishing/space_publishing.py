@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..run_files import CARD_FILE, TRAINING_RUN_FILE
 from .folder_publishing import Published, check_visibility, publish_folder
 from .page_settings import SETTINGS_FILE, check_repository
-from .run_files import CARD_FILE, TRAINING_RUN_FILE
 from .space_bundling import bundle_space, find_space
 
 SPACE_SUFFIXES = {

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from hub_tools.space_publishing import SPACE_SUFFIXES, SpacePlan, check_plan, plans_of_run
+from hub_tools.publishing.space_publishing import SPACE_SUFFIXES, SpacePlan, check_plan, plans_of_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 

@@ -15,7 +15,8 @@ import sys, threading
 from hub_tools.endpoint import prepare_hub_client
 prepare_hub_client()
 from huggingface_hub import HfApi
-from pipelines.training.repository.run_repository import announce_admission, read_run
+from pipelines.training.repository.announcements import announce_admission
+from pipelines.training.repository.snapshot import RunSnapshot
 repository, key = sys.argv[1:]
 stop = threading.Event()
 
@@ -30,7 +31,7 @@ busy.start()
 changed = [announce_admission(repository, f"https://door-{number}.example", key) for number in range(12)]
 stop.set()
 busy.join()
-print(all(changed), read_run(repository).authorization_service)
+print(all(changed), RunSnapshot.read(repository).run.authorization_service)
 """
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .endpoint import current_endpoint
+from ..endpoint import current_endpoint
+from ..places import is_repository_name
 
 SETTINGS_FILE = "settings.json"
 HUB = "hub"
@@ -61,12 +62,5 @@ def _check_address(name: str, value: str) -> None:
 
 def check_repository(name: str, value: str) -> None:
     """Raise ValueError, which begins with what is named, for anything but `ORG/NAME`."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(value)
-    except HFValidationError as error:
-        raise ValueError(f"{name} is {value!r}, expected ORG/NAME: {error}") from error
-    if value.count("/") != 1:
+    if not is_repository_name(value):
         raise ValueError(f"{name} is {value!r}, expected ORG/NAME")

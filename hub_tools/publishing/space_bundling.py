@@ -11,13 +11,13 @@ from .page_settings import SETTINGS_FILE, write_page_settings
 
 DISTRIBUTION = "dalle-collab"
 PACKAGES = ("modeling_dalle_collab", "pipelines", "hub_tools")
-SOURCE_ROOT = Path(__file__).resolve().parents[1]
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def space_folders() -> dict[str, Path]:
     """Return the Spaces of this installation by name: from the repository, or from the installed package."""
     # In an editable installation the folder is the repository's own; a wheel carries it inside hub_tools.
-    for home in (SOURCE_ROOT / "spaces", Path(__file__).resolve().parent / "_space_templates"):
+    for home in (SOURCE_ROOT / "spaces", SOURCE_ROOT / "hub_tools" / "_space_templates"):
         found = {path.name: path for path in sorted(home.glob("*")) if (path / "README.md").is_file()}
         if found:
             return found
