@@ -11,7 +11,8 @@ from huggingface_hub import HfFileSystem
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import captions_and_codes
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, held_out_mask, prepare_streaming
+from pipelines.training.tasks.streaming import prepare_streaming
+from pipelines.training.tasks.text_to_image.image_code_stream import Batch, held_out_mask
 
 EVALUATION_SPLITS = ("validation", "test")
 EVALUATION_BATCH_SIZE = 8
