@@ -19,6 +19,7 @@ RUN, OPTIMIZERS, GRADIENTS, REPOSITORY, AVERAGING, METRICS, STATE, SWARM_OPTIMIZ
         *("peer", "auxiliary", "tasks.text_to_image"),
     )
 )
+STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS = "pipelines.torch_devices", "pipelines.stage_progress"
 REDUCE = f"{AVERAGING}.reduce"
 
@@ -46,7 +47,9 @@ MAY_IMPORT = {
     METRICS: (RUN, REPOSITORY, SWARM, HUB),
     STATE: (OPTIMIZERS, ADMISSION, SWARM, AVERAGING, HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE),
-    TASK: (RUN, STATE, METRICS, CODES, *LIBRARIES),
+    STREAMING: (RUN, HUB),
+    TASK: (RUN, STATE, METRICS, STREAMING, CODES, *LIBRARIES),
+    LANGUAGE: (RUN, STATE, METRICS, STREAMING, MEMORY, HUB),
     PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, DEVICES, TASK),
     AUXILIARY: (RUN, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, STATE, SWARM_OPTIMIZER, HUB, TASK, MODEL),
     "pipelines.data_preparation": (CODES, HUB),
@@ -61,6 +64,7 @@ MAY_IMPORT = {
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
     "pipelines.demo.scenes": (CODES,),
+    "pipelines.demo.language": (RUN, STREAMING, LANGUAGE),
     "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
     "pipelines.chaos.faults": (AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (
