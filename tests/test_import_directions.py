@@ -20,6 +20,7 @@ RUN, OPTIMIZERS, GRADIENTS, REPOSITORY, AVERAGING, METRICS, STATE, SWARM_OPTIMIZ
     )
 )
 TASKS = "pipelines.training.tasks"
+STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS = "pipelines.torch_devices", "pipelines.stage_progress"
 REDUCE = f"{AVERAGING}.reduce"
 
@@ -47,7 +48,9 @@ MAY_IMPORT = {
     METRICS: (RUN, REPOSITORY, SWARM, HUB),
     STATE: (OPTIMIZERS, ADMISSION, SWARM, AVERAGING, HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE),
-    TASK: (RUN, STATE, METRICS, MEMORY, CODES, *LIBRARIES),
+    STREAMING: (RUN, HUB),
+    TASK: (RUN, STATE, METRICS, STREAMING, MEMORY, CODES, *LIBRARIES),
+    LANGUAGE: (RUN, STATE, METRICS, STREAMING, MEMORY, HUB),
     PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, DEVICES),
     AUXILIARY: (RUN, PEER, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, STATE, SWARM_OPTIMIZER, HUB),
     TASKS: (RUN, GRADIENTS),
@@ -63,6 +66,7 @@ MAY_IMPORT = {
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
     "pipelines.demo.scenes": (CODES, HUB),
+    "pipelines.demo.language": (RUN, STREAMING, LANGUAGE),
     "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
     "pipelines.chaos.faults": (AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (

@@ -12,8 +12,16 @@ def _text_to_image(run: TrainingRun, place: str, revision: str | None) -> Traini
     return TextToImageTask(run, place, revision)
 
 
+def _language_modeling(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
+    from pipelines.training.tasks.language_modeling.task import LanguageModelingTask
+
+    return LanguageModelingTask(run, place, revision)
+
+
 TASKS: dict[str, Callable[[TrainingRun, str, str | None], TrainingTask]] = {
     "text-to-image": _text_to_image,
+    "fill-mask": _language_modeling,
+    "text-generation": _language_modeling,
 }
 """What makes each task; a task's own libraries are imported when a run asks for it."""
 

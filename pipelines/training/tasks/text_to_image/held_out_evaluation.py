@@ -12,11 +12,8 @@ from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import captions_and_codes
 from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.image_code_stream import (
-    held_out_mask,
-    image_code_batch,
-    prepare_streaming,
-)
+from pipelines.training.tasks.streaming import prepare_streaming
+from pipelines.training.tasks.text_to_image.image_code_stream import held_out_mask, image_code_batch
 
 EVALUATION_SPLITS = ("validation", "test")
 EVALUATION_BATCH_SIZE = 8
