@@ -21,8 +21,8 @@ class SwarmDHT(hivemind.DHT):
     """A DHT node that answers admitted peers only, if this one has an admission; without one (None) it is open."""
 
     def __init__(self, *, admission: PeerAdmission | None, **kwargs: Any) -> None:
-        self._authorizer = None if admission is None else SwarmAuthorizer(admission)
-        super().__init__(authorizer=self._authorizer, **kwargs)
+        self.authorizer = None if admission is None else SwarmAuthorizer(admission)
+        super().__init__(authorizer=self.authorizer, **kwargs)
 
     def run(self) -> None:
         """Serve the node until it is shut down, or the process that has started it is gone in the middle of a call."""
@@ -33,8 +33,8 @@ class SwarmDHT(hivemind.DHT):
 
     def bind_peers(self) -> None:
         """From now on answer only peers to whom the token in their call belongs, not all who sign with its key."""
-        if self._authorizer is not None and not self.client_mode:
-            self.run_coroutine(partial(_bind_peers, self._authorizer))
+        if self.authorizer is not None and not self.client_mode:
+            self.run_coroutine(_bind_peers)
 
     def expect_replies_within(self, seconds: float) -> None:
         """From now on take a node that has not replied by then for gone, for a while.
@@ -102,7 +102,7 @@ async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -
     node.protocol.wait_timeout = seconds
 
 
-async def _bind_peers(authorizer: SwarmAuthorizer, dht: SwarmDHT, node: DHTNode) -> None:
+async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:
     protocol = node.protocol
     await protocol.remove_p2p_handlers(protocol.p2p)
-    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, authorizer))
+    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht.authorizer))

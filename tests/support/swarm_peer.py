@@ -44,8 +44,8 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
     current_epochs.append(current_epoch)
 
     class StruckRunner(averaging.TrustedAllReduceRunner):
-        async def _messages_of_stream(self, peer_index, number):
-            async for message in super()._messages_of_stream(peer_index, number):
+        async def _messages_of_stream(self, peer_index, stream):
+            async for message in super()._messages_of_stream(peer_index, stream):
                 yield message
                 if current_epoch.value >= epoch and self._prefix.endswith(averager):
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
@@ -62,10 +62,10 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
     current_epochs.append(current_epoch)
 
     class DawdlingRunner(averaging.TrustedAllReduceRunner):
-        async def _messages_of_stream(self, peer_index, number):
+        async def _messages_of_stream(self, peer_index, stream):
             if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
                 await asyncio.sleep(seconds)
-            async for message in super()._messages_of_stream(peer_index, number):
+            async for message in super()._messages_of_stream(peer_index, stream):
                 yield message
 
     averaging.RobustAverager.runner_type = DawdlingRunner
