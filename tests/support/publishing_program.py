@@ -59,6 +59,7 @@ def main(repository: str, settings: dict) -> None:
     snapshot = RunSnapshot.read(repository)
     run = snapshot.run
     task = open_task(run, repository, snapshot.commit)
+    task.check()  # reads the processor while the Hub is there; checkpoints are written when it may be away
     options = AuxiliaryOptions(folder=Path(settings["folder"]))
     folder = options.generation_folder(run.generation)
     metrics = RunMetrics(run, folder / "metrics")
