@@ -120,7 +120,7 @@ class SwarmReader:
         process = subprocess.Popen(
             [sys.executable, "-m", swarm_watch.__name__],
             # The folder that holds the packages: this works from a bundle, a checkout and an installation.
-            cwd=Path(swarm_watch.__file__).resolve().parents[2],
+            cwd=Path(swarm_watch.__file__).resolve().parents[swarm_watch.__name__.count(".")],
             env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
