@@ -43,17 +43,16 @@ def dht():
 
 
 @pytest.fixture(scope="session")
-def training_material(hub, tmp_path_factory):
+def training_material(hub, commands, tmp_path_factory):
     """A tiny dataset of image codes with its codec on the embedded Hub, from which runs can be created."""
     from published_runs import publish_training_material
 
-    return publish_training_material(hub, tmp_path_factory.mktemp("material"))
+    return publish_training_material(hub, commands, tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="session")
 def commands(hub):
-    """Yield a process that runs `dalle-collab` commands in forks, so that the heavy imports are paid once."""
+    """Return what runs `dalle-collab` commands in forks, so that the heavy imports are paid once."""
     from forked_commands import ForkedCommands
 
-    with ForkedCommands(hub) as forked:
-        yield forked
+    return ForkedCommands(hub)
