@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ from hub_tools.local_hub import LocalHub
 FOLDERS = ("ancestor", "benchmarks", "isolation", "support")
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# Tests run side by side, and so do the peers of one: threads of one computation would only wait for each other. Set
+# before torch is imported, and inherited by all that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts a program in the background lets it ignore Ctrl-C, and its children inherit that; the commands
 # under test must hear it wherever the tests are started from.
