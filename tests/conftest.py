@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # hivemind's futures ask for the event loop of the thread that makes them. A main thread that never said which it has is
 # given one, which nobody closes: a warning, in whichever test runs when it is collected.
 asyncio.set_event_loop(None)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end."""
+    longest = defaultdict(float)
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit else 0.0
+        longest[item.path] = max(longest[item.path], seconds + 1e6 * (item.get_closest_marker("swarm") is not None))
+    items.sort(key=lambda item: -longest[item.path])
 
 
 @pytest.fixture(scope="session")
