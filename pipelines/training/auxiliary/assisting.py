@@ -59,6 +59,7 @@ def assist_run(
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
     task = open_task(run, repository, snapshot.commit)
+    task.check()  # and reads the processor, which checkpoints need while the Hub may be away
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))

@@ -6,6 +6,7 @@ second half of it, for a run and a task that the caller has. `collaboration` has
 
 import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from huggingface_hub import get_token, whoami
 from pipelines.admission.client import PeerAdmission, seek_admission
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
-from pipelines.torch_devices import torch_device
+from pipelines.torch_devices import compute_threads, torch_device
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
@@ -171,8 +172,7 @@ def enter_run(
     Without entry addresses in the run's settings the peer is its first one. Raises as `join_run` does.
     """
     run = task.run
-    if compute.cpu_threads:
-        torch.set_num_threads(compute.cpu_threads)
+    torch.set_num_threads(compute_threads(compute.cpu_threads, os.environ, os.cpu_count()))
     with contextlib.ExitStack() as stack:
         parts.hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, name, network))
