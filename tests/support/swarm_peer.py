@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -102,6 +103,8 @@ def main(settings: dict) -> None:
         fetch_checkpoint=lambda: Path(checkpoint) if checkpoint else None,
     ) as membership:  # fmt: skip
         peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]
+        if settings.get("ignores_refusal"):  # a peer whose user was banned need not be so kind as to leave
+            stop = threading.Event()
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch,
             guard=guard,
