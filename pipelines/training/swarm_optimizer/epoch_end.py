@@ -58,8 +58,8 @@ class EpochParts:
     records: SwarmRecords
     transfer: StateTransfer
     round_times: RoundTimes
-    control: StepControl | None = None
-    """Of the gradient round that is sought or goes on."""
+    scheduled: StepControl | None = None
+    """The gradient round that is sought or goes on."""
 
     has_missed_round: bool = False
     """Whether the others have had a round that this peer has not; it is to take over their state."""
@@ -125,12 +125,12 @@ def look_for_group(parts: EpochParts) -> None:
     """Look for the group of the coming round if the epoch is about to end; then also learn what else is to be done."""
     if parts.policy.delays_averaging:
         parts.gradients.epoch_to_average = parts.epoch
-    search = search_of(parts.control)
+    search = search_of(parts.scheduled)
     if search is Search.IN_ROUND:
         return
     if parts.policy.begins_search(search, parts.tracker.estimated_next_update_time - get_dht_time()):
-        parts.control = parts.gradients.schedule_step(timeout=parts.round_times.timeout)
-    if parts.control is not None:
+        parts.scheduled = parts.gradients.schedule_step(timeout=parts.round_times.timeout)
+    if parts.scheduled is not None:
         judge_state_rounds(parts)
         parts.calls.read(parts.epoch)
 
@@ -138,19 +138,19 @@ def look_for_group(parts: EpochParts) -> None:
 def begin_round(parts: EpochParts) -> StepControl | None:
     """Send this peer's gradient into a round; return None if there is none to be in."""
     parts.gradients.expect_samples(parts.tracker.plausible_samples())
-    search = search_of(parts.control)
+    search = search_of(parts.scheduled)
     source = parts.policy.gradient_source(search, parts.tracker.global_progress.num_peers)
     if source is GradientSource.ROUND:
         try:
-            parts.control = parts.gradients.step(control=parts.control, wait=False)
-            return parts.control
+            parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
+            return parts.scheduled
         except Exception:  # whatever it is, this peer has its own gradient
             logger.exception("A round of averaging could not begin.")
-            if parts.control is not None and not parts.control.done():
-                tag_along(parts.control, parts.round_times.timeout)
-    elif search is Search.OPEN and parts.control is not None:
-        stop_looking(parts.control)  # there are no other peers
-    parts.control = None
+            if parts.scheduled is not None and not parts.scheduled.done():
+                tag_along(parts.scheduled, parts.round_times.timeout)
+    elif search is Search.OPEN and parts.scheduled is not None:
+        stop_looking(parts.scheduled)  # there are no other peers
+    parts.scheduled = None
     return None
 
 
@@ -187,7 +187,7 @@ def finish_delayed_round(parts: EpochParts) -> None:
         MissedRoundError: the others have had it, and this peer has not.
     """
     concurrent.futures.wait(parts.state.pending_updates)  # each ends by its own time-outs
-    if parts.control is not None and parts.control.triggered:
+    if parts.scheduled is not None and parts.scheduled.triggered:
         leave(parts)
     if parts.has_missed_round:
         raise MissedRoundError("The others have averaged the last epoch's gradients without this peer.")
@@ -196,9 +196,9 @@ def finish_delayed_round(parts: EpochParts) -> None:
 
 def leave(parts: EpochParts) -> None:
     """Take no part in the gradient round that is sought or goes on."""
-    if parts.control is not None:
-        leave_round(parts.control, partial(tag_along, seconds=parts.round_times.timeout))
-        parts.control = None
+    if parts.scheduled is not None:
+        leave_round(parts.scheduled, partial(tag_along, seconds=parts.round_times.timeout))
+        parts.scheduled = None
 
 
 def have_others_moved_on(parts: EpochParts) -> bool:

@@ -79,9 +79,8 @@ class LocalSteps:
         if self._averager.local_samples_accumulated:
             self._make_inner_step(epoch)
         self._inner.take_pseudo_gradient(self._averager.gathered())
-        # The averager divides by the number of times and weighs by the samples.
-        self._averager.local_times_accumulated = 1
-        self._averager.local_samples_accumulated, self._num_samples = self._num_samples, 0
+        self._averager.count_as_one(self._num_samples)
+        self._num_samples = 0
 
     def restart(self, *, keep_gradient: bool) -> int:
         """See `Gathering`. Progress away from an older state leads nowhere from a newer one: it is never kept."""

@@ -88,13 +88,13 @@ class SwarmOptimizer:
 
     def progress(self) -> OptimizerProgress:
         """Return how far this peer is."""
-        control, newest = self._parts.control, self.grad_averager.last_round
+        scheduled, newest = self._parts.scheduled, self.grad_averager.last_round
         return OptimizerProgress(
             epoch=self.local_epoch,
             num_peers=self.tracker.global_progress.num_peers,
             samples_per_second=self.tracker.performance_ema.samples_per_second,
             num_gathered=self.grad_averager.local_samples_accumulated,
-            has_begun_round=control is not None and control.triggered,
+            has_begun_round=scheduled is not None and scheduled.triggered,
             gradient_round=newest,
             bytes_sent=newest.bytes_sent + self.state_averager.last_round.bytes_sent,
             num_refused_gradients=self.num_refused_gradients,
@@ -152,9 +152,9 @@ class SwarmOptimizer:
             end_epoch(self._parts)
         except MissedRoundError as error:
             logger.info("%s It takes over their state.", error)
-            control, self._parts.control = self._parts.control, None
+            missed, self._parts.scheduled = self._parts.scheduled, None
             # What was sent to others may be in their average already.
-            was_sent = control is not None and control.began_allreduce
+            was_sent = missed is not None and missed.began_allreduce
             self.load_state_from_peers(keep_gradient=not was_sent)
 
     def wait_for_updates(self) -> None:
@@ -195,7 +195,7 @@ class SwarmOptimizer:
         was_outvoted = self.state_transfer.is_outvoted
         self._fetch_state(show)
         with self.tracker.pause_updates():
-            state.local_epoch = epoch_to_adopt(self.local_epoch, self.tracker.global_epoch)
+            state.take_part_in(epoch_to_adopt(self.local_epoch, self.tracker.global_epoch))
             is_of_use = keeps_gradient(first_epoch, self.local_epoch, outvoted=was_outvoted)
             self.begin_epoch(keep_gradient=keep_gradient and is_of_use)
         nobody_had_it = parts.has_missed_round and state.state_epoch == first_state
