@@ -42,5 +42,5 @@ from pipelines.training.run.door import door_of
 from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
-from pipelines.training.swarm_optimizer.local_steps import make_optimizer
+from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.tasks.text_to_image.model import initial_model

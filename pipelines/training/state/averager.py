@@ -92,6 +92,11 @@ class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
         return named_state(self.optimizer, self.extra_tensors)
 
     @property
+    def optimized_parameters(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer steps, float32 on the CPU, in the order of the shared state."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
     def num_received(self) -> int:
         """Bytes of the state that have arrived in the download that is under way."""
         return self._num_received.value
@@ -129,6 +134,10 @@ class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
         self.local_epoch = epoch
         self._update_scheduler()
         self._note_change(epoch)
+
+    def take_part_in(self, epoch: int) -> None:
+        """Go on in an epoch with the state as it is, which keeps its own epoch in what this peer signs."""
+        self.local_epoch = epoch
 
     def _note_change(self, epoch: int) -> None:
         self.state_epoch = epoch

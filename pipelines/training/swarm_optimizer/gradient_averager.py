@@ -51,6 +51,10 @@ class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
         """Return the sums of the micro-batches' mean gradients, each in units of the first micro-batch's size."""
         return tuple(self._grad_accumulators())
 
+    def count_as_one(self, num_samples: int) -> None:
+        """Take what is `gathered` for one vector, to be averaged as it is, with the weight of so many samples."""
+        self.local_times_accumulated, self.local_samples_accumulated = 1, num_samples
+
     def scale_of_mean(self, num_samples: float) -> float:
         """Return the factor that makes what is `gathered` from so many samples their mean gradient."""
         return self._anchor_batch_size / num_samples
