@@ -3,13 +3,18 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-openmoji test lint bench
+.PHONY: help install demo demo-openmoji test lint bench constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
-# Files of tests that run at the same time; what a file's tests share is made once.
-AT_ONCE := --numprocesses 2 --dist loadfile
+# Files of tests run side by side; what a file's tests share is made once. A swarm waits half of its time: a third
+# worker uses what two leave of two cores.
+AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
+# Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
+PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
+	pins = [x["name"] + "==" + x["version"] for x in found if x["name"] not in ("dalle-collab", "setuptools")]; \
+	print(*sorted(pins, key=str.lower), sep="\n")
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 help:  ## Show what there is
@@ -24,9 +29,8 @@ demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an 
 	$(VENV)/bin/dalle-collab demo openmoji --output demo-openmoji-output
 
 test: $(STAMP)  ## Run all tests, the quick ones first
-	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) --durations=10
-	$(VENV)/bin/python -m pytest -m "slow and not swarm" $(AT_ONCE) --durations=10
-	$(VENV)/bin/python -m pytest -m swarm --durations=10
+	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m slow $(AT_ONCE) 3
 
 lint: $(STAMP)  ## Check style
 	$(VENV)/bin/ruff check .
@@ -39,8 +43,14 @@ bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short look
 		$(VENV)/bin/python "$$file" $(if $(QUICK),--quick); \
 	done
 
+# Nothing is installed: pip only says what it would take. The header of the file stays.
+constraints: $(STAMP)  ## Resolve setup.cfg's ranges anew into constraints.txt; then run the tests
+	{ grep '^#' constraints.txt; $(VENV)/bin/python -m pip install --quiet --dry-run --ignore-installed --report - '.[test]' \
+		| $(VENV)/bin/python -c '$(PINS)'; } >constraints.new
+	mv constraints.new constraints.txt
+
 # A command that is found may still not run (pyenv's shims), and a Python without ensurepip cannot make a .venv.
-$(STAMP): setup.cfg pyproject.toml tests/ancestor/requirements.txt
+$(STAMP): setup.cfg pyproject.toml constraints.txt tests/ancestor/requirements.txt
 	@$(VENV)/bin/python -c '$(FITS)' 2>/dev/null && $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
 		for python in $$(type -ap $(PYTHONS)); do \
 			if "$$python" -c '$(FITS)' 2>/dev/null; then \
@@ -52,6 +62,6 @@ $(STAMP): setup.cfg pyproject.toml tests/ancestor/requirements.txt
 		exit 1; \
 	}
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip 'setuptools>=77'
-	$(VENV)/bin/python -m pip install --editable '.[test]'
+	$(VENV)/bin/python -m pip install --constraint constraints.txt --editable '.[test]'
 	$(VENV)/bin/python -m pip install --no-deps --requirement tests/ancestor/requirements.txt
 	@touch $@

@@ -1,5 +1,7 @@
 """The torch devices of this machine: the one that a person named, checked, and their names for people."""
 
+from collections.abc import Mapping
+
 import torch
 
 MAX_DESCRIPTION_CHARACTERS = 64
@@ -16,6 +18,19 @@ def torch_device(name: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"Device {name} was asked for, but torch sees no GPU here. Use cpu.")
     return name
+
+
+def compute_threads(cpu_threads: int | None, environment: Mapping[str, str], num_cores: int | None) -> int:
+    """Return with how many threads to compute on the CPU: as many as the person said, else OMP_NUM_THREADS, else all
+    cores.
+
+    OMP_NUM_THREADS may be a list, one number for each level of nesting: the first counts. A value that OpenMP itself
+    would pass over, such as `all`, is passed over here too.
+    """
+    if cpu_threads is not None:
+        return cpu_threads
+    outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else num_cores or 1
 
 
 def describe_device(device: str, num_devices: int = 1) -> str:

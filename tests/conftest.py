@@ -1,8 +1,10 @@
 """Fixtures that all tests share."""
 
 import asyncio
+import os
 import signal
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ import pytest
 from hub_tools.local_hub import LocalHub
 
 # Support modules of tests lie in folders of their own; importlib mode puts nothing on the path by itself.
-FOLDERS = ("ancestor", "benchmarks", "isolation", "support")
+FOLDERS = ("ancestor", "benchmarks", "golden", "isolation", "support")
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# Tests run side by side, and so do the peers of one: threads of one computation would only wait for each other. Set
+# before torch is imported, and inherited by all that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts a program in the background lets it ignore Ctrl-C, and its children inherit that; the commands
 # under test must hear it wherever the tests are started from.
@@ -21,6 +27,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # hivemind's futures ask for the event loop of the thread that makes them. A main thread that never said which it has is
 # given one, which nobody closes: a warning, in whichever test runs when it is collected.
 asyncio.set_event_loop(None)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end."""
+    longest = defaultdict(float)
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit else 0.0
+        longest[item.path] = max(longest[item.path], seconds + 1e6 * (item.get_closest_marker("swarm") is not None))
+    items.sort(key=lambda item: -longest[item.path])
 
 
 @pytest.fixture(scope="session")
@@ -37,23 +53,22 @@ def dht():
     """Yield a DHT node without others."""
     from pipelines.admission.dht_gate import SwarmDHT
 
-    node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
+    node = SwarmDHT(admission=None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     yield node
     node.shutdown()
 
 
 @pytest.fixture(scope="session")
-def training_material(hub, tmp_path_factory):
+def training_material(hub, commands, tmp_path_factory):
     """A tiny dataset of image codes with its codec on the embedded Hub, from which runs can be created."""
     from published_runs import publish_training_material
 
-    return publish_training_material(hub, tmp_path_factory.mktemp("material"))
+    return publish_training_material(hub, commands, tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="session")
 def commands(hub):
-    """Yield a process that runs `dalle-collab` commands in forks, so that the heavy imports are paid once."""
+    """Return what runs `dalle-collab` commands in forks, so that the heavy imports are paid once."""
     from forked_commands import ForkedCommands
 
-    with ForkedCommands(hub) as forked:
-        yield forked
+    return ForkedCommands(hub)

@@ -26,6 +26,9 @@ SKEWED = "--clock-can-be-skewed"
 class ForkServer:
     """Starts programs in forks. Use as a context manager; all that was forked and guards its group ends with it."""
 
+    server = ("-m", "pipelines.chaos.fork_server")
+    """What Python runs: this file, or a program that imports more and then calls `serve`."""
+
     def __init__(
         self, log_folder: Path, environment: Mapping[str, str] = {}, *, clock_can_be_skewed: bool = False
     ) -> None:
@@ -37,7 +40,7 @@ class ForkServer:
         self._log_folder.mkdir(parents=True, exist_ok=True)
         with (self._log_folder / "fork_server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.chaos.fork_server", *self._options],
+                [sys.executable, *self.server, *self._options],
                 env={**os.environ, **self._environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -123,7 +126,9 @@ def serve() -> None:
     import transformers  # noqa: F401
 
     from hub_tools.endpoint import prepare_hub_client
-    from pipelines.training.peer import training_peer  # noqa: F401
+    from pipelines.training.auxiliary import assisting  # noqa: F401
+    from pipelines.training.peer import joining  # noqa: F401
+    from pipelines.training.tasks.text_to_image import task  # noqa: F401
 
     prepare_hub_client()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

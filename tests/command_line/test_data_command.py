@@ -1,29 +1,29 @@
 """`dalle-collab data`, run as people run it: as a process, on real files."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from published_runs import command_environment
 
 from pipelines.command_line.codec import small_codec_config
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "data"]
-HUB_TOOLS = [sys.executable, "-m", "hub_tools.command_line"]
 
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments, command=COMMAND, variables: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **(variables or {})}
-    line = [*command, *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=240, check=False, **options)
+@pytest.fixture
+def run(commands):
+    """Return what runs a command of this group in a fork, without the seconds of a new interpreter's imports."""
+    return partial(commands.run, "data")
 
 
 def write_codec(folder, seed: int):
@@ -50,7 +50,7 @@ def pictures(tmp_path):
     return folder
 
 
-def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(pictures, codec, tmp_path):
+def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(run, pictures, codec, tmp_path):
     output = tmp_path / "data"
     done = run("prepare", pictures, "--codec", codec, "--output", output, "--shard-size", 16)
     assert done.returncode == 0, done.stderr
@@ -68,25 +68,25 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(pictures, cod
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
 
 
-def test_codec_and_captions_come_from_the_hub(hub, pictures, codec, tmp_path):
-    variables = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.alice_token, "HF_HOME": str(tmp_path / "cache")}
+def test_codec_and_captions_come_from_the_hub(run, hub, pictures, codec, tmp_path):
+    def publish(*arguments):
+        command = [sys.executable, "-m", "hub_tools.command_line", "publish", *map(str, arguments)]
+        subprocess.run(command, env=command_environment(hub, hub.alice_token), timeout=240, check=True)
+
     output = tmp_path / "data"
-    publish = ("publish", "folder", codec, "org/prepared-codec")
-    assert run(*publish, command=HUB_TOOLS, variables=variables).returncode == 0
-    done = run("prepare", pictures, "--codec", "org/prepared-codec", "--output", output, variables=variables)
+    publish("folder", codec, "org/prepared-codec")
+    done = run("prepare", pictures, "--codec", "org/prepared-codec", "--output", output)
     assert done.returncode == 0, done.stderr
-    publish = ("publish", "dataset", output, "org/prepared-captions")
-    assert run(*publish, command=HUB_TOOLS, variables=variables).returncode == 0
-    train = ("train-tokenizer", "org/prepared-captions", "--vocab-size", 60, "--output", tmp_path / "tokenizer")
-    done = run(*train, variables=variables)
+    publish("dataset", output, "org/prepared-captions")
+    done = run("train-tokenizer", "org/prepared-captions", "--vocab-size", 60, "--output", tmp_path / "tokenizer")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
-    absent = run("prepare", pictures, "--codec", "org/absent", "--output", tmp_path / "other", variables=variables)
+    absent = run("prepare", pictures, "--codec", "org/absent", "--output", tmp_path / "other")
     assert absent.returncode == 1 and len(absent.stderr.strip().splitlines()) == 1
     assert "org/absent" in absent.stderr
 
 
-def test_a_tampered_shard_fails_verification_and_is_mended_by_the_same_command(pictures, codec, tmp_path):
+def test_a_tampered_shard_fails_verification_and_is_mended_by_the_same_command(run, pictures, codec, tmp_path):
     output = tmp_path / "data"
     arguments = ("prepare", pictures, "--codec", codec, "--output", output, "--shard-size", 16)
     assert run(*arguments).returncode == 0
@@ -100,7 +100,7 @@ def test_a_tampered_shard_fails_verification_and_is_mended_by_the_same_command(p
     assert shard.read_bytes() == whole
 
 
-def test_another_codec_is_refused_for_a_folder_that_was_begun(pictures, codec, tmp_path):
+def test_another_codec_is_refused_for_a_folder_that_was_begun(run, pictures, codec, tmp_path):
     output = tmp_path / "data"
     assert run("prepare", pictures, "--codec", codec, "--output", output).returncode == 0
     other = write_codec(tmp_path / "other", 1)
@@ -109,7 +109,7 @@ def test_another_codec_is_refused_for_a_folder_that_was_begun(pictures, codec, t
     assert "holds codes of the codec" in refused.stderr and "--output" in refused.stderr
 
 
-def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(pictures, codec, tmp_path):
+def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures, codec, tmp_path):
     arguments = [
         "prepare",
         str(pictures),
@@ -152,7 +152,7 @@ def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(pictures, cod
         (["train-tokenizer", "absent", "--output", "out"], "There is no folder absent"),
     ],
 )
-def test_mistakes_give_one_line_and_exit_code_1(pictures, codec, tmp_path, arguments, message):
-    done = run(*arguments, cwd=tmp_path)
+def test_mistakes_give_one_line_and_exit_code_1(run, pictures, codec, tmp_path, arguments, message):
+    done = run(*arguments, folder=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1

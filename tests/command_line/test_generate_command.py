@@ -1,10 +1,7 @@
 """`dalle-collab generate` on a real, tiny run: the grid, the JSON, and one line for every mistake."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -149,15 +146,9 @@ def test_help_shows_examples():
     assert result.exit_code == 0 and 'dalle-collab generate my-org/birds "a robin on a branch"' in result.output
 
 
-def run_command(hub, *arguments):
-    environment = {**os.environ, **hub.environment(hub.alice_token), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pipelines.command_line.main", "generate", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # inside huggingface_hub's LFS upload
-def test_a_run_on_the_hub_is_drawn_with_the_codec_and_clip_it_names(hub, tmp_path):
+def test_a_run_on_the_hub_is_drawn_with_the_codec_and_clip_it_names(hub, commands, tmp_path):
     constants.HF_HUB_DISABLE_XET = True  # what `prepare_hub_client` does where HF_ENDPOINT is set
     write_run(tmp_path, "org/drawing-codec", "org/drawing-clip")
     shutil.copytree(tmp_path / "run", tmp_path / "young", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
@@ -167,7 +158,7 @@ def test_a_run_on_the_hub_is_drawn_with_the_codec_and_clip_it_names(hub, tmp_pat
         api.create_repo(f"org/drawing-{name}")
         api.upload_folder(repo_id=f"org/drawing-{name}", folder_path=tmp_path / name)
     options = ("a red star", *FEW, "--output", tmp_path / "grid.png")
-    drawn, young = (run_command(hub, name, *options) for name in ("org/drawing-run", "org/drawing-young"))
+    drawn, young = (commands.run("generate", name, *options) for name in ("org/drawing-run", "org/drawing-young"))
     assert drawn.returncode == 0, drawn.stderr
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.width >= 2 * 192

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ from pipelines.conversion.checkpoint_sizes import UnseenSettings
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "model", "convert"]
 
 
-def run(*arguments, **options) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False, **options)
+@pytest.fixture
+def run(commands):
+    """Return what runs a command of this group in a fork, without the seconds of a new interpreter's imports."""
+    return partial(commands.run, "model", "convert")
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_becomes_a_model_that_draws_the_same(checkpoint, tmp_path):
+def test_a_checkpoint_becomes_a_model_that_draws_the_same(run, checkpoint, tmp_path):
     done = run(checkpoint, "--output", tmp_path / "model", "--codebook-size", 512)
     assert done.returncode == 0, done.stderr
     model = AutoModel.from_pretrained(tmp_path / "model")
@@ -46,7 +47,7 @@ def test_a_checkpoint_becomes_a_model_that_draws_the_same(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_options_and_a_tokenizer_reach_the_model(checkpoint, tmp_path):
+def test_options_and_a_tokenizer_reach_the_model(run, checkpoint, tmp_path):
     sizes = golden_settings()["config"]
     words = {"<unk>": 0} | {f"word{index}": index for index in range(1, sizes["vocab_text"])}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")))
@@ -82,8 +83,8 @@ def test_options_and_a_tokenizer_reach_the_model(checkpoint, tmp_path):
         ),
     ],
 )
-def test_mistakes_give_one_line_and_exit_code_1(checkpoint, tmp_path, arguments, message):
-    done = run(*arguments, cwd=tmp_path)
+def test_mistakes_give_one_line_and_exit_code_1(run, checkpoint, tmp_path, arguments, message):
+    done = run(*arguments, folder=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["dalle.pt"]
@@ -95,7 +96,10 @@ def test_a_full_disk_gives_one_line_and_leaves_nothing_behind(checkpoint, tmp_pa
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     arguments = [checkpoint, "--output", tmp_path / "model", "--codebook-size", 512]
-    done = run(*arguments, preexec_fn=allow_only_small_files)
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=240, check=False, preexec_fn=allow_only_small_files,
+    )  # fmt: skip
     assert done.returncode == 1
     assert "model cannot be written" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["dalle.pt"]

@@ -16,8 +16,9 @@ import psutil
 import pytest
 from assistants import Assistant, assistant
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from forked_processes import ForkedProcess
 from notebooks import executed, outputs_of
-from published_runs import LOOPBACK, command_environment, started_command
+from published_runs import LOOPBACK, command_environment
 from space_process import started_space
 
 SPACE = Path(__file__).parents[2] / "spaces" / "join_training"
@@ -32,7 +33,7 @@ class LiveRun:
     """A run with its auxiliary peer, and one peer that rests until it is called back."""
 
     auxiliary: Assistant
-    peer: subprocess.Popen
+    peer: ForkedProcess
 
     @contextlib.contextmanager
     def peer_at_work(self):
@@ -47,11 +48,10 @@ class LiveRun:
 def live_run(training_material, tmp_path_factory):
     folder = tmp_path_factory.mktemp("live")
     training_material.create_run(RUN)
-    hub = training_material.hub
     join = ("join", RUN, "--host", LOOPBACK, "--micro-batch-size", "4", "--shuffle-buffer", "64", "--cpu-threads", "1")
-    with assistant(hub, RUN, folder, "aux") as auxiliary:
+    with assistant(training_material, RUN, folder, "aux") as auxiliary:
         auxiliary.wait_until(lambda look: True, "ready")
-        with started_command(hub, folder / "peer.log", *join) as peer:
+        with training_material.commands.started_worker(folder / "peer.log", *join) as peer:
             auxiliary.wait_until(lambda look: look["num_trainers"] == 1, "hearing of the peer")
             peer.send_signal(signal.SIGUSR1)
             yield LiveRun(auxiliary, peer)
@@ -108,7 +108,7 @@ def family_of(space, at_least):
 
 def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*")}
-    assert {"app.py", "pipelines/command_line/main.py", "pipelines/training/peer/training_peer.py"} <= files
+    assert {"app.py", "pipelines/command_line/volunteer.py", "pipelines/training/peer/training_peer.py"} <= files
     assert [name for name in files if re.fullmatch(r"dalle_collab-[\d.]+\.dist-info/METADATA", name)]
     assert not [name for name in files if name.startswith(("tests", "spaces"))]
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from functools import partial
 
 from published_runs import LOOPBACK, started_command
 
@@ -37,9 +38,13 @@ class Assistant:
 
 
 @contextlib.contextmanager
-def assistant(hub, repository, folder, name, *options):
-    """Start an auxiliary peer; end it and all that it started with the block."""
+def assistant(material, repository, folder, name, *options, forked=True):
+    """Start an auxiliary peer; end it and all that it started with the block.
+
+    One that is `forked` is the worker alone, at once; otherwise it is the whole command, as a person starts it.
+    """
     events, log = folder / f"{name}.jsonl", folder / f"{name}.log"
     arguments = ["run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5", "--events", str(events)]
-    with started_command(hub, log, *arguments, *options) as process:
+    start = material.commands.started_worker if forked else partial(started_command, material.hub)
+    with start(log, *arguments, *options) as process:
         yield Assistant(process, events, log)

@@ -1,116 +1,88 @@
-"""Runs many short programs in forks of one process, so that the seconds of torch's and hivemind's import are paid once.
+"""Runs commands and short programs of the embedded Hub's users in forks, so that heavy imports are paid once.
 
-Each program is whole: its own process and group, environment, output and exit code. As a program itself it reads
-requests, one JSON object per line, from standard input and answers each with one line.
+Each is whole: its own process and group, environment, output and exit code. Run as a program in a fork, this file
+is the command: FORKED_COMMANDS FOLDER OUTPUT ERRORS PROGRAM ARGUMENTS...
 """
 
-import json
+import contextlib
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from forked_processes import ForkedProcess, fork_server
+
 COMMAND = "dalle-collab"
+SECONDS_TO_END = 240
 
 
 class ForkedCommands:
-    """Runs programs as users of the embedded Hub. Use as a context manager."""
+    """Runs programs as users of the embedded Hub."""
 
     def __init__(self, hub) -> None:
-        self._hub = hub
-
-    def __enter__(self) -> "ForkedCommands":
         from published_runs import command_environment
 
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            env=command_environment(self._hub, self._hub.alice_token),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
+        self._server = fork_server(command_environment(hub, hub.alice_token))
 
-    def __exit__(self, *exception: object) -> None:
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
-
-    def run(self, *arguments: str, token: str | None = None, is_worker: bool = False) -> subprocess.CompletedProcess:
-        """Run `dalle-collab`; `is_worker` makes it the worker that the outer process of a peer would start."""
+    def run(
+        self, *arguments: object, token: str | None = None, is_worker: bool = False, folder: Path | None = None
+    ) -> subprocess.CompletedProcess:
+        """Run `dalle-collab` in a folder; `is_worker` makes it the worker that a peer's outer process would start."""
         environment = {"DALLE_COLLAB_WORKER": "1"} if is_worker else {}
         if token is not None:
             environment["HF_TOKEN"] = token
-        return self._ask(COMMAND, arguments, environment)
+        return self._run(COMMAND, arguments, environment, folder or Path.cwd())
 
     def run_program(self, path: Path, *arguments: str) -> subprocess.CompletedProcess:
         """Run a Python file."""
-        return self._ask(str(path), arguments, {})
+        return self._run(str(path), arguments, {}, Path.cwd())
 
-    def _ask(self, program, arguments, environment) -> subprocess.CompletedProcess:
-        request = dict(program=program, arguments=list(map(str, arguments)), environment=environment)
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
-        return subprocess.CompletedProcess([program, *arguments], **answer)
+    @contextlib.contextmanager
+    def started_worker(self, log: Path, *arguments: str) -> Iterator[ForkedProcess]:
+        """Start `dalle-collab` as the worker of a peer; kill it and all that it started at the end of the block."""
+        from published_runs import kill_family
+
+        worker = {"DALLE_COLLAB_WORKER": "1"}
+        process = ForkedProcess(self._server, "pipelines.command_line.main", arguments, log, worker)
+        try:
+            yield process
+        finally:
+            kill_family(process.pid)
+            process.wait()
+
+    def _run(self, program, arguments, environment, folder) -> subprocess.CompletedProcess:
+        arguments = list(map(str, arguments))
+        with tempfile.TemporaryDirectory() as place:
+            files = [Path(place) / name for name in ("output", "errors")]
+            words = [*map(str, (folder, *files)), program, *arguments]
+            log = Path(place) / "fork.log"
+            code = ForkedProcess(self._server, __file__, words, log, environment).wait(SECONDS_TO_END)
+            texts = [file.read_text(encoding="utf-8") for file in files]
+        return subprocess.CompletedProcess([program, *arguments], code, *texts)
 
 
-def run_forked(program: str, arguments: list[str], environment: dict[str, str]) -> dict[str, object]:
-    """Run one program in a fork; return its exit code and what it printed."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        child = os.fork()
-        if child == 0:
-            _become(program, arguments, environment, output.fileno(), errors.fileno())
-        _, status = os.waitpid(child, 0)
-        texts = []
-        for file in (output, errors):
-            file.seek(0)
-            texts.append(file.read().decode())
-    return dict(returncode=os.waitstatus_to_exitcode(status), stdout=texts[0], stderr=texts[1])
-
-
-def _become(program: str, arguments: list[str], environment: dict[str, str], output: int, errors: int) -> None:
-    os.setsid()
-    os.environ.update(environment)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(errors, 2)
+def main(folder: str, output: str, errors: str, program: str, *arguments: str) -> None:
+    """Be a program in a folder, with its own output and errors."""
+    os.chdir(folder)
+    for file, stream in ((output, 1), (errors, 2)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), stream)
     sys.argv = [program, *arguments]
-    code = 1
     try:
         if program == COMMAND:
             from pipelines.command_line.main import main
 
             main()
-        runpy.run_path(program, run_name="__main__")
-        code = 0
+        else:
+            sys.path.insert(0, str(Path(program).parent))
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as leaving:
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _serve() -> None:
-    import datasets  # noqa: F401 - these imports are what the forks need not repeat
-    import transformers  # noqa: F401
-
-    from pipelines.command_line.terminal import peers  # noqa: F401
-    from pipelines.image_codes import vqgan_codec  # noqa: F401
-    from pipelines.training.peer import training_peer  # noqa: F401
-
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        print(json.dumps(run_forked(**json.loads(line))), file=answers, flush=True)
+        raise
 
 
 if __name__ == "__main__":
-    _serve()
+    main(*sys.argv[1:])

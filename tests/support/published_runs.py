@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from forked_commands import ForkedCommands
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
 
@@ -42,6 +43,7 @@ class TrainingMaterial:
     """Repositories on the embedded Hub from which runs can be created, and the folder of the tokenizer."""
 
     hub: LocalHub
+    commands: ForkedCommands
     dataset: str
     codec: str
     other_codec: str
@@ -78,7 +80,7 @@ class TrainingMaterial:
 
     def create_run(self, repository: str, **settings: object) -> str:
         """Create a tiny run with the public command and return its name."""
-        done = run_command(self.hub, *self.create_arguments(repository, **settings))
+        done = self.commands.run(*self.create_arguments(repository, **settings))
         assert done.returncode == 0, done.stderr
         return repository
 
@@ -96,7 +98,7 @@ class TrainingMaterial:
         return TrainingRun.from_file(self.file(repository, "training_run.json"))
 
 
-def publish_training_material(hub: LocalHub, folder: Path) -> TrainingMaterial:
+def publish_training_material(hub: LocalHub, commands: ForkedCommands, folder: Path) -> TrainingMaterial:
     """Publish a dataset and two codecs to `org` on the embedded Hub, and train a tokenizer."""
     constants.HF_HUB_DISABLE_XET = True
     disable_progress_bars()
@@ -109,6 +111,7 @@ def publish_training_material(hub: LocalHub, folder: Path) -> TrainingMaterial:
     assert other.fingerprint != layout.codec_fingerprint
     return TrainingMaterial(
         hub=hub,
+        commands=commands,
         dataset="org/tiny-dataset",
         codec="org/tiny-codec",
         other_codec="org/tiny-other",
@@ -150,11 +153,15 @@ def started_command(hub: LocalHub, log: Path, *arguments: str) -> Iterator[subpr
     try:
         yield process
     finally:
-        family = family_of(process.pid)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+        kill_family(process.pid)
         process.wait()
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process and all that it has started."""
+    for member in family_of(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
 
 
 def family_of(pid: int) -> list[psutil.Process]:

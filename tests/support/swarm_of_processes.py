@@ -1,20 +1,18 @@
 """Starts peers of a test swarm as OS processes and reads their events; ends all of them, whatever happens."""
 
-import atexit
 import contextlib
 import json
 import os
 import signal
-import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from forked_processes import ForkedProcess, fork_server
+
 from pipelines.chaos.faults.process_table import group_members, signal_processes
-from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.training.run.training_run import TrainingRun
 
@@ -42,41 +40,6 @@ def tiny_run(**changes: Any) -> TrainingRun:
         min_8bit_elements=1024,
     )
     return TrainingRun(**(settings | changes))
-
-
-@cache
-def fork_server() -> ForkServer:
-    """Return the process that has paid for the imports of all peers; it ends with the tests."""
-    server = ForkServer(Path(tempfile.mkdtemp(prefix="test-peers-"))).__enter__()
-    atexit.register(server.__exit__)
-    return server
-
-
-class ForkedProcess:
-    """A program that runs in a process group of its own, with the methods of `subprocess.Popen` that tests need."""
-
-    def __init__(self, program: str, settings: Path, log: Path) -> None:
-        self.pid = fork_server().start(str(log.with_suffix("")), program, [str(settings)])
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the program runs."""
-        if self._code is None:
-            self._code = fork_server().poll(self.pid)
-        return self._code
-
-    def wait(self, seconds: float = 60) -> int:
-        """Wait until the program has ended; return its exit code."""
-        deadline = time.monotonic() + seconds
-        while self.poll() is None:
-            assert time.monotonic() < deadline, f"process {self.pid} has not ended within {seconds} s"
-            time.sleep(0.02)
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the program alone."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
 
 
 @dataclass
@@ -167,7 +130,8 @@ class Swarm:
         )
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(values | settings), encoding="utf-8")
-        process = ForkedProcess(str(Path(__file__).with_name(program)), path, self.folder / f"{name}.log")
+        program_file, log = str(Path(__file__).with_name(program)), self.folder / f"{name}.log"
+        process = ForkedProcess(fork_server(), program_file, [str(path)], log)
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
         self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]

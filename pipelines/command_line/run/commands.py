@@ -63,7 +63,7 @@ def create(
     from transformers import AutoTokenizer
 
     from pipelines.image_codes.vqgan_codec import VQGANCodec
-    from pipelines.training.repository.run_repository import create_run_repository
+    from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout
     from pipelines.training.tasks.text_to_image.run_creation import compose_processor, compose_run
 
@@ -110,9 +110,10 @@ def show(repository: Repository) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from pipelines.training.repository.run_repository import read_run, read_run_state
+    from pipelines.training.repository.snapshot import RunSnapshot
 
-    run, state = read_run(repository), read_run_state(repository)
+    snapshot = RunSnapshot.read(repository)
+    run, state = snapshot.run, snapshot.run_state
     table = Table("setting", "value", title=repository)
     for name, value in dataclasses.asdict(run).items():
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))

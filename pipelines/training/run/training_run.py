@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from hub_tools.checks import check_choice, check_positive
 from hub_tools.run_files import TRAINING_RUN_FILE
-from pipelines.admission.settings import check_authorization
+from pipelines.admission.settings import check_admission_settings
 
 FORMAT_VERSION = 1
 AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
@@ -25,20 +26,27 @@ class TrainingRun:
     run_id: str
     """Name of the swarm, prefix of its keys in the DHT: letters, digits, `-` and `_`."""
 
-    model_config: dict[str, Any]
-    """Arguments of `DalleCollabConfig`."""
+    task: str = "text-to-image"
+    """What is trained, as the Hub names it; see `tasks.choice`."""
 
-    dataset_repository: str
-    """Dataset Hub repository of image-code shards, `ORG/NAME`."""
+    task_settings: dict[str, Any] = field(default_factory=dict)
+    """What the task alone knows, such as the sequence length of a language model."""
 
-    dataset_revision: str
+    model_config: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model's configuration: `DalleCollabConfig`, or a `model_type` of transformers and its own."""
+
+    dataset_repository: str = ""
+    """Dataset Hub repository, `ORG/NAME`: image-code shards, or text."""
+
+    dataset_revision: str = ""
     """Commit of the dataset: all peers stream the same records."""
 
     entry_addresses: tuple[str, ...] = ()
     """Multiaddresses through which newcomers find the swarm; the auxiliary peer keeps them fresh."""
 
     target_batch_size: int = 4096
-    """Samples that the swarm gathers for one epoch, that is, for one optimizer step."""
+    """Samples that the swarm gathers for one epoch, that is, for one optimizer step; tokens where the task counts
+    those."""
 
     num_epochs: int = 31_250
     """Length of the schedule; peers stop when the swarm reaches it."""
@@ -185,9 +193,9 @@ class TrainingRun:
         _check_format(self.format_version)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,96}", self.run_id):
             raise ValueError(f"run_id is {self.run_id!r}; expected 1 to 96 letters, digits, '-' or '_'.")
-        _check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
-        _check_positive(self, "average_state_every", "matchmaking_seconds", "progress_expiration_seconds")
-        _check_positive(self, "checkpoint_interval_epochs", "min_8bit_elements")
+        check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
+        check_positive(self, "average_state_every", "matchmaking_seconds", "progress_expiration_seconds")
+        check_positive(self, "checkpoint_interval_epochs", "min_8bit_elements")
         if not 0 <= self.num_warmup_epochs <= self.num_epochs:
             raise ValueError(
                 f"num_warmup_epochs is {self.num_warmup_epochs}; expected 0 to num_epochs ({self.num_epochs})."
@@ -197,13 +205,13 @@ class TrainingRun:
                 f"averaging_timeout_seconds is {self.averaging_timeout_seconds}; expected more than "
                 f"matchmaking_seconds ({self.matchmaking_seconds})."
             )
-        _check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
+        check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas is {self.betas}; expected two numbers of at least 0 and less than 1.")
         _check_versions(self.required_versions)
         _check_publishing(self)
         _check_averaging(self)
-        check_authorization(self.authorization_service, self.authorization_key)
+        check_admission_settings(self.authorization_service, self.authorization_key)
         _check_communication(self)
 
     @property
@@ -269,8 +277,8 @@ def _check_format(version: object) -> None:
 
 def _check_communication(run: TrainingRun) -> None:
     """Check the settings that say how often peers speak with each other, and what they do in between."""
-    _check_positive(run, "local_steps", "inner_batch_size", "outer_learning_rate")
-    _check_choice("inner_optimizer", run.inner_optimizer, ("lamb", "adamw"))
+    check_positive(run, "local_steps", "inner_batch_size", "outer_learning_rate")
+    check_choice("inner_optimizer", run.inner_optimizer, ("lamb", "adamw"))
     if not 0 <= run.outer_momentum < 1:
         raise ValueError(f"outer_momentum is {run.outer_momentum}; expected at least 0 and less than 1.")
     if run.momentum_before_averaging and run.local_steps > 1:
@@ -287,21 +295,10 @@ def _check_communication(run: TrainingRun) -> None:
         )
 
 
-def _check_positive(run: TrainingRun, *names: str) -> None:
-    for name in names:
-        if not getattr(run, name) > 0:
-            raise ValueError(f"{name} is {getattr(run, name)}; expected a number above 0.")
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}.")
-
-
 def _check_averaging(run: TrainingRun) -> None:
-    _check_choice("averaging_compression", run.averaging_compression, AVERAGING_COMPRESSIONS)
-    _check_choice("aggregation_rule", run.aggregation_rule, AGGREGATION_RULES)
-    _check_positive(run, "num_clipping_iterations")
+    check_choice("averaging_compression", run.averaging_compression, AVERAGING_COMPRESSIONS)
+    check_choice("aggregation_rule", run.aggregation_rule, AGGREGATION_RULES)
+    check_positive(run, "num_clipping_iterations")
     for name in ("tau_ratio", "max_norm_ratio", "max_weight_ratio"):
         if not 1 <= getattr(run, name) < math.inf:
             raise ValueError(f"{name} is {getattr(run, name)}; expected a number of at least 1.")
@@ -311,8 +308,8 @@ def _check_averaging(run: TrainingRun) -> None:
 
 def _check_publishing(run: TrainingRun) -> None:
     object.__setattr__(run, "reel_prompts", tuple(run.reel_prompts))
-    _check_positive(run, "keep_optimizer_states", "max_commits_per_hour", "num_evaluation_records")
-    _check_positive(run, "evaluation_interval_epochs", "reel_interval_epochs")
+    check_positive(run, "keep_optimizer_states", "max_commits_per_hour", "num_evaluation_records")
+    check_positive(run, "evaluation_interval_epochs", "reel_interval_epochs")
     if run.generation < 0:
         raise ValueError(f"generation is {run.generation}; expected 0 or more.")
     if not 0 <= run.held_out_share < 1:

@@ -3,12 +3,13 @@
 import time
 
 import pytest
-from authorization_material import edit_lists, publish_run, running_service
+from admission_material import edit_lists, publish_run, running_service
 from swarm_of_processes import Swarm, tiny_run
 
 from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.repository.snapshot import RunSnapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -98,8 +99,10 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     entry_addresses = tuple(swarm.peers[0].wait_for("ready")["addresses"])
     examination = Examination(
         repository=REPOSITORY,
-        options=PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
-        run=service.run.replace(entry_addresses=entry_addresses),
+        network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
+        snapshot=RunSnapshot(
+            repository=REPOSITORY, commit="0" * 40, run=service.run.replace(entry_addresses=entry_addresses)
+        ),
     )
     monkeypatch.setenv("HF_TOKEN", tokens["third"])
     found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}

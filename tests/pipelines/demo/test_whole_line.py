@@ -30,14 +30,14 @@ from pipelines.demo.whole_line import prepare_output_folder, run_whole_line
 
 NUM_PICTURES = 400
 NUM_CAPTIONS = 4
-NUM_EPOCHS = 8
+NUM_EPOCHS = 5
 SMALLER = dict(
     hidden_size=64,
     num_hidden_layers=3,
     target_batch_size=1024,
     num_epochs=NUM_EPOCHS,
     num_warmup_epochs=2,
-    checkpoint_interval_epochs=5,
+    checkpoint_interval_epochs=3,
 )
 
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from forked_processes import ForkedProcess, fork_server
 from hivemind.p2p import PeerID
 from support_files import SUPPORT
-from swarm_of_processes import ForkedProcess
 
 from pipelines.swarm.rejoining import MOST_ASKED_AT_ONCE, MOST_REMEMBERED, SECONDS_TO_REMEMBER, Acquaintances
 
@@ -47,6 +47,6 @@ def test_a_node_that_stays_away_is_forgotten_and_an_entry_peer_never():
 def test_two_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_path):
     results, settings = tmp_path / "results.json", tmp_path / "settings.json"
     settings.write_text(json.dumps(dict(results=str(results))), encoding="utf-8")
-    process = ForkedProcess(str(SUPPORT / "lost_nodes.py"), settings, tmp_path / "nodes.log")
+    process = ForkedProcess(fork_server(), str(SUPPORT / "lost_nodes.py"), [str(settings)], tmp_path / "nodes.log")
     assert process.wait(150) == 0, (tmp_path / "nodes.log").read_text()
     assert json.loads(results.read_text()) == dict(before="before", lost=[0, 0], after="after")

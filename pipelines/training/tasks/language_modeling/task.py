@@ -6,7 +6,7 @@ on any text, without knowing where its sentences end.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -51,8 +51,8 @@ class LanguageModelingTask:
     unit = "tokens"
     device_program = "pipelines.training.tasks.device_program"
 
-    def __init__(self, run: TrainingRun, place: str) -> None:
-        self.run, self._place = run, place
+    def __init__(self, run: TrainingRun, place: str, revision: str | None = None) -> None:
+        self.run, self._place, self._revision = run, place, revision
         self._fills_masks = run.task == FILL_MASK
 
     @cached_property
@@ -68,7 +68,7 @@ class LanguageModelingTask:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The run's tokenizer."""
-        return read_tokenizer(self._place)
+        return read_tokenizer(self._place, self._revision)
 
     @property
     def sample_weight(self) -> float:
@@ -140,6 +140,10 @@ class LanguageModelingTask:
         """See `TrainingTask.save`: safetensors and tokenizer, which transformers loads without further code."""
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+    def companions(self) -> Mapping[str, tuple[str, str | None]]:
+        """Return nothing: model and tokenizer are all that there is."""
+        return {}
 
     def card(self, facts: CheckpointFacts) -> str:
         """See `TrainingTask.card`."""

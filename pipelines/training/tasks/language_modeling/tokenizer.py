@@ -13,14 +13,14 @@ MOST_UNUSED_ROWS = 1024
 """Embeddings that a model may have beyond the vocabulary: sizes are rounded up for the GPU's sake."""
 
 
-def read_tokenizer(place: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a repository or a folder; code that it may bring along is not run.
+def read_tokenizer(place: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a repository, at a commit, or of a folder; code that it may bring along is not run.
 
     Raises:
         ValueError: there is none, it needs code of its own, or it is not one of the Rust library `tokenizers`.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
     except Exception as error:
         if is_outage(error):
             raise

@@ -1,10 +1,6 @@
 """The streaming reader: image codes from the Dataset Hub, captions tokenised on the fly, each peer in its own order."""
 
-import contextlib
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import datasets
 import numpy as np
@@ -16,6 +12,7 @@ from huggingface_hub import HfFileSystem
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
+from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import stable_seed
 from pipelines.training.tasks.streaming import (
     NUM_OPEN_SHARDS,
@@ -25,25 +22,13 @@ from pipelines.training.tasks.streaming import (
     prepare_streaming,
 )
 
-MIN_PREFETCHED_BATCHES = 8
-NUM_PREFETCHED_SAMPLES = 1024
-"""What a peer goes on with while the Hub is away: 10 MB at the paper's size."""
 
-SECONDS_BETWEEN_LOOKS = 0.2
-"""How soon who waits for a batch, or for room for one, notices that none is wanted any more."""
+def image_code_batch(input_ids: Sequence[Sequence[int]] | torch.Tensor, image_codes: torch.Tensor) -> Batch:
+    """Return a micro-batch.
 
-SECONDS_TO_END = 10.0
-"""A reading thread that is in the middle of a request is not waited for any longer."""
-
-
-class Batch(NamedTuple):
-    """One micro-batch."""
-
-    input_ids: torch.Tensor
-    """(batch, text_sequence) int64"""
-
-    image_codes: torch.Tensor
-    """(batch, image_sequence) int64 in [0, codebook_size)"""
+    input_ids: (batch, text_sequence) integers. image_codes: (batch, image_sequence) int64 in [0, codebook_size).
+    """
+    return {"input_ids": torch.as_tensor(input_ids), "image_codes": image_codes}
 
 
 def dataset_layout(repository: str, revision: str) -> ImageCodeLayout:
@@ -98,7 +83,7 @@ def stream_batches(
         records = (captions_and_codes(table, num_codes=num_codes, shard_name=repository) for table in tables)
         for captions, codes in whole_batches(records, batch_size, held_out_share):
             input_ids = processor(text=[caption or "" for caption in captions])["input_ids"]
-            yield Batch(torch.as_tensor(input_ids), torch.from_numpy(codes).long())
+            yield image_code_batch(input_ids, torch.from_numpy(codes).long())
             num_batches += 1
         check_pass(num_batches, repository, batch_size)
 
@@ -128,53 +113,3 @@ def whole_batches(
         while len(captions) >= batch_size:
             yield captions[:batch_size], np.stack(codes[:batch_size])
             captions, codes = captions[batch_size:], codes[batch_size:]
-
-
-@contextlib.contextmanager
-def prefetched(
-    make_batches: Callable[[], Iterator[Batch]],
-    batch_size: int = NUM_PREFETCHED_SAMPLES,
-    stop: threading.Event | None = None,
-) -> Iterator[Iterator[Batch]]:
-    """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order.
-
-    As many as hold `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case. The batches end when `stop` is
-    set, also while the reader waits for one.
-    """
-    num_batches = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // batch_size)
-    ahead: queue.Queue[Batch | Exception] = queue.Queue(num_batches)
-    is_over = threading.Event()
-
-    def fill() -> None:
-        try:
-            for batch in make_batches():
-                if not _put(ahead, batch, is_over):
-                    return
-        except Exception as error:  # handed to the consumer, which raises it
-            _put(ahead, error, is_over)
-
-    def drain() -> Iterator[Batch]:
-        while stop is None or not stop.is_set():
-            try:
-                item = ahead.get(timeout=SECONDS_BETWEEN_LOOKS)
-            except queue.Empty:
-                continue
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-    thread = threading.Thread(target=fill, name="image-code-stream", daemon=True)
-    thread.start()
-    try:
-        yield drain()
-    finally:
-        is_over.set()
-        thread.join(timeout=SECONDS_TO_END)
-
-
-def _put(ahead: queue.Queue, item: Batch | Exception, is_over: threading.Event) -> bool:
-    while not is_over.is_set():
-        with contextlib.suppress(queue.Full):
-            ahead.put(item, timeout=SECONDS_BETWEEN_LOOKS)
-            return True
-    return False

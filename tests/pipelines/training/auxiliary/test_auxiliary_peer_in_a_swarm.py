@@ -9,9 +9,9 @@ import pytest
 import torch
 from assistants import assistant
 from isolation import PROJECT, environment_without
+from made_up_tasks import made_up_batch
 from published_runs import command_environment, family_of, interrupt, still_alive
 from swarm_of_processes import Swarm
-from swarm_peer import made_up_batch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.training.metrics.history import read_history_files
@@ -34,7 +34,7 @@ def loss_of_hub_checkpoint(material, repository, run):
     model = DalleCollabForConditionalGeneration.from_pretrained(material.snapshot(repository))
     batch = made_up_batch(run, seed=2**31, batch_size=16)
     with torch.no_grad():
-        return model(batch.input_ids, batch.image_codes, return_logits=False).loss.item()
+        return model(**batch, return_logits=False).loss.item()
 
 
 @pytest.mark.timeout(600)
@@ -45,7 +45,7 @@ def test_a_run_survives_the_death_of_all_trainers_and_then_of_the_auxiliary_peer
     swarm_folder = tmp_path / "swarm"
     swarm_folder.mkdir()
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(assistant(training_material.hub, repository, tmp_path, "first"))
+        first = stack.enter_context(assistant(training_material, repository, tmp_path, "first"))
         first.wait_until(lambda look: True, "up")
         run = read_run(training_material, repository)
         assert len(run.entry_addresses) >= 1, "the auxiliary peer announces where newcomers find the swarm"
@@ -73,7 +73,7 @@ def test_a_run_survives_the_death_of_all_trainers_and_then_of_the_auxiliary_peer
         newcomer.kill()
         assert still_alive(family) == []
         published = hub_epoch(training_material, repository)
-        second = stack.enter_context(assistant(training_material.hub, repository, tmp_path, "second"))
+        second = stack.enter_context(assistant(training_material, repository, tmp_path, "second"))
         look = second.wait_until(lambda look: True, "up again")
         assert (look["held_epoch"], look["published_epoch"]) == (published, published) and published >= INTERVAL
         assert set(read_run(training_material, repository).entry_addresses).isdisjoint(addresses)

@@ -209,9 +209,8 @@ def test_a_publisher_of_an_older_generation_gives_up_without_a_commit(publishing
     thread = threading.Thread(target=publish)
     thread.start()
     wait_for(begun.exists)
-    from published_runs import run_command
 
-    done = run_command(run.material.hub, "run", "rollback", run.repository, "3", "--yes")
+    done = run.material.commands.run("run", "rollback", run.repository, "3", "--yes")
     rolled_back.touch()
     assert done.returncode == 0, done.stderr
     thread.join(120)

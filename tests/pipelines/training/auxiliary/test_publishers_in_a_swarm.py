@@ -6,7 +6,6 @@ import json
 
 import pytest
 from assistants import assistant
-from published_runs import run_command
 from swarm_of_processes import Swarm
 
 from pipelines.training.metrics.contribution_files import read_contributions
@@ -43,13 +42,13 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
     (tmp_path / "swarm").mkdir()
     with contextlib.ExitStack() as stack:
 
-        def start(name):
+        def start(name, **how):
             options = (*quick, "--state-folder", str(tmp_path / f"state-{name}"))
-            return stack.enter_context(assistant(hub, repository, tmp_path, name, *options))
+            return stack.enter_context(assistant(training_material, repository, tmp_path, name, *options, **how))
 
         first = start("first")
         first.wait_until(lambda look: look["is_publisher"], "publisher")
-        second = start("second")
+        second = start("second", forked=False)  # the rollback starts its worker again
         second.wait_until(lambda look: not look["is_publisher"], "standing by")
         num_looks = len(second.looks())
         run = read_run(training_material, repository)
@@ -83,7 +82,7 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         trainer.kill()
         epoch = epochs[1]
         before = {e["epoch"]: e["loss"] for e in trainer.events("evaluation")}[epoch]
-        done = run_command(hub, "run", "rollback", repository, str(epoch), "--yes")
+        done = training_material.commands.run("run", "rollback", repository, str(epoch), "--yes")
         assert done.returncode == 0, done.stderr
         count = len(second.looks())
         second.wait_until(lambda look: look["held_epoch"] == epoch, "in the new generation", seconds=240, after=count)

@@ -5,10 +5,10 @@ import signal
 import psutil
 import pytest
 import torch
+from made_up_tasks import made_up_batch
 from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -25,7 +25,7 @@ def run_two_peers(folder, run, **settings_of_second):
 
 
 def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
-    run = tiny_run()
+    run = tiny_run(num_epochs=4)
     peers = run_two_peers(tmp_path, run, seconds_per_batch=0.15)
     finished = [peer.events("finished")[0] for peer in peers]
     steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
@@ -72,7 +72,7 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, number):
-    run = tiny_run(num_epochs=8, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
+    run = tiny_run(num_epochs=6, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
         first, second = swarm.start("first"), swarm.start("second")
         victim = swarm.start("victim", struck_in_round_of_epoch=3, signal=number)
@@ -142,7 +142,7 @@ def test_a_gradient_that_misses_its_round_counts_in_the_next(tmp_path):
 
 
 def test_a_peer_that_misses_a_round_behind_the_next_epoch_does_not_take_the_swarm_apart(tmp_path):
-    run = tiny_run(num_epochs=9, target_batch_size=400, delay_optimizer_step=True, delay_gradient_averaging=True)
+    run = tiny_run(num_epochs=7, target_batch_size=400, delay_optimizer_step=True, delay_gradient_averaging=True)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
         others = [swarm.start("first"), swarm.start("second")]
         late = swarm.start("late")

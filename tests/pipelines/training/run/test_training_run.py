@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.swarm.records import SuspectRecord
 from pipelines.training.metrics.epoch_summary import EpochSummary, credible_epoch, should_publish, summarise_epoch
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 NEEDED = dict(run_id="birds", model_config={"hidden_size": 8}, dataset_repository="org/birds", dataset_revision="abc")
@@ -91,8 +91,8 @@ def test_a_bad_value_is_refused_by_name(changes, message):
 def test_unknown_missing_and_damaged_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"Unknown setting colour, size in training_run.json; known: \['aggregation_r"):
         TrainingRun.from_mapping(NEEDED | dict(size=1, colour=2))
-    with pytest.raises(ValueError, match=r"incomplete or has a value of a wrong type: .*dataset_revision"):
-        TrainingRun.from_mapping({key: value for key, value in NEEDED.items() if key != "dataset_revision"})
+    with pytest.raises(ValueError, match=r"incomplete or has a value of a wrong type: .*run_id"):
+        TrainingRun.from_mapping({key: value for key, value in NEEDED.items() if key != "run_id"})
     with pytest.raises(ValueError, match="incomplete or has a value of a wrong type"):
         TrainingRun.from_mapping(NEEDED | dict(target_batch_size="many"))
     (tmp_path / "training_run.json").write_text('{"run_id": ')
@@ -108,7 +108,7 @@ def test_settings_from_a_newer_package_say_to_update_although_they_hold_unknown_
 @pytest.mark.parametrize("name", ["micro_batch_size", "shuffle_buffer_size", "cpu_threads", "max_epochs"])
 def test_local_choices_below_one_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} is 0; expected at least 1."):
-        PeerOptions(**{name: 0})
+        ComputeOptions(**{name: 0})
 
 
 def test_seeds_depend_on_the_parts_alone_and_never_change():

@@ -1,16 +1,15 @@
 """A swarm computes what one process computes with the joined batches: whatever the shares, and nearly so in 8 bits."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked_processes import ForkedProcess, fork_server
+from made_up_tasks import made_up_batch
 from plain_training import train_alone
 from safetensors.torch import load_file
 from support_files import SUPPORT
 from swarm_of_processes import Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -49,14 +48,11 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
 
 def test_fifty_epochs_of_eight_bit_averaging_end_within_one_per_cent_of_exact_training(tmp_path):
     run = tiny_run(averaging_compression="size_adaptive_8bit", min_8bit_elements=1024, num_epochs=50, optimizer_bits=8)
-    (tmp_path / "run.json").write_text(run.to_json())
-    program = SUPPORT / "averager_pair.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", program, tmp_path / "run.json"],
-        capture_output=True, text=True, start_new_session=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    losses = json.loads(done.stdout.splitlines()[-1])
+    settings, log = tmp_path / "run.json", tmp_path / "pair.log"
+    settings.write_text(run.to_json())
+    pair = ForkedProcess(fork_server(), str(SUPPORT / "averager_pair.py"), [str(settings)], log)
+    assert pair.wait(300) == 0, log.read_text()[-3000:]
+    losses = json.loads(log.read_text().splitlines()[-1])
     assert losses["alone"][-1] < 0.9 * losses["alone"][0], "there is something to learn"
     for peer in ("first", "second"):
         assert len(losses[peer]) == 50

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, prefetched
+from pipelines.training.peer.prefetching import prefetched
+from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
 
 READER = SUPPORT / "stream_reader.py"
 BATCH_SIZE = 8
@@ -142,7 +143,7 @@ def test_the_published_laion_layout_of_code_bytes_is_streamed_too(training_mater
 
 
 def test_an_error_in_the_reading_thread_reaches_the_trainer_after_the_batches_before_it():
-    batch = Batch(torch.zeros(1, 2), torch.zeros(1, 2))
+    batch = image_code_batch(torch.zeros(1, 2), torch.zeros(1, 2))
 
     def two_and_a_failure():
         yield batch
@@ -180,7 +181,7 @@ def test_who_waits_for_a_batch_hears_that_none_is_wanted_any_more():
 def test_reading_ahead_stops_when_training_does():
     def without_end():
         while True:
-            yield Batch(torch.zeros(1), torch.zeros(1))
+            yield image_code_batch(torch.zeros(1), torch.zeros(1))
 
     before = threading.active_count()
     with prefetched(without_end) as batches:

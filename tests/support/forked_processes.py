@@ -1,0 +1,80 @@
+"""Programs in forks of one process that has paid for all heavy imports; run as a program this file is that process."""
+
+import atexit
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipelines.chaos.fork_server import ForkServer, serve
+
+
+class WarmForkServer(ForkServer):
+    """A fork server that has imported what commands need, too."""
+
+    server = (__file__,)
+
+
+_SERVERS: dict[str, ForkServer] = {}
+
+
+def fork_server(environment: Mapping[str, str] = {}) -> ForkServer:
+    """Return the server whose forks use the Hub of this environment; it ends with the tests.
+
+    Whoever needs no Hub gets one that is running already.
+    """
+    endpoint = environment.get("HF_ENDPOINT", next(iter(_SERVERS), ""))
+    if endpoint not in _SERVERS:
+        server = WarmForkServer(Path(tempfile.mkdtemp(prefix="test-forks-")), environment).__enter__()
+        atexit.register(server.__exit__)
+        _SERVERS[endpoint] = server
+    return _SERVERS[endpoint]
+
+
+class ForkedProcess:
+    """A program that runs in a process group of its own, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        program: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        self._server = server
+        self.pid = server.start(str(log.with_suffix("")), program, arguments, environment)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the program runs."""
+        if self.returncode is None:
+            self.returncode = self._server.poll(self.pid)
+        return self.returncode
+
+    def wait(self, seconds: float = 60) -> int:
+        """Wait until the program has ended; return its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.poll() is None:
+            assert time.monotonic() < deadline, f"process {self.pid} has not ended within {seconds} s"
+            time.sleep(0.02)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the program alone."""
+        self.send_signal(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    from pipelines.command_line.terminal import check_list, worker  # noqa: F401 - imports that forks need not repeat
+    from pipelines.doctor import examination  # noqa: F401
+    from pipelines.image_codes import vqgan_codec  # noqa: F401
+
+    serve()
