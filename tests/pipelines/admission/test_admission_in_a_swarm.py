@@ -10,6 +10,7 @@ from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -43,7 +44,7 @@ def swarm(service, tokens, tmp_path_factory):
     """Two members who train and have averaged with each other."""
     with Swarm(tmp_path_factory.mktemp("swarm"), service.run, num_peers=2) as swarm:
         for name in ("first", "second"):
-            swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3)
+            swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3, ignores_refusal=True)
         for peer in swarm.peers:
             peer.wait_for("step", has_averaged=True)
         yield swarm
@@ -100,6 +101,7 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     examination = Examination(
         repository=REPOSITORY,
         network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
+        compute=ComputeOptions(),
         snapshot=RunSnapshot(
             repository=REPOSITORY, commit="0" * 40, run=service.run.replace(entry_addresses=entry_addresses)
         ),

@@ -7,14 +7,28 @@ from typing import Any
 from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 
+from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
 from pipelines.training.tasks.language_modeling.documents import check_dataset
 from pipelines.training.tasks.language_modeling.model import checkpoint_settings, model_configuration
 from pipelines.training.tasks.language_modeling.settings import LANGUAGE_TASKS, LanguageSettings
-from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits
+from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def compose(request: RunRequest) -> tuple[TrainingRun, PreTrainedTokenizerBase]:
+    """Return a new run and its tokenizer; see `tasks.choice`."""
+    tokenizer = read_tokenizer(request.tokenizer)
+    run = compose_language_run(
+        run_id=request.run_id,
+        task=request.task,
+        dataset_repository=request.dataset,
+        tokenizer=tokenizer,
+        settings=request.settings,
+    )
+    return run, tokenizer
 
 
 def compose_language_run(
