@@ -8,7 +8,7 @@ from forked_processes import ForkedProcess, fork_server
 from plain_training import train_alone
 from safetensors.torch import load_file
 from support_files import SUPPORT
-from swarm_of_processes import Swarm, tiny_run
+from swarm_of_processes import PATIENT, Swarm, tiny_run
 from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
@@ -26,7 +26,7 @@ def relative_difference(first: dict, second: dict) -> float:
 @pytest.mark.parametrize("has_momentum", [False, True])
 def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path, has_momentum):
     """Shares of about 7:3, in other micro-batches: the average weighs samples, not peers and not micro-batches."""
-    run = tiny_run(target_batch_size=40, num_epochs=8, momentum_before_averaging=has_momentum)
+    run = tiny_run(target_batch_size=40, num_epochs=6, momentum_before_averaging=has_momentum, **PATIENT)
     sizes = {"first": 7, "second": 3}
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         peers = [swarm.start(name, micro_batch_size=size, seconds_per_batch=0.25) for name, size in sizes.items()]
