@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-openmoji test lint bench
+.PHONY: help install demo demo-language demo-openmoji test lint bench constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -11,6 +11,10 @@ PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 # Files of tests run side by side; what a file's tests share is made once. A swarm waits half of its time: a third
 # worker uses what two leave of two cores.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
+# Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
+PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
+	pins = [x["name"] + "==" + x["version"] for x in found if x["name"] not in ("dalle-collab", "setuptools")]; \
+	print(*sorted(pins, key=str.lower), sep="\n")
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 help:  ## Show what there is
@@ -20,6 +24,9 @@ install: $(STAMP)  ## Install everything into .venv (about 6 GB); PYTHON=... cho
 
 demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at demo-output/
 	$(VENV)/bin/dalle-collab demo run --output demo-output
+
+demo-language: $(STAMP)  ## Train a small language model together, beside n-grams; then look at demo-language-output/
+	$(VENV)/bin/dalle-collab demo language --output demo-language-output
 
 demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an hour); then look at demo-openmoji-output/
 	$(VENV)/bin/dalle-collab demo openmoji --output demo-openmoji-output
@@ -39,8 +46,14 @@ bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short look
 		$(VENV)/bin/python "$$file" $(if $(QUICK),--quick); \
 	done
 
+# Nothing is installed: pip only says what it would take. The header of the file stays.
+constraints: $(STAMP)  ## Resolve setup.cfg's ranges anew into constraints.txt; then run the tests
+	{ grep '^#' constraints.txt; $(VENV)/bin/python -m pip install --quiet --dry-run --ignore-installed --report - '.[test]' \
+		| $(VENV)/bin/python -c '$(PINS)'; } >constraints.new
+	mv constraints.new constraints.txt
+
 # A command that is found may still not run (pyenv's shims), and a Python without ensurepip cannot make a .venv.
-$(STAMP): setup.cfg pyproject.toml tests/ancestor/requirements.txt
+$(STAMP): setup.cfg pyproject.toml constraints.txt tests/ancestor/requirements.txt
 	@$(VENV)/bin/python -c '$(FITS)' 2>/dev/null && $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
 		for python in $$(type -ap $(PYTHONS)); do \
 			if "$$python" -c '$(FITS)' 2>/dev/null; then \
@@ -52,6 +65,6 @@ $(STAMP): setup.cfg pyproject.toml tests/ancestor/requirements.txt
 		exit 1; \
 	}
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip 'setuptools>=77'
-	$(VENV)/bin/python -m pip install --editable '.[test]'
+	$(VENV)/bin/python -m pip install --constraint constraints.txt --editable '.[test]'
 	$(VENV)/bin/python -m pip install --no-deps --requirement tests/ancestor/requirements.txt
 	@touch $@

@@ -179,7 +179,7 @@ def publish_dataset(
     """
     from rich.progress import Progress
 
-    from . import dataset_publishing
+    from .publishing import dataset_publishing
 
     with Progress(transient=True) as progress:
         task = progress.add_task("Checking shards", total=None)
@@ -208,7 +208,7 @@ def publish_folder(
       hub-tools publish folder codec my-org/birds-codec
       hub-tools publish folder my-space my-org/my-space --type space
     """
-    from . import folder_publishing
+    from .publishing import folder_publishing
 
     published = folder_publishing.publish_folder(folder, repository, repo_type=type, private=private, message=message)
     _say_published(published.url, changed=published.changed)
@@ -234,7 +234,7 @@ def publish_space(
       hub-tools publish space landing_page my-org/together --set run=my-org/birds
       hub-tools publish space join_training my-org/gpu --set RUN=my-org/birds --secret HF_TOKEN --hardware t4-small
     """
-    from . import page_settings, space_publishing
+    from .publishing import page_settings, space_publishing
 
     plan = space_publishing.SpacePlan(
         name=name,
@@ -268,7 +268,7 @@ def publish_run(
       hub-tools publish run my-org/birds --all --dry-run
       hub-tools publish run my-org/birds --all
     """
-    from . import space_publishing
+    from .publishing import space_publishing
 
     if not all_:
         raise ValueError("publish run publishes all Spaces of a run. Say so: --all. For one: hub-tools publish space")
@@ -298,7 +298,7 @@ def bundle_space(
       hub-tools bundle space landing_page --output page --set run=my-org/birds
       python -m http.server --directory page
     """
-    from . import page_settings, space_bundling
+    from .publishing import page_settings, space_bundling
 
     files = space_bundling.bundle_space(name, output, page_settings.parse_settings(set_ or []))
     typer.echo(f"{len(files)} files in {output}")

@@ -12,7 +12,7 @@ import pytest
 from hub_tools.local_hub import LocalHub
 
 # Support modules of tests lie in folders of their own; importlib mode puts nothing on the path by itself.
-FOLDERS = ("ancestor", "benchmarks", "isolation", "support")
+FOLDERS = ("ancestor", "benchmarks", "golden", "isolation", "support")
 for folder in FOLDERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
@@ -53,7 +53,7 @@ def dht():
     """Yield a DHT node without others."""
     from pipelines.admission.dht_gate import SwarmDHT
 
-    node = SwarmDHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
+    node = SwarmDHT(admission=None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     yield node
     node.shutdown()
 

@@ -1,4 +1,4 @@
-"""Averaging and hand-off of the state among admitted peers only.
+"""Averaging and transfer of the state among admitted peers only.
 
 One gate stands before all calls that an averager answers. Who wants to join a group shows a token and a signature over
 the peer id, the group, the time and what else goes round in the group; the leader checks it, and so does every member
@@ -26,6 +26,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import access_token
+from pipelines.admission.protocol_names import NamedServicer
 from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
@@ -89,16 +90,21 @@ class AdmissionGate:
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
 
 
-class AdmitsPeers:
+class GatedAverager(NamedServicer):
     """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
+
+    def __init__(self, *args: Any, admission: PeerAdmission | None, **kwargs: Any) -> None:
+        """`admission` is this peer's; None: the run is open, and the averager deals with everybody."""
+        self._admission, self._seconds_of_a_round = admission, kwargs.get("allreduce_timeout")
+        super().__init__(*args, **kwargs)
 
     @cached_property
     def gate(self) -> AdmissionGate | None:
         """The gate of this averager's process; None in an open run."""
-        admission = getattr(self.dht, "admission", None)
-        if admission is None:
+        if self._admission is None:
             return None
-        return AdmissionGate(admission, self.prefix, seconds_valid=max(60.0, 6 * (self._allreduce_timeout or 60.0)))
+        seconds_valid = max(60.0, 6 * (self._seconds_of_a_round or 60.0))
+        return AdmissionGate(self._admission, self.prefix, seconds_valid)
 
     def _run_internal(self) -> None:
         # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
@@ -108,7 +114,9 @@ class AdmitsPeers:
 
     async def add_p2p_handlers(self, p2p: Any, wrapper: Any = None, **kwargs: Any) -> None:
         """Answer calls, those of strangers with a refusal."""
-        await super().add_p2p_handlers(p2p, wrapper if self.gate is None else _GuardedCalls(self, self.gate), **kwargs)
+        if self.gate is not None:
+            wrapper = _GuardedCalls(self, self.gate, self._seconds_of_a_round)
+        await super().add_p2p_handlers(p2p, wrapper, **kwargs)
 
     async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
         """Check a peer's token and show one's own; in an open run there is nothing to show."""
@@ -154,7 +162,7 @@ class AdmitsPeers:
                 raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
         return await super()._aggregate_with_group(group_info, *args, **kwargs)
 
-    async def _until_group_is_checked(self, group_id: bytes) -> None:
+    async def until_group_is_checked(self, group_id: bytes) -> None:
         """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
         if group_id not in self._running_groups:
             await self._pending_groups_registered.wait()
@@ -165,8 +173,9 @@ class AdmitsPeers:
 class _GuardedCalls:
     """An averager's handlers behind the gate; a handler that nobody has thought of is closed to strangers."""
 
-    def __init__(self, averager: AdmitsPeers, gate: AdmissionGate) -> None:
-        self._averager, self._gate = averager, gate
+    def __init__(self, averager: GatedAverager, gate: AdmissionGate, seconds: float | None) -> None:
+        """`seconds`: how long a stranger's first part waits for a group in which it is a member; None: for ever."""
+        self._averager, self._gate, self._seconds = averager, gate, seconds
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._averager, name)
@@ -199,11 +208,10 @@ class _GuardedCalls:
     async def _check_sender(self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext) -> Any:
         if self._gate.admission_of(context.remote_id) is not None:
             return stream
-        seconds = self._averager._allreduce_timeout
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._seconds):
                 first = await anext(stream)
-                await self._averager._until_group_is_checked(first.group_id)
+                await self._averager.until_group_is_checked(first.group_id)
         except (StopAsyncIteration, TimeoutError):
             raise TokenRefusedError(f"{context.remote_id} belongs to no group.") from None
         await self._check_introduced(first, context)
@@ -213,7 +221,7 @@ class _GuardedCalls:
 class _IntroducingStub:
     """A stub that introduces this peer before each call."""
 
-    def __init__(self, stub: Any, averager: AdmitsPeers, peer: PeerID) -> None:
+    def __init__(self, stub: Any, averager: GatedAverager, peer: PeerID) -> None:
         self._stub, self._averager, self._peer = stub, averager, peer
 
     def __getattr__(self, name: str) -> Any:

@@ -7,21 +7,23 @@ read the newest token from shared memory. So nothing that hivemind does waits fo
 import base64
 import contextlib
 import ctypes
-import dataclasses
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray, RawValue
+from pathlib import Path
 
 import httpx2
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from pipelines.admission.identity import identity_file, read_identity
+from pipelines.admission.identity import existing_identity_file, read_identity
+from pipelines.admission.settings import Door
 from pipelines.admission.tokens import (
     MAX_TOKEN_CHARACTERS,
     AdmissionRequest,
@@ -30,8 +32,6 @@ from pipelines.admission.tokens import (
     peer_id_of,
     sign_request,
 )
-from pipelines.training.run.peer_options import PeerOptions
-from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class AdmissionRefusedError(ValueError):
     """The run's authority does not admit this user; the message says why and what cures it."""
 
 
-class AuthorizationUnreachableError(ConnectionError):
-    """The run's authorization service cannot answer now."""
+class AdmissionUnreachableError(ConnectionError):
+    """The run's admission service cannot answer now."""
 
 
 class SharedToken:
@@ -72,14 +72,13 @@ class PeerAdmission:
 
     def __init__(
         self,
-        run: TrainingRun,
-        repository: str,
+        door: Door,
         peer_key: rsa.RSAPrivateKey,
         hub_token: str,
         *,
         seconds_to_try: float = SECONDS_TO_TRY_AT_START,
     ) -> None:
-        self.check = TokenCheck(run.run_id, run.authorization_key)
+        self.check = TokenCheck(door.run_id, door.authority_key)
         self.record_key = RSAPrivateKey.process_wide()
         self.refusal: AdmissionRefusedError | None = None
         """Why the authority does not renew any more, once it does not."""
@@ -87,7 +86,7 @@ class PeerAdmission:
         self.has_new_identity = False
         """Whether nobody else can be using this peer's identity."""
 
-        self._service, self._repository, self._hub_token = run.authorization_service, repository, hub_token
+        self._service, self._repository, self._hub_token = door.service_address, door.repository, hub_token
         self._peer_key, self._token = peer_key, SharedToken()
         self._peer_der = peer_key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         self._on_renewal: list[Callable[[], None]] = []
@@ -132,7 +131,7 @@ class PeerAdmission:
         while True:
             try:
                 return self._fetch()
-            except AuthorizationUnreachableError as error:
+            except AdmissionUnreachableError as error:
                 if time.monotonic() > deadline:
                     raise
                 logger.info("%s Trying again.", error)
@@ -144,7 +143,7 @@ class PeerAdmission:
         while not self._stop.wait(seconds_to_renewal(lifetime, failures)):
             try:
                 lifetime, failures = self._fetch(), 0
-            except AuthorizationUnreachableError as error:
+            except AdmissionUnreachableError as error:
                 failures += 1
                 logger.warning("Admission could not be renewed (%d), trying again: %s", failures, error)
             except AdmissionRefusedError as error:
@@ -163,18 +162,19 @@ class PeerAdmission:
             time=get_dht_time(),
             token=self.token,
         )
-        signed = sign_request(request, self._peer_key, self.record_key._private_key)
+        record_key = serialization.load_der_private_key(self.record_key.to_bytes(), password=None)
+        signed = sign_request(request, self._peer_key, record_key)
         answer = self._ask(dict(vars(signed)))
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
         if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not lifetime > 0:
-            raise AuthorizationUnreachableError(f"What answers at {self._service} is no authorization service.")
+            raise AdmissionUnreachableError(f"What answers at {self._service} is not an admission service.")
         try:
             self.check.check(
                 token, get_dht_time(), peer_id=peer_id_of(self._peer_der), record_key=request.record_key.encode()
             )
         except TokenRefusedError as error:
             raise AdmissionRefusedError(
-                f"The authorization service at {self._service} gives tokens that do not admit to {self._repository}: "
+                f"The admission service at {self._service} gives tokens that do not admit to {self._repository}: "
                 f"{error} Set your clock (sudo timedatectl set-ntp true); if it is right, the service has another key "
                 "than the run announces, and its organiser starts it again: "
                 f"dalle-collab run authorize {self._repository}"
@@ -193,15 +193,15 @@ class PeerAdmission:
             )
             values = response.json()
         except (httpx2.HTTPError, ValueError) as error:
-            raise AuthorizationUnreachableError(
-                f"The authorization service of {self._repository} at {self._service} does not answer "
+            raise AdmissionUnreachableError(
+                f"The admission service of {self._repository} at {self._service} does not answer "
                 f"({type(error).__name__}). Check the network; its organiser starts it with: "
                 f"dalle-collab run authorize {self._repository}"
             ) from None
         values = values if isinstance(values, dict) else {}
         said = " ".join(str(values.get("message", "")).split())[:500] or f"it answers {response.status_code}"
         if response.status_code == 429 or response.status_code >= 500:
-            raise AuthorizationUnreachableError(f"The authorization service of {self._repository} cannot admit: {said}")
+            raise AdmissionUnreachableError(f"The admission service of {self._repository} cannot admit: {said}")
         if response.status_code != 200:
             raise AdmissionRefusedError(f"{self._repository} does not admit you: {said}")
         return values
@@ -209,35 +209,35 @@ class PeerAdmission:
 
 @contextlib.contextmanager
 def seek_admission(
-    run: TrainingRun,
-    repository: str,
-    options: PeerOptions,
+    door: Door,
+    identity_file: Path | None,
     hub_token: str | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
-) -> Iterator[tuple[PeerOptions, PeerAdmission | None]]:
-    """Yield options with the identity to which the peer is admitted, and the admission; None for an open run.
+) -> Iterator[tuple[Path | None, PeerAdmission | None]]:
+    """Yield the file with the identity to which the peer is admitted, and the admission; None for an open run.
 
-    The admission is renewed in the background. Call it before hivemind forks.
+    `identity_file` is the peer's own choice; None: a new identity, whose file goes with the block. The admission is
+    renewed in the background. Call it before hivemind forks.
 
     Raises:
         AdmissionRefusedError: the authority does not admit this user, or there is no Hub token to ask with.
-        AuthorizationUnreachableError: the service does not answer.
+        AdmissionUnreachableError: the service does not answer.
     """
-    if run.is_open:
-        yield options, None
+    if door.is_open:
+        yield identity_file, None
         return
     if not hub_token:
         raise AdmissionRefusedError(
-            f"{repository} is not open to everybody: joining needs a token of the Hub. A token that may only read is "
-            "enough. Log in: hf auth login"
+            f"{door.repository} is not open to everybody: joining needs a token of the Hub. A token that may only read "
+            "is enough. Log in: hf auth login"
         )
     with (
-        identity_file(options.identity_file) as path,
-        PeerAdmission(run, repository, read_identity(path), hub_token, seconds_to_try=seconds_to_try) as admission,
+        existing_identity_file(identity_file) as path,
+        PeerAdmission(door, read_identity(path), hub_token, seconds_to_try=seconds_to_try) as admission,
     ):
-        admission.has_new_identity = path != options.identity_file
-        yield dataclasses.replace(options, identity_file=path), admission
+        admission.has_new_identity = path != identity_file
+        yield path, admission
 
 
 def seconds_to_renewal(lifetime: float, num_failures: int) -> float:

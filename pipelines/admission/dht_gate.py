@@ -18,12 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class SwarmDHT(hivemind.DHT):
-    """A DHT node that knows its own admission, and through which the averagers, forked later, know theirs."""
+    """A DHT node that answers admitted peers only, if this one has an admission; without one (None) it is open."""
 
-    def __init__(self, *, admission: PeerAdmission | None = None, **kwargs: Any) -> None:
-        self.admission = admission
-        self._authorizer = None if admission is None else SwarmAuthorizer(admission)
-        super().__init__(authorizer=self._authorizer, **kwargs)
+    def __init__(self, *, admission: PeerAdmission | None, **kwargs: Any) -> None:
+        self.authorizer = None if admission is None else SwarmAuthorizer(admission)
+        super().__init__(authorizer=self.authorizer, **kwargs)
 
     def run(self) -> None:
         """Serve the node until it is shut down, or the process that has started it is gone in the middle of a call."""
@@ -34,7 +33,7 @@ class SwarmDHT(hivemind.DHT):
 
     def bind_peers(self) -> None:
         """From now on answer only peers to whom the token in their call belongs, not all who sign with its key."""
-        if self.admission is not None and not self.client_mode:
+        if self.authorizer is not None and not self.client_mode:
             self.run_coroutine(_bind_peers)
 
     def expect_replies_within(self, seconds: float) -> None:
@@ -106,4 +105,4 @@ async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -
 async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:
     protocol = node.protocol
     await protocol.remove_p2p_handlers(protocol.p2p)
-    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht._authorizer))
+    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht.authorizer))

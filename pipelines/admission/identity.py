@@ -12,7 +12,7 @@ from hivemind.proto import crypto_pb2
 
 
 @contextlib.contextmanager
-def identity_file(chosen: Path | None) -> Iterator[Path]:
+def existing_identity_file(chosen: Path | None) -> Iterator[Path]:
     """Yield an identity file that exists: the chosen one, or one that goes with the block.
 
     The peer id must be known before the peer enters a swarm, because its token names it.

@@ -23,26 +23,27 @@ SECONDS_FOR_A_LOOK = 5.0
 class AdmissionRecords:
     """Publishes this peer's token, and knows the owners of records that are admitted; does nothing in an open run."""
 
-    def __init__(self, dht: hivemind.DHT, swarm_id: str) -> None:
+    def __init__(self, dht: hivemind.DHT, swarm_id: str, *, admission: PeerAdmission | None) -> None:
+        """`admission` is this peer's; None: the run is open, and everybody's records count."""
         self._dht, self._key = dht, f"{swarm_id}_admissions"
-        self._admission: PeerAdmission | None = getattr(dht, "admission", None)
+        self.admission = admission
         self._known: dict[bytes, Admission] = {}
         self._last_look = float("-inf")
 
     @property
     def is_open(self) -> bool:
         """Whether everybody's records count."""
-        return self._admission is None
+        return self.admission is None
 
     def keep_published(self) -> None:
         """Publish this peer's token now and after every renewal; needs validators that sign records."""
-        if self._admission is not None:
-            self._admission.on_renewal(self._publish)
+        if self.admission is not None:
+            self.admission.on_renewal(self._publish)
             self._publish()
 
     def counted(self, records: Mapping[bytes, Any]) -> dict[bytes, Any]:
         """Return the records, by their owners, that count: all of an open run, those of admitted peers otherwise."""
-        if self._admission is None:
+        if self.admission is None:
             return dict(records)
         admitted = self.admitted(records)
         return {
@@ -53,7 +54,7 @@ class AdmissionRecords:
 
     def admitted(self, owners: Collection[bytes]) -> dict[bytes, Admission]:
         """Return the admissions, valid now, of those owners of records who have one; may ask the DHT for news."""
-        if self._admission is None:
+        if self.admission is None:
             return {}
         if not self._are_known(owners) and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
             self._look()
@@ -78,16 +79,16 @@ class AdmissionRecords:
 
     def _read(self, owner: bytes, token: Any) -> Admission | None:
         try:
-            return self._admission.check.check(token, get_dht_time(), record_key=_key_of(owner))
+            return self.admission.check.check(token, get_dht_time(), record_key=_key_of(owner))
         except TokenRefusedError:
             return None
 
     def _publish(self) -> None:
-        held = self._admission.check.check(self._admission.token, now=0.0)
+        held = self.admission.check.check(self.admission.token, now=0.0)
         self._dht.store(
             key=self._key,
             subkey=_owner_of(held.record_key.encode()),
-            value=self._admission.token,
+            value=self.admission.token,
             expiration_time=held.expires_at,
             return_future=True,
         )

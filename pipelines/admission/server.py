@@ -1,4 +1,4 @@
-"""Running the authorization service: its key in a file, its settings from the environment of a Space, and uvicorn."""
+"""Running the admission service: its key in a file, its settings from the environment of a Space, and uvicorn."""
 
 import base64
 import binascii
@@ -7,16 +7,16 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from huggingface_hub import HfApi
 
 from hub_tools.http_serving import serve_application
 from hub_tools.hub_client import install_hub_client
-from hub_tools.run_files import ADMISSION_LISTS_FILE, TRAINING_RUN_FILE
+from hub_tools.run_files import ADMISSION_LISTS_FILE
 from pipelines.admission.lists import ListsOnHub
-from pipelines.admission.service import AuthorizationService, ServiceOptions, build_application
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.admission.service import AdmissionService, ServiceOptions, build_application
 
 HUB_TIMEOUT_SECONDS = 10.0
 SPACE_PORT = 7860
@@ -53,17 +53,22 @@ def key_from_text(text: str, source: str) -> ed25519.Ed25519PrivateKey:
 
 
 def open_service(
-    repository: str, key: ed25519.Ed25519PrivateKey, api: HfApi, cache: Path, options: ServiceOptions
-) -> AuthorizationService:
-    """Return the service for a run, after a first look at the run and its lists.
+    repository: str,
+    key: ed25519.Ed25519PrivateKey,
+    api: HfApi,
+    cache: Path,
+    options: ServiceOptions,
+    *,
+    run_id: str,
+    averaging_timeout_seconds: float,
+) -> AdmissionService:
+    """Return the service for a run, whose id and time-out of a round are given, after a first look at its lists.
 
     Raises:
         ValueError: tokens would live shorter than a round needs, or the lists are not valid.
     """
     install_hub_client(HUB_TIMEOUT_SECONDS)  # peers wait for the answer
-    path = api.hf_hub_download(repository, TRAINING_RUN_FILE, cache_dir=cache)
-    run = TrainingRun.from_file(Path(path))
-    shortest = 2 * run.averaging_timeout_seconds
+    shortest = 2 * averaging_timeout_seconds
     if options.lifetime_seconds < shortest:
         raise ValueError(
             f"Tokens would live {options.lifetime_seconds:.0f} s; expected at least {shortest:.0f} s, twice the run's "
@@ -73,21 +78,22 @@ def open_service(
     lists.read()
     if lists.problem:
         raise ValueError(f"{lists.problem} Mend {ADMISSION_LISTS_FILE} in {repository} first: it says who is banned.")
-    return AuthorizationService(
-        repository=repository, run_id=run.run_id, key=key, api=api, lists=lists, options=options
-    )
+    return AdmissionService(repository=repository, run_id=run_id, key=key, api=api, lists=lists, options=options)
 
 
-def serve_authorization(
-    service: AuthorizationService, host: str, port: int, on_ready: Callable[[str], None], **options: object
+def serve_admission(
+    service: AdmissionService, host: str, port: int, on_ready: Callable[[str], None], **options: object
 ) -> None:
     """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted."""
     command = f"dalle-collab run authorize {service.repository}"
     serve_application(build_application(service), host, port, on_ready, command=command, **options)
 
 
-def serve_as_space(environment: Mapping[str, str]) -> None:
-    """Serve as a Space on the Hub, with the settings in its variables and the key in its secret."""
+def serve_as_space(environment: Mapping[str, str], **of_run: Any) -> None:
+    """Serve as a Space on the Hub, with the settings in its variables and the key in its secret.
+
+    `of_run`: `run_id` and `averaging_timeout_seconds` of the run, as for `open_service`.
+    """
     try:
         repository, key_text = environment["RUN_REPOSITORY"], environment["AUTHORIZATION_KEY"]
     except KeyError as error:
@@ -99,9 +105,9 @@ def serve_as_space(environment: Mapping[str, str]) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
         key = key_from_text(key_text, "AUTHORIZATION_KEY")
-        service = open_service(repository, key, HfApi(), Path(cache), options)
+        service = open_service(repository, key, HfApi(), Path(cache), options, **of_run)
         # A Space is reached through the Hub's proxy alone, which says who asks.
-        serve_authorization(
+        serve_admission(
             service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."),
             proxy_headers=True, forwarded_allow_ips="*",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The authorization service: asks the Hub who somebody is and signs admissions; its decisions and its HTTP face."""
+"""The admission service: asks the Hub who somebody is and signs admissions; its decisions and its HTTP face."""
 
 import json
 import logging
@@ -62,7 +62,7 @@ class ServiceOptions:
 
 
 @dataclass(kw_only=True)
-class AuthorizationService:
+class AdmissionService:
     """Decides about requests for admission to one run. Thread-safe."""
 
     repository: str
@@ -176,9 +176,9 @@ class RateLimit:
             return 0.0 if self._counts[client] <= self._limit else 60.0 - now % 60
 
 
-def build_application(service: AuthorizationService, *, clock: Callable[[], float] = time.time) -> FastAPI:
+def build_application(service: AdmissionService, *, clock: Callable[[], float] = time.time) -> FastAPI:
     """Return the service's HTTP face: `POST /token` with the Hub token as bearer, and `GET /`."""
-    application = FastAPI(title="Authorization service", docs_url=None, redoc_url=None, openapi_url=None)
+    application = FastAPI(title="Admission service", docs_url=None, redoc_url=None, openapi_url=None)
     limit = RateLimit(service.options.requests_per_minute)
 
     @application.get("/")

@@ -1,14 +1,35 @@
-"""The two settings of a run that say who admits peers to it; without them everybody may join."""
+"""The two settings of a run that say who admits peers to it, and the `Door` that they make; without them it is open."""
 
 import base64
 import binascii
 import ipaddress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 KEY_BYTES = 32
 
 
-def check_authorization(service: str, key: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where peers ask for admission to one run, and whose tokens count there."""
+
+    repository: str
+    """The run's repository, `ORG/RUN`: what people are told."""
+
+    run_id: str
+    service_address: str
+    """Address of the admission service; empty: the run is open to everybody."""
+
+    authority_key: str
+    """The service's Ed25519 public key in base64; empty where the run is open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may join, with or without an account on the Hub."""
+        return not self.service_address
+
+
+def check_admission_settings(service: str, key: str) -> None:
     """Raise ValueError unless both settings are there and usable, or both are empty: then the run is open."""
     if not service and not key:
         return
@@ -43,11 +64,11 @@ def check_service_address(address: str) -> None:
         parts, host = urlsplit(""), None
     if not host or parts.scheme not in ("http", "https") or parts.username or parts.query or parts.fragment:
         raise ValueError(
-            f"The authorization service's address is {address!r}; expected for example https://my-org-door.hf.space"
+            f"The admission service's address is {address!r}; expected for example https://my-org-door.hf.space"
         )
     if parts.scheme == "http" and not _is_private(host):
         raise ValueError(
-            f"The authorization service's address {address} is not encrypted, but Hub tokens travel to it. Put it "
+            f"The admission service's address {address} is not encrypted, but Hub tokens travel to it. Put it "
             "behind https: as a Space, or behind a reverse proxy with a certificate"
         )
 

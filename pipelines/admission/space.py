@@ -1,19 +1,28 @@
-"""The authorization service as a Space: a folder with its settings, its program and the modules that it needs."""
+"""The admission service as a Space: a folder with its settings, its program and the modules that it needs."""
 
 import tempfile
 from pathlib import Path
 
-from hub_tools.space_bundling import bundle_folder
+from hub_tools.publishing.space_bundling import bundle_folder
 
 PROGRAM = '''"""Admits peers to a training run; its settings are the variables and the secret of this Space."""
 
 import os
+from pathlib import Path
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.admission.server import serve_as_space
 
 prepare_hub_client()
-serve_as_space({{"RUN_REPOSITORY": "{repository}", **os.environ}})
+
+from huggingface_hub import hf_hub_download  # reads the environment when it is imported
+
+from hub_tools.run_files import TRAINING_RUN_FILE
+from pipelines.admission.server import serve_as_space
+from pipelines.training.run.training_run import TrainingRun
+
+settings = {{"RUN_REPOSITORY": "{repository}", **os.environ}}
+run = TrainingRun.from_file(Path(hf_hub_download(settings["RUN_REPOSITORY"], TRAINING_RUN_FILE)))
+serve_as_space(settings, run_id=run.run_id, averaging_timeout_seconds=run.averaging_timeout_seconds)
 '''
 REQUIREMENTS = "huggingface_hub>=2.3,<2.6\nfastapi>=0.115\nuvicorn>=0.30\ncryptography>=42\nhttpx2\n"
 README = """---
@@ -42,7 +51,7 @@ banned there. No token of the Hub is stored or logged.
 """
 
 
-def write_authorization_space(repository: str, folder: Path) -> list[Path]:
+def write_admission_space(repository: str, folder: Path) -> list[Path]:
     """Write the Space into a folder, which is new, empty or an earlier version; return the files' relative paths.
 
     Raises:

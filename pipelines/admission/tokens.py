@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 TOKEN_DOMAIN = b"dalle-collab admission token 1\0"
 REQUEST_DOMAIN = b"dalle-collab admission request 1\0"
 MAX_TOKEN_CHARACTERS = 4096
-MAX_KEY_BYTES = 1024
 USERNAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hub_tools.atomic_files import write_text_whole
 from pipelines.chaos.chaotic_peer import (
     ChaoticPeerSettings,
     Control,
@@ -79,10 +80,7 @@ class Trainer:
 
     def control(self, control: Control) -> None:
         """Tell the trainer what to do; also one that is started later."""
-        path = control_file(self.folder, self.name)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(control)), encoding="utf-8")
-        partial.rename(path)
+        write_text_whole(control_file(self.folder, self.name), json.dumps(asdict(control)))
 
     def events(self) -> list[dict[str, Any]]:
         """Return what the trainer has written so far, of all its lives."""

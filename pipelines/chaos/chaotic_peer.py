@@ -4,10 +4,8 @@ It is what `dalle-collab join` runs, at the pace of a machine of its own: on a l
 that dies must not make the others faster. `fork_server` runs it, with the settings file as its argument.
 """
 
-import contextlib
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hub_tools.atomic_files import written_whole
 from pipelines.chaos.faults.skewed_clock import CLOCK
 
 CONTROL_INTERVAL_SECONDS = 0.2
@@ -86,54 +85,38 @@ def main(settings: ChaoticPeerSettings) -> None:
     folder = Path(settings.folder)
     events = EventLog(events_file(folder, settings.name))
     events.write("started", pid=os.getpid(), guard=guard)
-    import torch
-
     from pipelines.chaos.faults.hostile_peers import HostileGradientAverager
-    from pipelines.swarm.node import open_dht
-    from pipelines.training.peer.training_peer import TrainingPeer
-    from pipelines.training.repository.run_repository import download_checkpoint, read_run, read_run_state
-    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.training.peer.joining import PeerParts, join_run
+    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.training.run.compute_options import ComputeOptions
     from pipelines.training.run.training_run import stable_seed
-    from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
-    from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
-    from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, prefetched, stream_batches
-    from pipelines.training.tasks.text_to_image.model import read_processor
+    from pipelines.training.tasks.choice import open_task
 
-    torch.set_num_threads(1)
-    SwarmOptimizer.gradient_averager_type = HostileGradientAverager  # honest until it is told otherwise
-    while not (run := read_run(settings.repository)).entry_addresses:
+    while not RunSnapshot.read(settings.repository).run.entry_addresses:
         time.sleep(0.5)  # the auxiliary peer is starting as well
-    processor = read_processor(settings.repository)
-    layout = dataset_layout(run.dataset_repository, run.dataset_revision)
-    options = PeerOptions(
-        micro_batch_size=settings.micro_batch_size,
-        host_addresses=(settings.host_address,),
-        announce_addresses=(settings.announce_address,),
-        cpu_threads=1,
-        shuffle_buffer_size=64,
+    network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
+    compute = ComputeOptions(micro_batch_size=settings.micro_batch_size, cpu_threads=1, shuffle_buffer_size=64)
+    parts = PeerParts(
+        username=settings.name,
+        package_version="chaos",
+        hear=lambda event, **values: _write_joining(events, event, values),
+        takes_signals=True,
+        gradient_averager_type=HostileGradientAverager,  # honest until it is told otherwise
     )
-
-    def batches() -> Iterator[Any]:
-        return stream_batches(
-            run.dataset_repository, run.dataset_revision, processor, num_codes=layout.num_codes,
-            batch_size=options.micro_batch_size, seed=stable_seed(settings.seed), shuffle_buffer_size=64,
-            held_out_share=run.held_out_share,
-        )  # fmt: skip
-
-    with (
-        open_dht(settings.repository, run.entry_addresses, options, reply_seconds=reply_seconds(run)) as dht,
-        TrainingPeer(run, dht, options, username=settings.name, package_version="chaos") as peer,
-        _stop_on_signals() as stop,
-        prefetched(batches, settings.micro_batch_size, stop) as stream,
-    ):
-        source = peer.synchronise(
-            lambda: download_checkpoint(settings.repository) if read_run_state(settings.repository) else None
-        )
-        events.write("joined", epoch=peer.optimizer.local_epoch, source=source)
-        trainer = ObservedTraining(peer, settings, events, _evaluation_batch(processor, layout))
-        trainer.train(stream, stop)
+    with join_run(
+        settings.repository, open_task, network=network, compute=compute, parts=parts, seed=stable_seed(settings.seed)
+    ) as membership:
+        peer, stop = membership.peer, membership.stop
+        trainer = ObservedTraining(peer, settings, events, _evaluation_batch(peer.task))
+        trainer.train(membership)
         trainer.save_parameters(parameters_file(folder, settings.name))
         stop.wait()  # others may still need this peer for their last round
+
+
+def _write_joining(events: "EventLog", event: str, values: dict[str, Any]) -> None:
+    if event == "joined":
+        events.write("joined", epoch=values["epoch"], source=values["state"])
 
 
 class EventLog:
@@ -156,10 +139,10 @@ class ObservedTraining:
         self._control = Control()
         self._num_rounds = self._num_samples = self._num_in_round = 0
 
-    def train(self, stream: Iterator[Any], stop: threading.Event) -> None:
-        """Train until the control file's last epoch is reached or `stop` is set."""
-        threading.Thread(target=self._watch, args=(stop,), name="control", daemon=True).start()
-        for report in self.peer.train(self._paced(stream), stop):
+    def train(self, membership: Any) -> None:
+        """Train until the control file's last epoch is reached or the peer is to stop."""
+        threading.Thread(target=self._watch, args=(membership.stop,), name="control", daemon=True).start()
+        for report in membership.train(self._paced):
             self._num_samples += self._settings.micro_batch_size if report.was_used else 0
             if report.ended_epoch:
                 self._write_epoch(report)
@@ -169,9 +152,8 @@ class ObservedTraining:
         from safetensors.torch import save_file
 
         tensors = {name: value.detach().clone() for name, value in self.peer.model.named_parameters()}
-        partial = path.with_suffix(".partial")
-        save_file(tensors, str(partial))
-        partial.rename(path)
+        with written_whole(path) as temporary:
+            save_file(tensors, str(temporary))
         self._events.write("finished", epoch=self.peer.optimizer.local_epoch, loss=self._evaluate())
 
     def _paced(self, stream: Iterator[Any]) -> Iterator[Any]:
@@ -218,35 +200,21 @@ class ObservedTraining:
         self._num_rounds, self._num_samples = averaging.num_rounds, num_kept
 
     def _evaluate(self) -> float:
-        import torch
+        from pipelines.training.run.task import mean_loss
 
-        with torch.no_grad():
-            batch = self._batch
-            loss = self.peer.model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss
-        return loss.item()
+        return mean_loss(self.peer.task, self.peer.model, [self._batch])
 
 
-def _evaluation_batch(processor: Any, layout: Any) -> Any:
+def _evaluation_batch(task: Any) -> Any:
     """Return records that no shard holds, the same for all peers."""
     import torch
 
     from pipelines.chaos.tiny_material import numbered_records
-    from pipelines.training.tasks.text_to_image.image_code_stream import Batch
+    from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
 
     numbers = range(FIRST_EVALUATION_RECORD, FIRST_EVALUATION_RECORD + NUM_EVALUATION_RECORDS)
-    captions, codes = numbered_records(numbers, layout)
-    return Batch(torch.as_tensor(processor(text=captions)["input_ids"]), torch.from_numpy(codes).long())
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets; the children of hivemind must die of the signal, so they fork before."""
-    stop = threading.Event()
-    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    captions, codes = numbered_records(numbers, task.layout)
+    return image_code_batch(task.processor(text=captions)["input_ids"], torch.from_numpy(codes).long())
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from transformers import AutoTokenizer
 
-from hub_tools.dataset_publishing import publish_dataset
 from hub_tools.endpoint import prepare_hub_client
+from hub_tools.publishing.dataset_publishing import publish_dataset
 from pipelines.chaos.tiny_material import write_tiny_material
-from pipelines.training.repository.run_repository import create_run_repository
+from pipelines.training.repository.creation import create_run_repository
 from pipelines.training.tasks.text_to_image.run_creation import compose_processor, compose_run
 
 NUM_RECORDS = 2048

@@ -15,6 +15,8 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from open_clip.transform import center_crop_or_pad
 from safetensors import SafetensorError
 
+from hub_tools.places import local_folder
+
 logger = logging.getLogger(__name__)
 
 DEFAULT_CLIP = "ViT-B-32/openai"
@@ -150,13 +152,10 @@ def _load_by_tag(architecture: str, tag: str) -> tuple[torch.nn.Module, Tokenize
 
 
 def _local_folder(name: str, revision: str | None) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
-    if name.count("/") != 1 or name.startswith((".", "/")):
-        raise FileNotFoundError(
-            f"There is no CLIP {name!r}: expected a folder with {CLIP_CONFIG_FILE}, a Hub repository ORG/NAME, "
-            f"or MODEL/TAG of open_clip such as {DEFAULT_CLIP}."
-        )
+    known = f"a CLIP's folder with {CLIP_CONFIG_FILE}, a Hub repository ORG/NAME, or MODEL/TAG as {DEFAULT_CLIP}"
+    folder = local_folder(name, expected=known)
+    if folder is not None:
+        return folder
     from huggingface_hub import snapshot_download
 
     # Weights in other formats are pickles and stay where they are.

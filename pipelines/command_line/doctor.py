@@ -36,17 +36,18 @@ def doctor(
 
       dalle-collab doctor my-org/birds --json --strict
     """
-    from pipelines.command_line.terminal import peers
+    from pipelines.command_line.terminal.examinations import examine_machine
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.command_line.terminal.setting_options import number_or_auto
-    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.training.run.compute_options import ComputeOptions
 
-    options = PeerOptions(
-        micro_batch_size=number_or_auto("--micro-batch-size", micro_batch_size),
-        device=device,
-        host_addresses=tuple(host or PeerOptions.host_addresses),
+    network = NetworkOptions(
+        host_addresses=tuple(host or NetworkOptions.host_addresses),
         announce_addresses=tuple(announce or ()),
         client_mode=client_mode,
         identity_file=identity_file,
     )
-    peers.examine_machine(repository, options, as_json=as_json, strict=strict, events=EventFile(events))
+    size = number_or_auto("--micro-batch-size", micro_batch_size)
+    compute = ComputeOptions(micro_batch_size=size, device=device)
+    examine_machine(repository, network, compute, as_json=as_json, strict=strict, events=EventFile(events))

@@ -21,7 +21,9 @@ def join(
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
-    cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
+    cpu_threads: Annotated[
+        int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else all cores.")
+    ] = None,
     shuffle_buffer: Annotated[int, typer.Option(help="Records held for shuffling.")] = 2048,
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
@@ -48,27 +50,30 @@ def join(
 
       dalle-collab join my-org/birds --num-devices 4 --precision bf16 --bandwidth-limit 50 --max-hours 8
     """
-    from pipelines.command_line.terminal import peers
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.command_line.terminal.setting_options import number_or_auto
-    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.command_line.terminal.training_peer import run_training_peer
+    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.training.run.compute_options import ComputeOptions
 
-    options = PeerOptions(
+    network = NetworkOptions(
+        host_addresses=tuple(host or NetworkOptions.host_addresses),
+        announce_addresses=tuple(announce or ()),
+        client_mode=client_mode,
+        use_relay=relay,
+        identity_file=identity_file,
+        bandwidth_limit_mbit=bandwidth_limit,
+        startup_timeout_seconds=startup_timeout,
+    )
+    compute = ComputeOptions(
         micro_batch_size=number_or_auto("--micro-batch-size", micro_batch_size),
         device=device,
         num_devices=number_or_auto("--num-devices", num_devices),
         precision=precision,
         compile=compile_,
-        use_relay=relay,
-        bandwidth_limit_mbit=bandwidth_limit,
-        max_hours=max_hours,
-        host_addresses=tuple(host or PeerOptions.host_addresses),
-        announce_addresses=tuple(announce or ()),
-        client_mode=client_mode,
-        identity_file=identity_file,
-        startup_timeout_seconds=startup_timeout,
         cpu_threads=cpu_threads,
         shuffle_buffer_size=shuffle_buffer,
         max_epochs=max_epochs,
+        max_hours=max_hours,
     )
-    peers.run_training_peer(repository, options, events=EventFile(events, step_seconds=event_seconds))
+    run_training_peer(repository, network, compute, events=EventFile(events, step_seconds=event_seconds))

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hub_tools.atomic_files import write_text_whole
 from pipelines.data_preparation.filtering import FilterReport
 
 MANIFEST_NAME = "manifest.json"
@@ -114,9 +114,7 @@ def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Pa
 
 def write_json(path: Path, values: Any) -> None:
     """Write values as JSON, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def file_digest(path: Path) -> str:

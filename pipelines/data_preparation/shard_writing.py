@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hub_tools.checks import check_counts
 from pipelines.data_preparation.caption_image_sources import CaptionImage, CaptionImageSource, SourceDamage
 from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
 from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
@@ -38,9 +39,7 @@ class PreparationOptions:
     """What is kept."""
 
     def __post_init__(self) -> None:
-        for name in ("shard_size", "batch_size", "num_workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
+        check_counts(self, "shard_size", "batch_size", "num_workers")
 
 
 @dataclass(frozen=True, kw_only=True)

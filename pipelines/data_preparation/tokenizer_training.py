@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
+from hub_tools.places import local_folder
 from pipelines.image_codes.image_code_record import ImageCodeFormatError, open_shard
 
 if TYPE_CHECKING:
@@ -19,12 +20,10 @@ def captions_of(folder_or_dataset: str) -> Iterator[str]:
 
     ValueError when there are neither shards nor such a dataset.
     """
-    folder = Path(folder_or_dataset)
-    if folder.is_dir():
+    folder = local_folder(folder_or_dataset, expected="a folder of shards or a dataset ORG/NAME")
+    if folder is not None:
         yield from _captions_of_folder(folder)
         return
-    if folder_or_dataset.count("/") != 1 or folder.is_absolute():
-        raise ValueError(f"There is no folder {folder_or_dataset}. Expected a folder of shards or a dataset ORG/NAME.")
     import datasets
 
     # The anonymous Parquet export lives on another host than the Hub in use.

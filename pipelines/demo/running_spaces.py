@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from hub_tools.local_hub import LocalHub
-from hub_tools.space_bundling import bundle_space
-from hub_tools.space_publishing import settings_of_spaces
+from hub_tools.publishing.space_bundling import bundle_space
+from hub_tools.publishing.space_publishing import settings_of_spaces
 from pipelines.demo.free_ports import take_ports
 from pipelines.demo.stages import Stages, stop_group
 

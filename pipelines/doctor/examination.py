@@ -1,6 +1,7 @@
 """The whole examination of a machine for a run, check by check, and the short one with which `join` begins."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import sys
 import time
@@ -10,24 +11,25 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.admission.client import AdmissionRefusedError, AuthorizationUnreachableError, seek_admission
+from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
 from pipelines.admission.dht_gate import SwarmAuthorizer
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
-from pipelines.doctor.authorization_checks import check_authorization
+from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs
-from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.swarm.dialling import parse_address, port_objection
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.training.repository.run_repository import read_run
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.door import door_of
+from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.model import read_processor
+from pipelines.training.tasks.choice import open_task
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
 SECONDS_TO_SEEK_ADMISSION = 10.0
@@ -39,24 +41,35 @@ class Examination:
     """What the checks learn about one run on one machine, one after the other."""
 
     repository: str
-    options: PeerOptions
+    network: NetworkOptions
+    compute: ComputeOptions
     now: Callable[[], float] = time.time
     """This machine's clock, in seconds since 1970."""
 
     announce: Callable[[str], None] = lambda name: None
     """Hears what is looked at next."""
 
-    run: TrainingRun | None = None
-    processor: DalleCollabProcessor | None = None
-    layout: ImageCodeLayout | None = None
+    snapshot: RunSnapshot | None = None
+    """The run's repository as it was when the examination began."""
+
+    task: TrainingTask | None = None
+    fits: bool = False
+    """Whether dataset, processor and model fit each other."""
+
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
     startup_timeouts: tuple[float, ...] = STARTUP_TIMEOUTS
 
+    @property
+    def run(self) -> TrainingRun | None:
+        """The run's settings, once they are read."""
+        return None if self.snapshot is None else self.snapshot.run
+
 
 def run_checks(
     repository: str,
-    options: PeerOptions,
+    network: NetworkOptions,
+    compute: ComputeOptions,
     *,
     announce: Callable[[str], None] = lambda name: None,
     now: Callable[[], float] = time.time,
@@ -65,21 +78,24 @@ def run_checks(
 
     `announce` hears what is looked at next. What depends on something that failed is left out or `unknown`.
     """
-    examination = Examination(repository=repository, options=options, now=now, announce=announce)
+    examination = Examination(repository=repository, network=network, compute=compute, now=now, announce=announce)
     announce("Hub")
     yield from check_hub_and_run(examination)
     announce("machine")
     yield from check_machine(examination)
-    yield check_ports(options)
+    yield check_ports(network)
     if examination.run is not None:
         announce("dataset and data stream")
         yield from check_data(examination)
         yield from check_swarm(examination)
 
 
-def quick_checks(repository: str, run: TrainingRun, options: PeerOptions) -> list[CheckResult]:
+def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
     """Return the findings that need little more than a second: this machine, the versions, and the Hub's clock."""
-    examination = Examination(repository=repository, options=options, run=run)
+    task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
+    examination = Examination(
+        repository=snapshot.repository, network=network, compute=compute, snapshot=snapshot, task=task
+    )
     hub, clock_offset = hub_checks.check_hub(examination.now)
     return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
 
@@ -102,19 +118,19 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield unknown("training run", "cannot be read with a token that is refused")
         return
     try:
-        examination.run = hub_checks.retried(lambda: read_run(examination.repository))
-        examination.processor = hub_checks.retried(lambda: read_processor(examination.repository))
+        examination.snapshot = snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
+        examination.task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return
     yield ok("training run", f"{examination.run.run_id}, created with {PACKAGE} {examination.run.package_version}")
-    yield from check_authorization(examination.repository, examination.run, examination.caller)
+    yield from check_admission(examination.repository, examination.run, examination.caller)
 
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
     """Check what can be seen on this machine alone, against the run's needs as far as they are known."""
-    run, options = examination.run, examination.options
-    machine = read_machine(options.device)
+    run = examination.run
+    machine = read_machine(examination.compute.device)
     yield machine_checks.check_platform(machine)
     if run is not None:
         yield from check_versions(run, machine)
@@ -154,31 +170,30 @@ def check_wire_codec(run: TrainingRun) -> CheckResult:
     return ok("wire codec", f"{run.averaging_compression}: a vector survives it")
 
 
-def check_ports(options: PeerOptions) -> CheckResult:
+def check_ports(network: NetworkOptions) -> CheckResult:
     """Try to listen where the peer will."""
     objections = {}
-    for text in options.host_addresses:
+    for text in network.host_addresses:
         try:
             objection = port_objection(parse_address(text))
         except ValueError as error:
             objection = str(error)
         if objection is not None:
             objections[text] = objection
-    return swarm_checks.check_hosts(options.host_addresses, objections)
+    return swarm_checks.check_hosts(network.host_addresses, objections)
 
 
 def check_data(examination: Examination) -> Iterator[CheckResult]:
     """Check that the dataset is there, fits the run, and that records arrive."""
-    result, examination.layout = hub_checks.check_dataset(examination.run, examination.processor)
+    result = hub_checks.check_dataset(examination.task)
     yield result
-    if examination.layout is not None:
-        batch_size = examination.options.micro_batch_size or 1
-        yield hub_checks.check_stream(examination.run, examination.processor, examination.layout, batch_size)
+    examination.fits = result.status == "ok"
+    if examination.fits:
+        yield hub_checks.check_stream(examination.task, examination.compute.micro_batch_size or 1)
 
 
 def check_swarm(examination: Examination) -> Iterator[CheckResult]:
     """Look at the swarm through every entry address, and let another peer call this machine."""
-    options = examination.options
     results, finding = look_at_swarm(examination)
     yield from results
     yield swarm_checks.check_daemon(finding)
@@ -188,7 +203,7 @@ def check_swarm(examination: Examination) -> Iterator[CheckResult]:
     if (result := swarm_checks.check_one_swarm(examination.repository, finding)) is not None:
         yield result
     yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)
-    yield swarm_checks.check_reachability(finding, client_mode=options.client_mode)
+    yield swarm_checks.check_reachability(finding, client_mode=examination.network.client_mode)
 
 
 def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFinding]:
@@ -197,20 +212,26 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
     Returns what came of asking for the admission, nothing on an open run, and what was seen.
     """
     run, repository, name = examination.run, examination.repository, "admission"
-    options, admission, results = examination.options, None, []
+    network, admission, results = examination.network, None, []
     with contextlib.ExitStack() as stack:
         try:
-            options, admission = stack.enter_context(
-                seek_admission(run, repository, options, get_token(), seconds_to_try=SECONDS_TO_SEEK_ADMISSION)
+            identity_file, admission = stack.enter_context(
+                seek_admission(
+                    door_of(run, repository),
+                    network.identity_file,
+                    get_token(),
+                    seconds_to_try=SECONDS_TO_SEEK_ADMISSION,
+                )
             )
-        except (AdmissionRefusedError, AuthorizationUnreachableError) as error:
+            network = dataclasses.replace(network, identity_file=identity_file)
+        except (AdmissionRefusedError, AdmissionUnreachableError) as error:
             results.append(hub_checks.failure(name, error, "a token of the run's authority"))
         if admission is not None:
             results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))
         finding = probe_swarm(
             run.swarm_id,
             run.entry_addresses,
-            options,
+            network,
             startup_timeouts=examination.startup_timeouts,
             authorizer=None if admission is None else SwarmAuthorizer(admission),
             now=examination.now,
@@ -221,9 +242,9 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
 
 def _needs(examination: Examination) -> PeerNeeds:
     nothing = PeerNeeds(memory=None, shared_memory=None, gpu_memory=None, disk=None)
-    if examination.run is None:
+    if examination.task is None:
         return nothing
     try:
-        return peer_needs(examination.run, examination.options, checkpoint_bytes(examination.repository))
+        return peer_needs(examination.task, examination.compute, checkpoint_bytes(examination.snapshot))
     except hub_checks.USER_ERRORS:
         return nothing

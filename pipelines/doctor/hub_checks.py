@@ -15,12 +15,8 @@ from huggingface_hub.utils import get_session
 
 from hub_tools.endpoint import current_endpoint
 from hub_tools.one_line_errors import explain_error
-from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.doctor.check_result import CheckResult, fail, ok, warn
-from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
-from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
+from pipelines.training.run.task import Batch, TrainingTask
 
 Value = TypeVar("Value")
 
@@ -98,34 +94,22 @@ def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
     return ok(name, f"you are {caller['name']}"), caller
 
 
-def check_dataset(run: TrainingRun, processor: DalleCollabProcessor) -> tuple[CheckResult, ImageCodeLayout | None]:
-    """Read the footer of the dataset's first shard at the run's revision, and compare codec and grid with the run's."""
-    name = "dataset"
+def check_dataset(task: TrainingTask) -> CheckResult:
+    """Check that the dataset at the run's revision, the processor and the model fit each other."""
+    name, run = "dataset", task.run
     try:
-        layout = retried(lambda: dataset_layout(run.dataset_repository, run.dataset_revision))
-        check_codec_fits(layout, processor.image_codec_fingerprint, run.dataset_repository)
-        check_dataset_fits(run, layout)
+        retried(task.check)
     except USER_ERRORS as error:
-        return failure(name, error, f"image codes of {processor.image_codec_fingerprint}"), None
-    seen = f"{run.dataset_repository} at {run.dataset_revision[:12]}, made by codec {layout.codec_fingerprint}"
-    return ok(name, seen, f"codec {processor.image_codec_fingerprint}"), layout
+        return failure(name, error, "data that fit the run's model and processor")
+    return ok(name, f"{run.dataset_repository} at {run.dataset_revision[:12]} fits the run's model and processor")
 
 
-def check_stream(
-    run: TrainingRun, processor: DalleCollabProcessor, layout: ImageCodeLayout, micro_batch_size: int
-) -> CheckResult:
+def check_stream(task: TrainingTask, micro_batch_size: int) -> CheckResult:
     """Read a few micro-batches through the reader that trains, and time them."""
     name, expected = "data stream", f"the first micro-batch within {SLOW_FIRST_BATCH_SECONDS:.0f} s"
     started = time.monotonic()
     make_batches = partial(
-        stream_batches,
-        run.dataset_repository,
-        run.dataset_revision,
-        processor,
-        num_codes=layout.num_codes,
-        batch_size=micro_batch_size,
-        seed=run.seed,
-        shuffle_buffer_size=micro_batch_size,
+        task.batches, batch_size=micro_batch_size, seed=task.run.seed, shuffle_buffer_size=micro_batch_size
     )
     try:
         times = retried(lambda: _batch_times(make_batches, NUM_STREAMED_BATCHES, STREAM_SECONDS))

@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_OPEN_FILES = 65_536
+from pipelines.swarm.open_files import open_files_limit
+
 SHARED_MEMORY = Path("/dev/shm")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -54,20 +55,6 @@ def read_machine(device: str = "cpu") -> Machine:
         cache_folder=cache,
         free_disk=shutil.disk_usage(nearest_folder(cache)).free,
     )
-
-
-def open_files_limit() -> int:
-    """Return the number of files that a process may open after `raise_open_files`."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
-
-
-def raise_open_files() -> None:
-    """Let this process and its children open as many files as the system allows them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(open_files_limit(), MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def available_memory() -> int | None:

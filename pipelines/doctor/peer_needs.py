@@ -3,11 +3,10 @@
 from huggingface_hub import HfApi
 
 from pipelines.doctor.machine_checks import PeerNeeds
-from pipelines.memory_estimate.estimate import estimate_training_memory
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
-from pipelines.training.run.peer_options import PeerOptions
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.task import TrainingTask
 
 SHARED_BYTES_PER_PARAMETER = 8
 """float32 parameters and gradients of the offloaded optimizer lie in /dev/shm, where the averagers see them too."""
@@ -19,26 +18,24 @@ SPARE_DISK_BYTES = 256 * 2**20
 """Tokenizer, settings and the daemon's files."""
 
 
-def peer_needs(run: TrainingRun, options: PeerOptions, checkpoint_bytes: int) -> PeerNeeds:
+def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: int) -> PeerNeeds:
     """Return the bytes that a peer needs, of which it may have to download a checkpoint of `checkpoint_bytes`.
 
     Raises:
         ValueError: the run's model has sizes that cannot work.
     """
-    sizes = DalleCollabSizes.from_mapping(run.model_config)
-    on_gpu = options.device.startswith("cuda")
+    on_gpu = compute.device.startswith("cuda")
     # A peer that chooses micro-batch and precision for itself takes what fits: it is judged by the least.
-    micro_batch_size = options.micro_batch_size or 1
+    micro_batch_size = compute.micro_batch_size or 1
     settings = MemorySettings(
         micro_batch_size=micro_batch_size,
-        precision=options.precision if options.precision != "auto" else "fp32",
+        precision=compute.precision if compute.precision != "auto" else "fp32",
         optimizer="lamb",
-        optimizer_bits=run.optimizer_bits,
-        recompute=sizes.recompute,
+        optimizer_bits=task.run.optimizer_bits,
         collaborative=True,
         device="cuda" if on_gpu else "cpu",
     )
-    estimate = estimate_training_memory(sizes, settings)
+    estimate = task.memory(settings)
     return PeerNeeds(
         memory=PROGRAM_BYTES + estimate.ram.total,
         shared_memory=SHARED_BYTES_PER_PARAMETER * estimate.num_parameters,
@@ -48,7 +45,7 @@ def peer_needs(run: TrainingRun, options: PeerOptions, checkpoint_bytes: int) ->
     )
 
 
-def checkpoint_bytes(repository: str) -> int:
+def checkpoint_bytes(snapshot: RunSnapshot) -> int:
     """Return the bytes of the files in the run's repository: what a newcomer may have to download."""
-    info = HfApi().model_info(repository, files_metadata=True)
+    info = HfApi().model_info(snapshot.repository, revision=snapshot.commit, files_metadata=True)
     return sum(sibling.size or 0 for sibling in info.siblings or ())

@@ -2,37 +2,41 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfApi, HfFileSystem, ModelCard
-from huggingface_hub.errors import EntryNotFoundError
 
+from hub_tools.run_files import CARD_FILE
 from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.repository.run_repository import download_checkpoint, read_run_state
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.checkpoint_tensors import load_training_state
-from pipelines.training.tasks.text_to_image.model import initial_model
 
 SPLITS = ("train", "validation", "test")
 
 
 def run_checklist(
     repository: str,
-    options: PeerOptions,
+    network: NetworkOptions,
     *,
     announce: Callable[[str], None] = lambda name: None,
     now: Callable[[], float] = time.time,
 ) -> Iterator[CheckResult]:
     """Yield one finding after the other about a run; changes nothing."""
-    examination = Examination(repository=repository, options=options, now=now, announce=announce)
+    examination = Examination(
+        repository=repository, network=network, compute=ComputeOptions(), now=now, announce=announce
+    )
     announce("Hub")
     yield from check_hub_and_run(examination)
     if examination.run is None:
@@ -43,12 +47,12 @@ def run_checklist(
     announce("dataset")
     yield from check_dataset(examination)
     announce("course of the run so far")
-    yield from check_course(repository, run)
-    announce("codec and card")
-    yield check_codec_repository(examination)
-    yield check_card(repository)
+    yield from check_course(examination.snapshot)
+    announce("companions and card")
+    yield from check_companions(examination.task)
+    yield check_card(examination.snapshot)
     announce("checkpoint")
-    yield check_restoring(repository, run)
+    yield check_restoring(examination.snapshot, examination.task)
     yield from check_entry_peers(examination)
 
 
@@ -57,21 +61,21 @@ def check_dataset(examination: Examination) -> Iterator[CheckResult]:
     run = examination.run
     yield organiser_checks.check_pinned(run)
     yield from check_data(examination)
-    files = dataset_files(run) if examination.layout is not None else []
+    files = dataset_files(run) if examination.fits else []
     splits = sorted({split for split in SPLITS if any(split in Path(file).name for file in files)})
     yield organiser_checks.check_evaluation(run, splits)
     yield from organiser_checks.check_schedule(run, count_records(files) if files else None)
 
 
-def check_course(repository: str, run: TrainingRun) -> Iterator[CheckResult]:
+def check_course(snapshot: RunSnapshot) -> Iterator[CheckResult]:
     """Compare time-outs and the commit budget with the published history."""
     try:
-        history = hub_checks.retried(lambda: read_history(repository))
+        history = hub_checks.retried(lambda: read_history(snapshot))
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("history", error)
         return
-    yield from organiser_checks.check_timeouts(run, history)
-    yield organiser_checks.check_commit_budget(run, history)
+    yield from organiser_checks.check_timeouts(snapshot.run, history)
+    yield organiser_checks.check_commit_budget(snapshot.run, history)
 
 
 def dataset_files(run: TrainingRun) -> list[str]:
@@ -93,37 +97,43 @@ def _num_rows(file: str) -> int:
         return pq.read_metadata(shard).num_rows
 
 
-def check_codec_repository(examination: Examination) -> CheckResult:
-    """Without the codec nobody can turn the model's codes into pictures."""
-    name, processor = "codec", examination.processor
-    repository, revision = processor.image_codec_repository, processor.image_codec_revision
+def check_companions(task: TrainingTask) -> Iterator[CheckResult]:
+    """Check that the other repositories which using the model takes are there."""
     try:
-        hub_checks.retried(lambda: HfApi().model_info(repository, revision=revision))
+        companions = hub_checks.retried(task.companions)
     except hub_checks.USER_ERRORS as error:
-        return hub_checks.failure(name, error, f"{repository} at {revision}")
-    return ok(name, f"{repository} at {str(revision)[:12]}")
+        yield hub_checks.failure("processor", error)
+        return
+    for name, (repository, revision) in companions.items():
+        try:
+            hub_checks.retried(partial(HfApi().model_info, repository, revision=revision))
+        except hub_checks.USER_ERRORS as error:
+            yield hub_checks.failure(name, error, f"{repository} at {revision}")
+        else:
+            yield ok(name, f"{repository} at {str(revision)[:12]}")
 
 
-def check_card(repository: str) -> CheckResult:
+def check_card(snapshot: RunSnapshot) -> CheckResult:
     """Read the run's README.md from the Hub and judge it."""
     try:
-        card = hub_checks.retried(lambda: ModelCard.load(repository))
-    except EntryNotFoundError:
-        return organiser_checks.check_card(None, {})
+        path = hub_checks.retried(lambda: snapshot.download(CARD_FILE))
+        if path is None:
+            return organiser_checks.check_card(None, {})
+        card = ModelCard.load(path)
     except hub_checks.USER_ERRORS as error:
         return hub_checks.failure("card", error)
     return organiser_checks.check_card(card.text, card.data.to_dict())
 
 
-def check_restoring(repository: str, run: TrainingRun) -> CheckResult:
+def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
     """Download the newest checkpoint and load it into model and optimizer, as a peer does that starts from it."""
     name = "checkpoint"
     try:
-        state = hub_checks.retried(lambda: read_run_state(repository))
-        if state is None:
-            return unknown(name, "none yet", f"The auxiliary peer publishes it: dalle-collab run assist {repository}")
+        if hub_checks.retried(lambda: snapshot.run_state) is None:
+            cure = f"The auxiliary peer publishes it: dalle-collab run assist {snapshot.repository}"
+            return unknown(name, "none yet", cure)
         started = time.monotonic()
-        restored = restore(download_checkpoint(repository), run)
+        restored = restore(snapshot.download_checkpoint(), task)
     except hub_checks.USER_ERRORS as error:
         return hub_checks.failure(name, error, "a checkpoint that can be restored")
     if restored["not_finite"]:
@@ -132,14 +142,14 @@ def check_restoring(repository: str, run: TrainingRun) -> CheckResult:
     return ok(name, f"epoch {restored['epoch']} restored in {time.monotonic() - started:.1f} s")
 
 
-def restore(folder: Path, run: TrainingRun) -> dict[str, Any]:
+def restore(folder: Path, task: TrainingTask) -> dict[str, Any]:
     """Load a checkpoint's folder into a fresh model and optimizer; return its epoch and tensors that are not finite.
 
     Raises:
         ValueError: a file is missing, damaged, or of another model.
     """
-    model = initial_model(run)
-    parts = optimizer_parts(run, model)
+    model = task.new_model()
+    parts = optimizer_parts(task.run, model)
     state = load_training_state(folder, model, parts["optimizer"](parts["params"]))
     not_finite = [name for name, tensor in model.named_parameters() if not torch.isfinite(tensor).all()]
     return dict(epoch=state.epoch, not_finite=not_finite)

@@ -80,7 +80,7 @@ def _check_entry(repository: str, entry: EntryFinding, some_answer: bool) -> Che
         return ok(name, f"answers in {1000 * (entry.ping_seconds or 0.0):.0f} ms{trainers}")
     if entry.call.outcome == "answered":
         seen = f"connects, but the peer refuses or does not answer calls ({entry.refusal})"
-        cause = "It may ask for a token of this run's members, or hang: see `authorization` and `clock`."
+        cause = "It may ask for a token of this run's members, or hang: see `admission service` and `clock`."
     else:
         seen = f"{entry.call.outcome} ({entry.call.detail})"
         cause = CAUSES.get(entry.call.outcome, "")

@@ -14,10 +14,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import get_linear_schedule_with_warmup
 
+from hub_tools.places import local_folder
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, dataset_layout, stream_batches
+from pipelines.training.run.task import Batch
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches
 
 LORA_MODULES = ("qkv", "output", "input")
 """The linear layers that all layers of a group share, so that one adapter serves all of them."""
@@ -95,13 +97,8 @@ def find_source(
 
 
 def _model_commit(name: str, revision: str | None) -> str | None:
-    if Path(name).is_dir():
-        if revision is not None:
-            raise ValueError(f"{name} is a folder and has no revision {revision!r}. Leave out --revision.")
-        return None
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"There is no folder {name}. Expected a folder or a Hub repository ORG/RUN.")
-    return HfApi().model_info(name, revision=revision).sha
+    folder = local_folder(name, revision=revision, expected="a folder or a Hub repository ORG/RUN")
+    return HfApi().model_info(name, revision=revision).sha if folder is None else None
 
 
 def _check_dataset_fits(
@@ -215,8 +212,7 @@ def _accumulate(accelerator: Accelerator, model: torch.nn.Module, batches: Itera
     for _ in range(num_batches):
         batch = next(batches)
         loss = model(
-            input_ids=batch.input_ids.to(accelerator.device),
-            image_codes=batch.image_codes.to(accelerator.device),
+            **{name: tensor.to(accelerator.device) for name, tensor in batch.items()},
             return_logits=False,
         ).loss
         accelerator.backward(loss)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from hub_tools.checks import check_choice, check_counts, check_positive
+
 MIXED_PRECISIONS = ("no", "fp16", "bf16")
 
 
@@ -41,19 +43,12 @@ class FinetuningOptions:
     """Seed of the adapter's start and of the order of the records."""
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "micro_batch_size", "gradient_accumulation", "lora_rank", "save_interval_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
-        for name in ("learning_rate", "max_gradient_norm", "lora_alpha", "shuffle_buffer_size"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected a number above 0.")
+        check_counts(self, "num_steps", "micro_batch_size", "gradient_accumulation", "lora_rank", "save_interval_steps")
+        check_positive(self, "learning_rate", "max_gradient_norm", "lora_alpha", "shuffle_buffer_size")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share is {self.warmup_share}, expected at least 0 and less than 1.")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay is {self.weight_decay}, expected 0 or more.")
-        if self.mixed_precision not in MIXED_PRECISIONS:
-            raise ValueError(
-                f"mixed_precision is {self.mixed_precision!r}, expected one of {', '.join(MIXED_PRECISIONS)}."
-            )
+        check_choice("mixed_precision", self.mixed_precision, MIXED_PRECISIONS)
         if self.full and self.merge:
             raise ValueError("--merge has no effect with --full, which always writes a whole model. Leave one out.")

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
+from hub_tools.places import local_folder
 from hub_tools.run_files import RUN_STATE_FILE, TRAINING_RUN_FILE
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.clip.clip_reranking import DEFAULT_CLIP, ClipReranker
@@ -100,12 +101,9 @@ def load_codec_and_reranker(
 
 
 def _model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
-    if Path(name).is_dir():
-        if revision is not None:
-            raise ValueError(f"{name} is a folder and has no revision {revision!r}. Leave out --revision.")
-        return Path(name)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"There is no folder {name}. Expected a folder or a Hub repository ORG/RUN.")
+    folder = local_folder(name, revision=revision, expected="a folder or a Hub repository ORG/RUN")
+    if folder is not None:
+        return folder
     # One snapshot, so that all files are of one commit even while the run publishes the next.
     return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
 

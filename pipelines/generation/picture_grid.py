@@ -1,8 +1,6 @@
 """Lay ranked pictures out under their prompts, for a person to look at."""
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from hub_tools.atomic_files import written_whole
 from pipelines.image_codes.thumbnails import PICTURE_SIDE, enlarged
 
 if TYPE_CHECKING:
@@ -45,14 +44,9 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     """Write the picture whole or not at all."""
     require_picture_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        picture.save(temporary)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with written_whole(path) as temporary:
+        picture.save(temporary, format=Image.registered_extensions()[path.suffix.lower()])
+        temporary.chmod(0o644)
 
 
 def keep_picture(picture: Image.Image, folder: Path) -> Path:

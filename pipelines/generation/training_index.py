@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
+from hub_tools.places import NoSuchPlaceError, local_folder
+
 INDEX_FILE = "training_index.json"
 FORMAT_VERSION = 1
 RECORDS_PER_CHUNK = 16_384
@@ -275,10 +277,12 @@ def _problem_in(folder: Path, part: IndexPart, settings: IndexSettings) -> str |
 
 
 def _local_folder(name: str) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise TrainingIndexError(f"There is no folder {name}. Expected a folder or a dataset repository ORG/NAME.")
+    try:
+        folder = local_folder(name, expected="a folder or a dataset repository ORG/NAME")
+    except NoSuchPlaceError as error:
+        raise TrainingIndexError(str(error)) from error
+    if folder is not None:
+        return folder
     from huggingface_hub import snapshot_download
 
     patterns = [INDEX_FILE, "part-*.safetensors", "part-*.parquet"]

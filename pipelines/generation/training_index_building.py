@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.numpy import save_file
 
+from hub_tools.atomic_files import write_text_whole, written_whole
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.training_index import (
     CAPTION_EMBEDDINGS,
@@ -111,15 +112,15 @@ def build_training_index(
             with dataset.local_copy(shard) as path:
                 part = known[shard.name] = writer.write(name, shard, path)
             check_part(output, part, settings)  # a CLIP with damaged weights is found here, not on the page
-            _write_text(output / INDEX_FILE, index_text(settings, _in_order(known, dataset), None))
+            write_text_whole(output / INDEX_FILE, index_text(settings, _in_order(known, dataset), None))
         num_records += part.num_records
         on_progress("indexing", number + 1, len(dataset.shards), f"shards, {num_records:,} records")
     parts = _in_order(known, dataset)
     if num_records == 0:
         raise ValueError(f"Dataset {dataset.name} has no records. Check it: dalle-collab data verify FOLDER")
     typical_similarity = _typical_similarity(output, parts)
-    _write_text(output / "README.md", _card(dataset, num_records))
-    _write_text(output / INDEX_FILE, index_text(settings, parts, typical_similarity))
+    write_text_whole(output / "README.md", _card(dataset, num_records))
+    write_text_whole(output / INDEX_FILE, index_text(settings, parts, typical_similarity))
     _remove_stale_parts(output, parts)
     return IndexReport(
         num_records=num_records,
@@ -227,9 +228,8 @@ class _PartWriter:
         return embeddings
 
     def _write_file(self, name: str, write: Callable[[Path], object]) -> str:
-        temporary = self.output / f".{name}.partial"
-        write(temporary)
-        temporary.replace(self.output / name)
+        with written_whole(self.output / name) as temporary:
+            write(temporary)
         return file_digest(self.output / name)
 
 
@@ -280,9 +280,3 @@ def _remove_stale_parts(output: Path, parts: Sequence[IndexPart]) -> None:
     for path in output.glob("part-*"):
         if path.stem not in names:
             path.unlink()
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -1,1 +1,1 @@
-"""The record format of image codes and the VQGAN codec. Imports nothing else of ours."""
+"""The record format of image codes and the VQGAN codec. May import `hub_tools`."""

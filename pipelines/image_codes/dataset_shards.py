@@ -9,6 +9,8 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
+from hub_tools.places import local_folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetShard:
@@ -50,8 +52,8 @@ def find_dataset(folder_or_repository: str, revision: str | None = None) -> Shar
 
     Raises ValueError where there are no shards.
     """
-    folder = Path(folder_or_repository)
-    if folder.is_dir():
+    folder = local_folder(folder_or_repository, expected="a folder of shards or a dataset ORG/NAME")
+    if folder is not None:
         paths = sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
         if not paths:
             raise ValueError(
@@ -59,10 +61,6 @@ def find_dataset(folder_or_repository: str, revision: str | None = None) -> Shar
             )
         shards = [DatasetShard(name=str(path.relative_to(folder)), num_bytes=path.stat().st_size) for path in paths]
         return ShardedDataset(name=str(folder), revision=None, shards=tuple(shards))
-    if folder_or_repository.count("/") != 1 or folder_or_repository.startswith((".", "/", "~")):
-        raise ValueError(
-            f"There is no folder {folder_or_repository}. Expected a folder of shards or a dataset ORG/NAME."
-        )
     return dataset_on_hub(folder_or_repository, revision)
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hub_tools.atomic_files import written_whole
+
 FORMAT_VERSION = 1
 KNOWN_FORMAT_VERSIONS = (1,)
 LARGEST_CODEBOOK = 2**15
@@ -145,8 +147,7 @@ def write_image_code_shard(path: str | os.PathLike, table: pa.Table) -> int:
     1,580 bytes for 1,024 codes of a 8,192 codebook), which Brotli alone does not reach.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(path) as temporary:
         pq.write_table(
             table,
             temporary,
@@ -156,9 +157,6 @@ def write_image_code_shard(path: str | os.PathLike, table: pa.Table) -> int:
             use_dictionary=["caption", "codes.list.element", "NSFW"],
             write_page_index=True,
         )
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path.stat().st_size
 
 

@@ -1,1 +1,1 @@
-"""How much memory training takes: arithmetic alone. Imports nothing else of ours."""
+"""How much memory training takes: arithmetic alone. May import `hub_tools`."""

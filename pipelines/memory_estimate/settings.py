@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hub_tools.checks import check_choice
 from pipelines.memory_estimate.models.precision import PRECISIONS
 
 OPTIMIZERS = ("adam", "lamb", "adafactor", "sgd")
@@ -59,11 +60,11 @@ class MemorySettings:
             optional = name in ("sequence_length", "num_shared_groups")
             if not (optional and value is None) and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1.")
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        _check_choice("optimizer_bits", self.optimizer_bits, OPTIMIZER_BITS)
-        _check_choice("recompute", self.recompute, RECOMPUTE_CHOICES)
-        _check_choice("device", self.device, DEVICES)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("optimizer_bits", self.optimizer_bits, OPTIMIZER_BITS)
+        check_choice("recompute", self.recompute, RECOMPUTE_CHOICES)
+        check_choice("device", self.device, DEVICES)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some settings changed."""
@@ -110,8 +111,3 @@ class MemoryEstimate:
     """In the machine's memory."""
     num_parameters: int
     """Parameters of the model, shared ones once."""
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}.")

@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 import hivemind
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.dialling import Call, PeerAddress, call, parse_address
 
 MOST_ADDRESSES = 4
@@ -23,11 +24,13 @@ SECONDS_BETWEEN_CALLS = 2.0
 MOST_REMEMBERED = 1024
 
 
-class DialBack(ServicerBase):
+class DialBack(NamedServicer):
     """Calls a peer's listening ports at the address from which that peer is connected.
 
     Nobody can use it to reach a third machine: the host is the one that libp2p sees, only the port is the asker's.
     """
+
+    PROTOCOL_NAME = "DialBack"
 
     def __init__(self, p2p: P2P) -> None:
         self._p2p = p2p

@@ -5,7 +5,9 @@ import errno
 import ipaddress
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 GREETING = b"\x13/multistream/1.0.0\n"
 """What every libp2p node says first on a TCP connection."""
@@ -110,6 +112,17 @@ async def call(address: PeerAddress, timeout: float) -> Call:
     if not answered:
         return Call(address=address.text, outcome="no peer", detail="something answers that is no libp2p peer")
     return Call(address=address.text, outcome="answered", seconds=seconds)
+
+
+async def connect(p2p: Any, peer: Any, addresses: Sequence[Any]) -> None:
+    """Have a libp2p daemon connect to a peer at these multiaddresses, which hivemind does only as it starts one.
+
+    `p2p`, `peer`, `addresses`: hivemind's `P2P`, `PeerID` and `Multiaddr`, which diallers of plain TCP need not import.
+
+    Raises:
+        ControlFailure: no address leads to that very peer.
+    """
+    await p2p._client.connect(peer, list(addresses))
 
 
 async def _greeted(address: PeerAddress) -> bool:

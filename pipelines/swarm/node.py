@@ -11,8 +11,9 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.dial_back import offer_dial_back
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.open_files import raise_open_files
 from pipelines.swarm.rejoining import stay_joined
-from pipelines.training.run.peer_options import PeerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +37,15 @@ class CannotListenError(OSError):
 def open_dht(
     run_name: str,
     entry_addresses: Sequence[str],
-    options: PeerOptions,
-    admission: PeerAdmission | None = None,
+    options: NetworkOptions,
     *,
+    admission: PeerAdmission | None,
     reply_seconds: float | None = None,
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has not started others: hivemind forks. `admission` is what
-    `seek_admission` has yielded together with the options; only open runs go without. `reply_seconds` is the time that
+    `seek_admission` has yielded together with the identity; None: the run is open. `reply_seconds` is the time that
     other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
 
     Raises:
@@ -52,6 +53,7 @@ def open_dht(
         CannotListenError: a port is taken, or an address is not one of this machine.
     """
     multiprocessing.set_start_method("fork", force=True)
+    raise_open_files()
     dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
         dht.bind_peers()
@@ -66,7 +68,7 @@ def open_dht(
 
 
 def _start_dht(
-    run_name: str, entry_addresses: Sequence[str], options: PeerOptions, admission: PeerAdmission | None
+    run_name: str, entry_addresses: Sequence[str], options: NetworkOptions, admission: PeerAdmission | None
 ) -> SwarmDHT:
     """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
     failure: BaseException | None = None

@@ -19,9 +19,9 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.swarm.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
-from pipelines.swarm.dialling import Call, PeerAddress, call, parse_address
+from pipelines.swarm.dialling import Call, PeerAddress, call, connect, parse_address
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
-from pipelines.training.run.peer_options import PeerOptions
 
 STARTUP_TIMEOUTS = (15.0, 60.0, 180.0)
 """Seconds that the libp2p daemon is given: each time longer, because a busy machine only needs patience."""
@@ -40,7 +40,7 @@ NODES_PER_ROUND = 4
 def probe_swarm(
     swarm_id: str,
     entry_addresses: Sequence[str],
-    options: PeerOptions,
+    options: NetworkOptions,
     *,
     startup_timeouts: Sequence[float] = STARTUP_TIMEOUTS,
     authorizer: Any = None,
@@ -66,7 +66,7 @@ def probe_swarm(
 
 @asynccontextmanager
 async def _daemon(
-    options: PeerOptions, startup_timeouts: Sequence[float]
+    options: NetworkOptions, startup_timeouts: Sequence[float]
 ) -> AsyncIterator[tuple[P2P | None, SwarmFinding]]:
     p2p, error, num_starts, started = None, "", 0, 0.0
     for seconds in startup_timeouts:
@@ -160,7 +160,7 @@ class _Probe:
         multiaddress = Multiaddr(address.text.removesuffix(f"/p2p/{address.peer_id}"))
         try:
             async with asyncio.timeout(4 * CALL_SECONDS):
-                await self._p2p._client.connect(peer, [multiaddress])
+                await connect(self._p2p, peer, [multiaddress])
         except TimeoutError:
             return Call(address=address.text, outcome="silent", detail="libp2p gets no answer")
         except ControlFailure as error:

@@ -1,9 +1,8 @@
 """What peers tell each other about themselves: signed records in the DHT, checked before use."""
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
@@ -14,6 +13,7 @@ from hivemind.utils import MPFuture, get_dht_time
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import MAX_TOKEN_CHARACTERS
 
@@ -110,29 +110,29 @@ class _SwarmRecords(BaseModel):
 
 
 class SwarmRecords:
-    """Reads and writes the run's signed records; every process that touches them makes one of these first.
+    """Reads and writes the run's signed records; every process that touches them opens one of these first."""
 
-    Without the validators a reader sees the signature as trailing bytes and fails.
-    """
-
-    def __init__(self, dht: hivemind.DHT, run_id: str) -> None:
+    def __init__(self, dht: hivemind.DHT, run_id: str, *, admission: PeerAdmission | None) -> None:
+        """`admission` is this peer's; None: the run is open, and everybody's records count."""
         self._dht, self._run_id = dht, run_id
-        signature = RSASignatureValidator()
-        self._owner = signature.local_public_key
-        dht.add_validators(
-            [
-                SchemaValidator(_SwarmRecords, prefix=run_id),
-                SchemaValidator(TrainingProgressSchema, prefix=run_id),
-                signature,
-            ]
-        )
-        self._admissions = AdmissionRecords(dht, run_id)
-        self._admissions.keep_published()
+        self._signature = RSASignatureValidator()
+        self.admissions = AdmissionRecords(dht, run_id, admission=admission)
+        """Whose records count; one for all who ask, because it remembers what it has looked up."""
+
+    def open(self) -> Self:
+        """Have the DHT node check signatures and schemas, and publish this peer's token, now and when it is renewed.
+
+        Without the validators a reader sees the signature as trailing bytes and fails.
+        """
+        schemas = (_SwarmRecords, TrainingProgressSchema)
+        self._dht.add_validators([*(SchemaValidator(kind, prefix=self._run_id) for kind in schemas), self._signature])
+        self.admissions.keep_published()
+        return self
 
     @property
     def owner(self) -> bytes:
         """This process's key in the DHT, under which its own records are found."""
-        return self._owner
+        return self._signature.local_public_key
 
     def publish_metrics(self, metrics: PeerMetrics, lifetime_seconds: float) -> None:
         """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""
@@ -162,7 +162,7 @@ class SwarmRecords:
         """Return the epochs for which peers that count have called; none if the DHT did not answer."""
         if answer.cancelled() or answer.exception():
             return frozenset()
-        calls = self._admissions.counted(_parse(answer.result(), StateAveragingCall))
+        calls = self.admissions.counted(_parse(answer.result(), StateAveragingCall))
         return frozenset(call.epoch for call in calls.values())
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
@@ -176,13 +176,6 @@ class SwarmRecords:
     def introductions(self) -> dict[bytes, PeerIntroduction]:
         """Return who the training peers of the last hour are, by public key."""
         return self._read("introductions", PeerIntroduction)
-
-    def usernames(self, keys: Collection[bytes]) -> dict[bytes, str]:
-        """Return, by public key, the users whom the run's authority has admitted; empty in an open run.
-
-        Only these names are more than what a peer says of itself.
-        """
-        return {key: admission.username for key, admission in self._admissions.admitted(keys).items()}
 
     def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
         """Return what the auxiliary peers that are alive hold, by public key."""
@@ -199,7 +192,7 @@ class SwarmRecords:
     def progress_reports(self) -> dict[bytes, ProgressReport]:
         """Return the progress records of the training peers that are alive, with their expiration, by public key."""
         found = self._dht.get(f"{self._run_id}_progress", latest=True)
-        counted = self._admissions.counted(_parse(found, LocalTrainingProgress))
+        counted = self.admissions.counted(_parse(found, LocalTrainingProgress))
         return {
             key: ProgressReport(progress=progress, valid_until=found.value[key].expiration_time)
             for key, progress in counted.items()
@@ -212,14 +205,14 @@ class SwarmRecords:
     def _publish(self, name: str, record: BaseModel, lifetime_seconds: float) -> None:
         self._dht.store(
             key=f"{self._run_id}_{name}",
-            subkey=self._owner,
+            subkey=self.owner,
             value=record.dict(),
             expiration_time=get_dht_time() + lifetime_seconds,
             return_future=True,
         )
 
     def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
-        return self._admissions.counted(_parse(self._dht.get(f"{self._run_id}_{name}", latest=True), kind))
+        return self.admissions.counted(_parse(self._dht.get(f"{self._run_id}_{name}", latest=True), kind))
 
 
 def _parse(found: Any, kind: type[BaseModel]) -> dict[bytes, Any]:

@@ -16,6 +16,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
+from pipelines.swarm.dialling import connect
+
 logger = get_logger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -81,7 +83,7 @@ async def _ask(node: DHTNode, peer: PeerID, addresses: Sequence[Multiaddr]) -> N
     protocol: Any = node.protocol
     if addresses:  # after hours libp2p has forgotten them
         async with asyncio.timeout(protocol.wait_timeout):
-            await protocol.p2p._client.connect(peer, list(addresses))
+            await connect(protocol.p2p, peer, addresses)
     if await protocol.call_ping(peer) is not None:
         node.blacklist.register_success(peer)
         logger.info("A node that was lost is back: %s", peer)

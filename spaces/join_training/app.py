@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import gradio as gr
 from huggingface_hub import get_token
 
-import pipelines.command_line.main  # noqa: F401 - the trainer that is started is this program, so it has to be bundled
+import pipelines.command_line.volunteer  # noqa: F401 - the program that is started, so it has to be bundled
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
 from pipelines.pages.joining import join_view

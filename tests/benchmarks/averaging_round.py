@@ -54,9 +54,9 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
 def be_a_peer(number: int, folder: Path, port: str, announced_port: str, settings: RoundSettings) -> None:
     """Average random gradients with the other peers."""
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
     from pipelines.training.averaging.wire.codec import averaging_compression
-    from pipelines.training.run.peer_options import PeerOptions
     from pipelines.training.run.training_run import TrainingRun
     from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
@@ -67,18 +67,18 @@ def be_a_peer(number: int, folder: Path, port: str, announced_port: str, setting
     )  # fmt: skip
     address_file = folder / "address"
     entry = () if number == 0 else (_wait_for(address_file),)
-    options = PeerOptions(
+    options = NetworkOptions(
         host_addresses=(f"/ip4/127.0.0.1/tcp/{port}",), announce_addresses=(f"/ip4/127.0.0.1/tcp/{announced_port}",)
     )
     parameter = torch.nn.Parameter(torch.randn(settings.num_parameters // 1024, 1024))
     rounds = []
-    with open_dht("bench/run", entry, options) as dht:
+    with open_dht("bench/run", entry, options, admission=None) as dht:
         if number == 0:
             temporary = folder / "address.partial"
             temporary.write_text(visible_addresses(dht)[0])
             temporary.rename(address_file)
         averager = SwarmGradientAverager(
-            [parameter], dht=dht, prefix="bench", compression=averaging_compression(run),
+            [parameter], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
             target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,
             allreduce_timeout=120.0, next_chunk_timeout=30.0, start=True,
         )  # fmt: skip

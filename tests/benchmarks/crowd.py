@@ -81,13 +81,13 @@ def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
     """Keep the crowd's records alive until standard input ends."""
     from hivemind.utils import get_dht_time
 
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
     from pipelines.training.peer.process_group import guard_process_group
-    from pipelines.training.run.peer_options import PeerOptions
 
     guard_process_group()
     ended = threading.Event()
-    with open_dht("a/crowd", (), PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))) as dht:
+    with open_dht("a/crowd", (), NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)), admission=None) as dht:
         address = visible_addresses(dht)[0]
         threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
         while True:

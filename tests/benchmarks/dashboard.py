@@ -29,7 +29,7 @@ from measurement import Row, median_seconds, write_results
 from recorded_run import publish_recorded_run, recorded_history
 
 from hub_tools.local_hub import LocalHub
-from hub_tools.space_bundling import bundle_space
+from hub_tools.publishing.space_bundling import bundle_space
 from pipelines.pages.dashboard.charts import charts_html
 from pipelines.pages.dashboard.dashboard import run_charts
 from pipelines.pages.dashboard.history_columns import AXES, HistoryColumns

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from measurement import Row, write_results
 
-from hub_tools.dataset_publishing import publish_dataset
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
+from hub_tools.publishing.dataset_publishing import publish_dataset
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 
 LAYOUT = ImageCodeLayout(codec_fingerprint="0" * 16, codebook_size=8192, grid_size=32)
@@ -93,7 +93,7 @@ def stream(kind: str, shards: Path) -> None:
         batches = stream_batches(
             "alice/codes", "main", tokenise, num_codes=LAYOUT.num_codes, batch_size=64, seed=0, shuffle_buffer_size=512
         )
-        count = sum(len(batch.image_codes) for batch in itertools.islice(batches, num_records // 64))
+        count = sum(len(batch["image_codes"]) for batch in itertools.islice(batches, num_records // 64))
     else:
         rows = datasets.load_dataset("alice/codes", split="train", streaming=True).shuffle(seed=0, buffer_size=512)
         count = 0

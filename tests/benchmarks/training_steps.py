@@ -47,11 +47,13 @@ def measure_step_times(model: dict[str, Any], *, target_batch_size: int, num_epo
 
 def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     """Train on random batches and note how long the parts of every epoch take."""
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
     from pipelines.training.peer.training_peer import TrainingPeer
-    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.compute_options import ComputeOptions
     from pipelines.training.run.training_run import TrainingRun
-    from pipelines.training.tasks.text_to_image.image_code_stream import Batch
+    from pipelines.training.tasks.choice import open_task
+    from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
 
     torch.set_num_threads(1)
     run = TrainingRun(
@@ -64,8 +66,8 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     while number > 0 and not address_file.exists():
         time.sleep(0.1)
     entry = () if number == 0 else (address_file.read_text(),)
-    options = PeerOptions(host_addresses=(LOOPBACK,), micro_batch_size=4, cpu_threads=1)
-    generator = torch.Generator().manual_seed(number)
+    network, compute = NetworkOptions(host_addresses=(LOOPBACK,)), ComputeOptions(micro_batch_size=4, cpu_threads=1)
+    task, generator = open_task(run, "bench/run"), torch.Generator().manual_seed(number)
 
     def batches():
         config = peer.model.config
@@ -73,14 +75,14 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
             if peer.num_samples:
                 while peer.optimizer.tracker.global_progress.num_peers < 2:
                     time.sleep(0.02)  # a peer that sees nobody else would end its first epoch alone
-            yield Batch(
+            yield image_code_batch(
                 torch.randint(2, config.text_vocab_size, (4, config.text_sequence_length), generator=generator),
                 torch.randint(config.codebook_size, (4, config.image_grid_size**2), generator=generator),
             )
 
     with (
-        open_dht("bench/run", entry, options) as dht,
-        TrainingPeer(run, dht, options, username=str(number), package_version="0") as peer,
+        open_dht("bench/run", entry, network, admission=None) as dht,
+        TrainingPeer(task, dht, network, compute, admission=None, username=str(number), package_version="0") as peer,
     ):
         if number == 0:
             temporary = folder / "address.partial"

@@ -99,10 +99,10 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
     import time
 
     from pipelines.doctor.swarm_checks import check_clock, clock_sources
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.probe import probe_swarm
-    from pipelines.training.run.peer_options import PeerOptions
 
-    options = PeerOptions(host_addresses=(LOOPBACK,), client_mode=True)
+    options = NetworkOptions(host_addresses=(LOOPBACK,), client_mode=True)
     finding = probe_swarm("any", [peers["one"], peers["two"]], options, now=lambda: time.time() + 100.0)
     result = check_clock(clock_sources(finding), hub_offset=-100.3)
     assert result.status == "fail" and "this machine's clock is 100.0 s ahead" in result.seen

@@ -7,14 +7,14 @@ import time
 
 import httpx2
 import pytest
-from authorization_material import body_of as body
-from authorization_material import edit_lists, publish_run, signed_request
+from admission_material import body_of as body
+from admission_material import edit_lists, publish_run, signed_request
 from published_runs import command_environment, interrupt, started_command, the_line
 from swarm_of_processes import tiny_run
 
 from pipelines.admission.server import load_or_create_key
 from pipelines.admission.tokens import TokenCheck, public_text
-from pipelines.command_line.terminal.peer_entry import who_may_join
+from pipelines.command_line.terminal.entry_words import who_may_join
 from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = pytest.mark.slow

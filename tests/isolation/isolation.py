@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from hub_tools.space_bundling import PACKAGES as PROJECT
+from hub_tools.publishing.space_bundling import PACKAGES as PROJECT
 
 
 def environment_without(

@@ -9,7 +9,7 @@ from isolation import PROJECT, environment_without, packages_beside
 from packaging.requirements import Requirement
 from space_process import requirements_of
 
-from hub_tools.space_bundling import space_folders
+from hub_tools.publishing.space_bundling import space_folders
 
 SPACES = [folder for folder in space_folders().values() if (folder / "requirements.txt").is_file()]
 LOOK = """

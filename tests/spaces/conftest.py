@@ -4,7 +4,7 @@ import gradio_client
 import pytest
 from space_process import started_space
 
-from hub_tools.space_bundling import bundle_folder
+from hub_tools.publishing.space_bundling import bundle_folder
 
 
 @pytest.fixture(scope="module")

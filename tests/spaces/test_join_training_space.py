@@ -108,7 +108,7 @@ def family_of(space, at_least):
 
 def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*")}
-    assert {"app.py", "pipelines/command_line/main.py", "pipelines/training/peer/training_peer.py"} <= files
+    assert {"app.py", "pipelines/command_line/volunteer.py", "pipelines/training/peer/training_peer.py"} <= files
     assert [name for name in files if re.fullmatch(r"dalle_collab-[\d.]+\.dist-info/METADATA", name)]
     assert not [name for name in files if name.startswith(("tests", "spaces"))]
 

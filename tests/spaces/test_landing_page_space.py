@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 
-from hub_tools.space_bundling import bundle_folder
+from hub_tools.publishing.space_bundling import bundle_folder
 
 SPACE = Path(__file__).parents[2] / "spaces" / "landing_page"
 TEXTS = sorted(path for path in SPACE.rglob("*") if path.suffix in (".html", ".css", ".js", ".svg", ".json"))

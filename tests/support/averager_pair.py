@@ -8,19 +8,19 @@ import sys
 from pathlib import Path
 
 import torch
-from swarm_peer import made_up_batch
+from made_up_tasks import made_up_batch
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.optimizers.choice import linear_schedule, optimizer_parts
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 BATCH_SIZE = 16
-LOOPBACK = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 
 
 class Learner:
@@ -44,16 +44,19 @@ class Learner:
         self.schedule.step()
         batch = made_up_batch(self.run, 2**31, BATCH_SIZE)
         with torch.no_grad():
-            loss = self.model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss
+            loss = self.model(input_ids=batch["input_ids"], image_codes=batch["image_codes"], return_logits=False).loss
         self.losses.append(loss.item())
 
 
 def train(run: TrainingRun) -> dict[str, list[float]]:
     first, second, alone = (Learner(run) for _ in range(3))
-    with open_dht("test/run", (), LOOPBACK) as entry, open_dht("test/run", visible_addresses(entry), LOOPBACK) as other:
+    with (
+        open_dht("test/run", (), LOOPBACK, admission=None) as entry,
+        open_dht("test/run", visible_addresses(entry), LOOPBACK, admission=None) as other,
+    ):
         averagers = [
             SwarmGradientAverager(
-                learner.parameters, dht=dht, prefix=run.run_id, compression=averaging_compression(run),
+                learner.parameters, dht=dht, admission=None, prefix=run.run_id, compression=averaging_compression(run),
                 target_group_size=2, min_matchmaking_time=2.0, request_timeout=0.8, start=True,
             )
             for learner, dht in ((first, entry), (second, other))

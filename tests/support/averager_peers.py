@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
-from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
+from pipelines.training.averaging.wire import parallel_streams
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.peer_options import PeerOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
@@ -64,14 +64,15 @@ def wait_for_events(settings: dict, names: list[str], kind: str, **values: objec
 
 
 def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
-    run = TrainingRun(**settings["run"])
+    run = TrainingRun.from_mapping(settings["run"])
     kind = HostileGradientAverager if settings["name"] == "hostile" else SwarmGradientAverager
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     return kind(
-        parameters, dht=dht, prefix="attacked", compression=averaging_compression(run), part_size_bytes=PART_BYTES,
-        target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
-        allreduce_timeout=60.0, next_chunk_timeout=15.0, client_mode=settings["name"] == "client",
-        auxiliary=settings["name"] == "helper", start=True, **averager_options(run),
+        parameters, dht=dht, admission=None, prefix="attacked", compression=averaging_compression(run),
+        part_size_bytes=PART_BYTES, target_group_size=len(settings["members"]),
+        min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0,
+        client_mode=settings["name"] == "client", auxiliary=settings["name"] == "helper", start=True,
+        **averager_options(run),
     )  # fmt: skip
 
 
@@ -103,11 +104,11 @@ def average(settings: dict, averager: SwarmGradientAverager, number: int, attemp
     )  # fmt: skip
 
 
-def join(stack: contextlib.ExitStack, entry: list[str], options: PeerOptions) -> hivemind.DHT:
+def join(stack: contextlib.ExitStack, entry: list[str], options: NetworkOptions) -> hivemind.DHT:
     """Enter the swarm; on a busy machine the entry peer may answer the first newcomers too late."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            return stack.enter_context(open_dht("test/run", entry, options))
+            return stack.enter_context(open_dht("test/run", entry, options, admission=None))
         except SwarmUnreachableError:
             if attempt == MAX_ATTEMPTS:
                 raise
@@ -120,7 +121,7 @@ def take_part(settings: dict) -> None:
     members, name = settings["members"], settings["name"]
     before = members[: members.index(name)]  # one after the other: on a busy machine a crowd of newcomers times out
     entry = [address for event in wait_for_events(settings, before, "ready")[:1] for address in event["addresses"]]
-    options = PeerOptions(
+    options = NetworkOptions(
         host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=name == "client", startup_timeout_seconds=300.0
     )
     with contextlib.ExitStack() as stack:
@@ -159,7 +160,7 @@ def fork_member(settings: dict) -> int:
 
 
 def main(settings: dict) -> None:
-    averaging_lanes.MIN_VALUES_PER_LANE = 1  # two lanes to every reducer, as for a long vector
+    parallel_streams.MIN_VALUES_PER_STREAM = 1  # two streams to every reducer, as for a long vector
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
     children = [fork_member(settings | dict(name=name)) for name in settings["members"]]

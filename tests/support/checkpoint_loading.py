@@ -10,24 +10,25 @@ import sys
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.repository.run_repository import download_checkpoint, read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import load_training_state
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 def main(repository: str, revision: str | None = None) -> None:
     prepare_hub_client()
-    run = read_run(repository)
+    snapshot = RunSnapshot.read(repository, revision)
+    run = snapshot.run
     model = initial_model(run)
     parts = optimizer_parts(run, model)
     optimizer = parts["optimizer"](parts["params"])
     try:
-        state = load_training_state(download_checkpoint(repository, revision), model, optimizer)
+        state = load_training_state(snapshot.download_checkpoint(), model, optimizer)
     except ValueError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     tensors = [*model.parameters(), *(value for values in optimizer.state.values() for value in values.values())]
     digest = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
-    history = [point["epoch"] for point in read_history(repository)]
+    history = [point["epoch"] for point in read_history(snapshot)]
     print(json.dumps(dict(epoch=state.epoch, digest=digest, history=history, generation=run.generation)))
 
 

@@ -64,14 +64,14 @@ def start_peer(entry_addresses: list[str], clock_shift: float) -> list[str]:
 def serve(entry_addresses: list[str], clock_shift: float, writable: int) -> None:
     from hivemind.dht import protocol
 
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.run.peer_options import PeerOptions
 
     if clock_shift:
         # The clock of this machine is wrong: what hivemind reads is off by the same seconds.
         protocol.get_dht_time = lambda: time.time() + clock_shift
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
-    with open_dht("test/run", entry_addresses, options) as dht:
+    options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    with open_dht("test/run", entry_addresses, options, admission=None) as dht:
         with os.fdopen(writable, "w") as answer:
             answer.write(json.dumps(visible_addresses(dht)) + "\n")
         while True:

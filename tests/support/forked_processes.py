@@ -74,7 +74,8 @@ class ForkedProcess:
 
 
 if __name__ == "__main__":
-    from pipelines.command_line.terminal import peers  # noqa: F401 - these imports are what the forks need not repeat
+    from pipelines.command_line.terminal import check_list, worker  # noqa: F401 - imports that forks need not repeat
+    from pipelines.doctor import examination  # noqa: F401
     from pipelines.image_codes import vqgan_codec  # noqa: F401
 
     serve()

@@ -9,8 +9,8 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
 from PIL import Image, ImageDraw
 
-from hub_tools.dataset_card import DatasetSummary, ShardSummary, dataset_card
 from hub_tools.local_hub import LocalHub
+from hub_tools.publishing.dataset_card import DatasetSummary, ShardSummary, dataset_card
 from pipelines.image_codes.image_code_record import IMAGE_CODE_SCHEMA
 from pipelines.training.metrics.contributions import Contribution, leaderboard
 from pipelines.training.metrics.epoch_summary import EpochSummary

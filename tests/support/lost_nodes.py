@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.peer_options import PeerOptions
 
 LONGEST_WAIT = 60.0
 
@@ -30,10 +30,10 @@ def read(dht):
 
 def main(settings: dict) -> None:
     guard_process_group()
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
     with (
-        open_dht("test/run", (), options) as first,
-        open_dht("test/run", visible_addresses(first), options) as second,
+        open_dht("test/run", (), options, admission=None) as first,
+        open_dht("test/run", visible_addresses(first), options, admission=None) as second,
     ):
         expiration = time.time() + 2 * LONGEST_WAIT
         first.store("key", "before", expiration)

@@ -1,9 +1,9 @@
 """Training without a swarm: what peers together must come to."""
 
 import torch
+from made_up_tasks import joined, made_up_task
 
 from pipelines.training.optimizers.choice import gradient_momentum, linear_schedule, optimizer_parts
-from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 def largest_difference(first: dict, second: dict) -> float:
@@ -14,20 +14,21 @@ def largest_difference(first: dict, second: dict) -> float:
 
 def train_alone(run, batches_of_epochs):
     """Train in this process on the very batches that the peers used, all of an epoch joined into one."""
-    model = initial_model(run)
+    task = made_up_task(run)
+    model = task.new_model()
     parts = optimizer_parts(run, model)
     optimizer = parts["optimizer"](parts["params"])
     schedule = linear_schedule(optimizer, run.num_warmup_epochs, run.num_epochs)
     momentum, num_samples = gradient_momentum(run), 0.0
     sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for batches in batches_of_epochs:
-        input_ids = torch.cat([batch.input_ids for batch in batches])
-        image_codes = torch.cat([batch.image_codes for batch in batches])
+        batch = joined(batches)
         model.zero_grad()
-        model(input_ids=input_ids, image_codes=image_codes).loss.backward()
-        num_samples = momentum * num_samples + len(input_ids)
+        total, weight = task.loss(model, batch)
+        (total / weight).backward()
+        num_samples = momentum * num_samples + weight
         for gathered, parameter in zip(sums, model.parameters(), strict=True):
-            gathered.mul_(momentum).add_(parameter.grad, alpha=len(input_ids))
+            gathered.mul_(momentum).add_(parameter.grad, alpha=weight)
             parameter.grad = gathered / num_samples
         optimizer.step()
         schedule.step()

@@ -16,6 +16,7 @@ import torch
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.swarm.records import PeerMetrics
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.commit_budget import CommitBudget
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publication_spool import PublicationSpool
@@ -23,17 +24,16 @@ from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import RunState
-from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
-from pipelines.training.tasks.text_to_image.model import initial_model, read_processor
+from pipelines.training.tasks.choice import open_task
 
 SECONDS_TO_PUBLISH = 240
 
 
-def made_checkpoint(run, processor, epoch):
+def made_checkpoint(task, epoch):
     """A function that writes a checkpoint whose tensors the epoch decides."""
-    model = initial_model(run)
+    run, model = task.run, task.new_model()
     parts = optimizer_parts(run, model)
     optimizer = parts["optimizer"](parts["params"])
     for number, parameter in enumerate(model.parameters()):
@@ -41,7 +41,7 @@ def made_checkpoint(run, processor, epoch):
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     optimizer.step()
     state = RunState(run_id=run.run_id, epoch=epoch, loss=5.0 / epoch, package_version="0.1.0")
-    return lambda folder: write_checkpoint(folder, model=model, processor=processor, optimizer=optimizer, state=state)
+    return lambda folder: write_checkpoint(folder, task, model, optimizer, state)
 
 
 def made_figures(epoch, num_samples, username="ann"):
@@ -56,13 +56,16 @@ def made_figures(epoch, num_samples, username="ann"):
 def main(repository: str, settings: dict) -> None:
     torch.set_num_threads(1)
     prepare_hub_client()
-    run, processor = read_run(repository), read_processor(repository)
+    snapshot = RunSnapshot.read(repository)
+    run = snapshot.run
+    task = open_task(run, repository, snapshot.commit)
+    task.check()  # reads the processor while the Hub is there; checkpoints are written when it may be away
     options = AuxiliaryOptions(folder=Path(settings["folder"]))
     folder = options.generation_folder(run.generation)
     metrics = RunMetrics(run, folder / "metrics")
     publisher = HubPublisher(
         repository,
-        run,
+        task,
         key=PublisherKey.load_or_create(options.key_file),
         spool=PublicationSpool(folder / "spool", options.max_spool_bytes),
         budget=CommitBudget(options.folder / "commit_times.json", run.max_commits_per_hour),
@@ -82,7 +85,7 @@ def main(repository: str, settings: dict) -> None:
         metrics.observe({b"ann": made_figures(epoch, num_samples)}, time.time(), epoch)
     with PublishingThread(publisher, retry_seconds=0.3) as publishing:
         for epoch in settings["epochs"]:
-            publisher.spool.add(epoch, made_checkpoint(run, processor, epoch))
+            publisher.spool.add(epoch, made_checkpoint(task, epoch))
         if settings.get("die_when_spooled"):
             os._exit(9)
         deadline = time.monotonic() + SECONDS_TO_PUBLISH

@@ -1,4 +1,4 @@
-"""One peer of a test of the hand-off as a process of its own: an honest donor, a lying one, a newcomer, or a probe.
+"""One peer of a test of the state transfer as a process of its own: an honest donor, a liar, a newcomer, or a probe.
 
 Usage: python state_peer.py SETTINGS.json. Donors hold a state that their settings decide, and do not train. Writes
 events, and the state that it holds to NAME.safetensors.
@@ -12,22 +12,24 @@ import time
 from pathlib import Path
 
 import torch
+from made_up_tasks import made_up_task
 from safetensors.torch import save_file
 from swarm_peer import write_event
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 from pipelines.training.state.digest import make_manifest
 from pipelines.training.state.download import StateDownloadError
-from pipelines.training.state.transfer import StateHandOff
-from pipelines.training.swarm_optimizer.hivemind_options import averager_options, hand_off_limits, make_state_averager
+from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager, transfer_limits
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -35,7 +37,6 @@ from pipelines.training.tasks.text_to_image.model import initial_model
 class SlowAverager(SwarmStateAverager):
     """Sends its state slowly, so that a test can do something in the middle of a download."""
 
-    _rpc_handlers = _stub_type = None
     seconds_per_chunk = 0.15
 
     async def _hand_out(self, request):
@@ -46,8 +47,6 @@ class SlowAverager(SwarmStateAverager):
 
 class ForgingAverager(SwarmStateAverager):
     """Names the digest of the swarm's state and sends other bytes."""
-
-    _rpc_handlers = _stub_type = None
 
     async def _hand_out(self, request):
         async for message in super()._hand_out(request):
@@ -60,8 +59,6 @@ class ForgingAverager(SwarmStateAverager):
 class CarelessAverager(SwarmStateAverager):
     """Offers its state without looking at the values."""
 
-    _rpc_handlers = _stub_type = None
-
     def take_snapshot(self):
         snapshot = self.snapshot
         snapshot.begin()
@@ -72,14 +69,13 @@ class CarelessAverager(SwarmStateAverager):
 
 
 KINDS = {"honest": SwarmStateAverager, "slow": SlowAverager, "forger": ForgingAverager, "nan": CarelessAverager}
-for kind in KINDS.values():
-    kind.__name__ = SwarmStateAverager.__name__  # part of the wire protocol
 
 
 def start_averager(run, dht, kind):
     return make_state_averager(
         KINDS.get(kind, SwarmStateAverager),
         dht=dht,
+        admission=None,
         run_id=run.swarm_id,
         matchmaking_seconds=run.matchmaking_seconds,
         allow_state_sharing=False,
@@ -109,12 +105,14 @@ def wait_until(is_so):
 
 
 def donate(run, dht, settings, events):
-    kind, epoch, records = settings["kind"], settings["epoch"], SwarmRecords(dht, run.swarm_id)
+    kind, epoch, records = settings["kind"], settings["epoch"], SwarmRecords(dht, run.swarm_id, admission=None).open()
     averager = start_averager(run, dht, kind)
     make_up_state(averager, kind, epoch)
-    tracker = SwarmProgressTracker(dht=dht, prefix=run.swarm_id, target_batch_size=10**6, start=True)
+    tracker = SwarmProgressTracker(
+        dht=dht, prefix=run.swarm_id, admissions=records.admissions, target_batch_size=10**6, start=True
+    )
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
-    StateHandOff(averager, records, hand_off_limits(run)).share()
+    StateTransfer(averager, records, transfer_limits(run)).share()
     wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
     wait_until(lambda: len(records.trainers()) > 0)
     save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
@@ -127,8 +125,8 @@ def donate(run, dht, settings, events):
 
 def probe(run, dht, settings, events):
     """Ask the peers that the test names for their state, whatever the votes say, or wait until they offer one."""
-    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id)
-    limits = hand_off_limits(run).download
+    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id, admission=None).open()
+    limits = transfer_limits(run).download
     write_event(events, event="ready", addresses=visible_addresses(dht))
     for order in orders_in(Path(settings["orders"])):
         if "await_offers_of" in order:
@@ -157,8 +155,10 @@ def orders_in(path):
 
 
 def join(run, dht, settings, events, options):
-    with TrainingPeer(run, dht, options, username=settings["name"], package_version="0") as peer:
-        averager, hand_off = peer.optimizer.state_averager, peer.optimizer.hand_off
+    task, compute = made_up_task(run), ComputeOptions()
+    who = dict(username=settings["name"], package_version="0")
+    with TrainingPeer(task, dht, options, compute, admission=None, **who) as peer:
+        averager, state_transfer = peer.optimizer.state_averager, peer.optimizer.state_transfer
         write_event(events, event="started", peer_id=dht.peer_id.to_base58())
         started = time.monotonic()
 
@@ -167,7 +167,7 @@ def join(run, dht, settings, events, options):
             write_event(events, event="progress", share=share, is_half=0.4 < share < 0.9)
 
         source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
-        seconds, taken = time.monotonic() - started, hand_off.last_taken
+        seconds, taken = time.monotonic() - started, state_transfer.last_taken
         save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
         if source == "peers":
             Path(settings["checkpoint"]).mkdir(exist_ok=True)
@@ -177,7 +177,8 @@ def join(run, dht, settings, events, options):
         wait_until(averager.snapshot.manifest)
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=averager.state_epoch,
-            seconds=seconds, named=sorted(hand_off.named_donors), digest=averager.snapshot.manifest().digest,
+            seconds=seconds, digest=averager.snapshot.manifest().digest,
+            named=sorted(taken.report.liars) if taken else [],
             outvoted=list(taken.verdict.outvoted) if taken else [], state_bytes=averager.snapshot.num_bytes,
             received_bytes=taken.report.num_bytes if taken else 0, failures=taken.report.failures if taken else {},
         )  # fmt: skip
@@ -187,11 +188,11 @@ def join(run, dht, settings, events, options):
 def main(settings):
     guard_process_group()
     torch.set_num_threads(1)
-    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
     settings = dict(settings, state_file=str(folder / f"{name}.safetensors"))
     events = folder / f"{name}.jsonl"
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
-    with open_dht("test/run", settings["entry_addresses"], options) as dht:
+    options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    with open_dht("test/run", settings["entry_addresses"], options, admission=None) as dht:
         if settings["role"] == "newcomer":
             join(run, dht, settings, events, options)
         else:

@@ -10,7 +10,8 @@ import json
 import sys
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, prefetched, stream_batches
+from pipelines.training.peer.prefetching import prefetched
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches
 
 
 def read(request: dict) -> list[list]:
@@ -19,7 +20,8 @@ def read(request: dict) -> list[list]:
     repository = request.pop("repository")
     with prefetched(lambda: stream_batches(repository, "main", processor, **request)) as batches:
         return [
-            [batch.input_ids.tolist(), batch.image_codes.tolist()] for batch in itertools.islice(batches, num_batches)
+            [batch["input_ids"].tolist(), batch["image_codes"].tolist()]
+            for batch in itertools.islice(batches, num_batches)
         ]
 
 

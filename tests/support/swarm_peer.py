@@ -4,40 +4,28 @@ Usage: python swarm_peer.py SETTINGS.json. Writes events to `events`, parameters
 """
 
 import asyncio
-import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
 import torch
+from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import save_file
 
-from pipelines.admission.client import seek_admission
 from pipelines.chaos.faults.process_table import group_members
-from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import visible_addresses
 from pipelines.training.averaging import averager as averaging
-from pipelines.training.peer.pausing import pause_on_signals
+from pipelines.training.peer.joining import PeerParts, enter_run
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.task import mean_loss
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch
-
-
-def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:
-    """Return a batch that the seed decides; the image codes follow the text, so that there is something to learn."""
-    generator = torch.Generator().manual_seed(seed)
-    config = run.model_config
-    input_ids = torch.randint(
-        2, config["text_vocab_size"], (batch_size, config["text_sequence_length"]), generator=generator
-    )
-    image_codes = (input_ids[:, :1] + torch.arange(config["image_grid_size"] ** 2)) % config["codebook_size"]
-    return Batch(input_ids, image_codes)
 
 
 def write_event(path: Path, **values: object) -> None:
@@ -57,8 +45,8 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
     current_epochs.append(current_epoch)
 
     class StruckRunner(averaging.TrustedAllReduceRunner):
-        async def _generate_input_for_peer(self, peer_index, lane):
-            async for message in super()._generate_input_for_peer(peer_index, lane):
+        async def _messages_of_stream(self, peer_index, stream):
+            async for message in super()._messages_of_stream(peer_index, stream):
                 yield message
                 if current_epoch.value >= epoch and self._prefix.endswith(averager):
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
@@ -66,7 +54,7 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
                         if pid != guard:
                             os.kill(pid, number)
 
-    averaging.CountsRounds.runner_type = StruckRunner
+    averaging.RobustAverager.runner_type = StruckRunner
 
 
 def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
@@ -75,44 +63,48 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
     current_epochs.append(current_epoch)
 
     class DawdlingRunner(averaging.TrustedAllReduceRunner):
-        async def _generate_input_for_peer(self, peer_index, lane):
+        async def _messages_of_stream(self, peer_index, stream):
             if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
                 await asyncio.sleep(seconds)
-            async for message in super()._generate_input_for_peer(peer_index, lane):
+            async for message in super()._messages_of_stream(peer_index, stream):
                 yield message
 
-    averaging.CountsRounds.runner_type = DawdlingRunner
+    averaging.RobustAverager.runner_type = DawdlingRunner
 
 
 def main(settings: dict) -> None:
     guard = guard_process_group()
     torch.set_num_threads(1)
-    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
     events = folder / f"{name}.jsonl"
-    options = PeerOptions(
-        host_addresses=("/ip4/127.0.0.1/tcp/0",),
-        micro_batch_size=settings["micro_batch_size"],
-        client_mode=settings.get("client_mode", False),
-        **settings.get("options", {}),
-    )
-    stop, current_epoch = threading.Event(), []
+    network = NetworkOptions(
+        host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=settings.get("client_mode", False),
+        bandwidth_limit_mbit=settings.get("bandwidth_limit_mbit"),
+    )  # fmt: skip
+    compute = ComputeOptions(micro_batch_size=settings["micro_batch_size"], **settings.get("compute", {}))
+    task = made_up_task(run.replace(entry_addresses=settings["entry_addresses"]))
+    current_epoch = []
     if "struck_in_round_of_epoch" in settings:
         averager = settings.get("struck_averager", "grad_averager")
         strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
     if "dawdles_in_round_of_epoch" in settings:
         dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=10.0)
-    with (
-        seek_admission(run, "test/run", options, settings.get("hub_token")) as (options, admission),
-        open_dht("test/run", settings["entry_addresses"], options, admission) as dht,
-        TrainingPeer(
-            run, dht, options, username=admission.username if admission else name, package_version="0"
-        ) as peer,
-        contextlib.ExitStack() as parts,
-    ):
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        parts.enter_context(pause_on_signals(peer.pause_switch))
-        checkpoint = settings.get("checkpoint")
-        source = peer.synchronise(lambda: Path(checkpoint) if checkpoint else None)
+    if "hub_token" in settings:
+        os.environ["HF_TOKEN"] = settings["hub_token"]
+    checkpoint = settings.get("checkpoint")
+    entered = {}
+    parts = PeerParts(
+        username=None if settings.get("hub_token") else name, package_version="0",
+        hear=lambda event, **values: entered.update(values) if event in ("entered", "joined") else None,
+        takes_signals=True,
+    )  # fmt: skip
+    with enter_run(
+        task, "test/run", network=network, compute=compute, parts=parts,
+        fetch_checkpoint=lambda: Path(checkpoint) if checkpoint else None,
+    ) as membership:  # fmt: skip
+        peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]
+        if settings.get("ignores_refusal"):  # a peer whose user was banned need not be so kind as to leave
+            stop = threading.Event()
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch,
             guard=guard,
@@ -142,7 +134,7 @@ def save_parameters(peer: TrainingPeer, path: Path) -> None:
 @torch.no_grad()
 def evaluate(peer: TrainingPeer, run: TrainingRun) -> float:
     batch = made_up_batch(run, seed=2**31, batch_size=16)
-    return peer.model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss.item()
+    return mean_loss(peer.task, peer.model, [batch])
 
 
 def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:

@@ -23,10 +23,11 @@ from swarm_peer import write_event
 from pipelines.admission.averaging_gate import AdmissionGate
 from pipelines.admission.client import seek_admission
 from pipelines.admission.dht_gate import access_token
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.swarm.records import PeerMetrics, SwarmRecords
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.door import door_of
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import manifest_request
@@ -100,22 +101,23 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
 class Door:
     """With what somebody comes: an identity, and an admission or none."""
 
-    def __init__(self, options: PeerOptions, admission) -> None:
+    def __init__(self, options: NetworkOptions, admission) -> None:
         self.identity, self.admission = str(options.identity_file), admission
 
 
-def try_dht(run: TrainingRun, addresses: list[str], options: PeerOptions, admission) -> str:
+def try_dht(run: TrainingRun, addresses: list[str], options: NetworkOptions, admission) -> str:
     try:
-        with open_dht("test/run", addresses, options, admission) as dht:
+        with open_dht("test/run", addresses, options, admission=admission) as dht:
             return "in" if dht.get(f"{run.swarm_id}_progress", latest=True) is not None else "in, but sees nothing"
     except SwarmUnreachableError:
         return "out"
 
 
-def try_records(run: TrainingRun, addresses: list[str], options: PeerOptions, admission) -> dict[str, object]:
+def try_records(run: TrainingRun, addresses: list[str], options: NetworkOptions, admission) -> dict[str, object]:
     """Publish figures under another user's name, and under a key that nobody admitted; return which ones count."""
-    with open_dht("test/run", addresses, options, admission) as dht:
-        records, other = SwarmRecords(dht, run.swarm_id), RSASignatureValidator(RSAPrivateKey())
+    with open_dht("test/run", addresses, options, admission=admission) as dht:
+        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        other = RSASignatureValidator(RSAPrivateKey())
 
         def stored() -> dict[bytes, str]:
             found = dht.get(f"{run.swarm_id}_metrics", latest=True)
@@ -134,7 +136,7 @@ def try_records(run: TrainingRun, addresses: list[str], options: PeerOptions, ad
             honest=honest,
             stored=sorted(names.values()),
             counted=counted(),
-            names=sorted(records.usernames(names).values()),
+            names=sorted(held.username for held in records.admissions.admitted(names).values()),
         )
 
 
@@ -160,7 +162,11 @@ async def _store_signed(_dht, node, key: str, validator: RSASignatureValidator) 
 
 def main(settings: dict) -> None:
     guard_process_group()
-    run, addresses, folder = TrainingRun(**settings["run"]), settings["entry_addresses"], Path(settings["folder"])
+    run, addresses, folder = (
+        TrainingRun.from_mapping(settings["run"]),
+        settings["entry_addresses"],
+        Path(settings["folder"]),
+    )
     events = folder / f"{settings['name']}.jsonl"
 
     def newest_digest() -> str:
@@ -168,15 +174,15 @@ def main(settings: dict) -> None:
         parsed = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event["digest"] for event in parsed if event["event"] == "state"][-1]
 
-    def come_with_new_identity(name: str) -> PeerOptions:
+    def come_with_new_identity(name: str) -> NetworkOptions:
         P2P.generate_identity(str(folder / f"{name}.identity"))
-        return PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), identity_file=folder / f"{name}.identity")
+        return NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), identity_file=folder / f"{name}.identity")
 
     options = come_with_new_identity("stranger")
     found = asyncio.run(try_averagers(run, addresses, Door(options, None), newest_digest))
     write_event(events, event="stranger", **found, dht=try_dht(run, addresses, options, None))
     options, stolen = come_with_new_identity("visitor"), come_with_new_identity("thief")
-    with seek_admission(run, "test/run", options, settings["hub_token"]) as (options, admission):
+    with seek_admission(door_of(run, "test/run"), options.identity_file, settings["hub_token"]) as (_, admission):
         write_event(events, event="thief", dht=try_dht(run, addresses, stolen, admission))
         found = asyncio.run(try_averagers(run, addresses, Door(options, admission), newest_digest))
         write_event(events, event="visitor", **found, records=try_records(run, addresses, options, admission))

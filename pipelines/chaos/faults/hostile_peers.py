@@ -76,9 +76,9 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
         self._attack = attack
 
-    async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
-        async for message in super()._generate_input_for_peer(peer_index, lane):
+        async for message in super()._messages_of_stream(peer_index, number):
             first = first or message
             if self._attack == Attack.REPLAYED:
                 message = first
@@ -94,8 +94,6 @@ class HostileRunner(TrustedAllReduceRunner):
 
 class HostileGradientAverager(SwarmGradientAverager):
     """Attacks as its `attack` says, which may change from round to round; honest at first."""
-
-    _rpc_handlers = _stub_type = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._attack = multiprocessing.Value("i", 0)
@@ -123,7 +121,3 @@ class HostileGradientAverager(SwarmGradientAverager):
             for tensor, earlier in zip(tensors, self._earlier[0], strict=True):
                 tensor.copy_(VALUE_ATTACKS[self.attack](tensor, earlier))
         return WEIGHTS.get(self.attack, weight)
-
-
-# Peers address each other's averagers by the name of the class.
-HostileGradientAverager.__name__ = SwarmGradientAverager.__name__

@@ -97,7 +97,7 @@ def _train(
 ) -> "tuple[FinetuningProgress, FinetuningProgress]":
     """Train to the end or to Ctrl-C, write now and then, and return the first and the newest step."""
     from pipelines.finetuning import finetuning
-    from pipelines.training.tasks.text_to_image.image_code_stream import prefetched
+    from pipelines.training.peer.prefetching import prefetched
 
     first = newest = None
     try:

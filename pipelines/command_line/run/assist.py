@@ -41,19 +41,19 @@ def assist(
 
       dalle-collab run assist my-org/tiny --host /ip4/127.0.0.1/tcp/0
     """
-    from pipelines.command_line.terminal import peers
+    from pipelines.command_line.terminal.auxiliary_peer import run_auxiliary_peer
     from pipelines.command_line.terminal.peer_events import EventFile
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.training.auxiliary.assembly import default_folder
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-    from pipelines.training.run.peer_options import PeerOptions
 
-    options = PeerOptions(
-        host_addresses=tuple(host or PeerOptions.host_addresses),
+    network = NetworkOptions(
+        host_addresses=tuple(host or NetworkOptions.host_addresses),
         announce_addresses=tuple(announce or ()),
         identity_file=identity_file,
         startup_timeout_seconds=startup_timeout,
     )
-    assistance = AuxiliaryOptions(
+    options = AuxiliaryOptions(
         folder=state_folder or default_folder(repository),
         follow_interval_seconds=follow_seconds,
         takeover_seconds=takeover_seconds,
@@ -62,4 +62,4 @@ def assist(
         max_spool_gigabytes=spool_gigabytes,
         trackers=tuple(tracker or ()),
     )
-    peers.run_auxiliary_peer(repository, options, assistance, events=EventFile(events))
+    run_auxiliary_peer(repository, network, options, events=EventFile(events))

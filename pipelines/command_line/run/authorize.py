@@ -27,7 +27,7 @@ def authorize(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the run to everybody and end.")] = False,
 ) -> None:
-    """Serve the run's authorization: peers join with a token of the Hub, and only if they may.
+    """Serve the run's admission: peers join with a token of the Hub, and only if they may.
 
     Members of ORG may join. Moderators change that in admission.json of the run's repository, which is read for every
     request: {"allow": ["carol"], "ban": ["mallory"]}; "*" in allow stands for every user of the Hub. Start it before
@@ -41,11 +41,11 @@ def authorize(
 
       dalle-collab run authorize my-org/birds --open
     """
-    from pipelines.training.repository.run_repository import announce_authorization
+    from pipelines.training.repository.announcements import announce_admission
 
     key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
     if open_:
-        announce_authorization(repository, "", "")
+        announce_admission(repository, "", "")
         typer.echo(f"{repository} is OPEN: everybody may join. Peers that run already keep to the old settings.")
     elif write_space is not None:
         _write_space(repository, public_address, key_file, write_space)
@@ -67,36 +67,41 @@ def _serve(
 
     from huggingface_hub import HfApi
 
-    from pipelines.admission.server import load_or_create_key, open_service, serve_authorization
+    from pipelines.admission.server import load_or_create_key, open_service, serve_admission
     from pipelines.admission.settings import check_service_address
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_authorization
+    from pipelines.training.repository.announcements import announce_admission
+    from pipelines.training.repository.snapshot import RunSnapshot
 
     if public_address:
         check_service_address(public_address)
 
     def announce(address: str) -> None:
         announced = (public_address or address).rstrip("/")
-        announce_authorization(repository, announced, public_text(service.key))
+        announce_admission(repository, announced, public_text(service.key))
         typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C ends it; peers then stay for a while.")
 
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
-        service = open_service(repository, load_or_create_key(key_file), HfApi(), Path(cache), options)
-        serve_authorization(service, host, port, announce)
+        run = RunSnapshot.read(repository).run
+        service = open_service(
+            repository, load_or_create_key(key_file), HfApi(), Path(cache), options,
+            run_id=run.run_id, averaging_timeout_seconds=run.averaging_timeout_seconds,
+        )  # fmt: skip
+        serve_admission(service, host, port, announce)
 
 
 def _write_space(repository: str, public_address: str | None, key_file: Path, folder: Path) -> None:
     from pipelines.admission.server import load_or_create_key
-    from pipelines.admission.space import write_authorization_space
+    from pipelines.admission.space import write_admission_space
     from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.run_repository import announce_authorization
+    from pipelines.training.repository.announcements import announce_admission
 
     if public_address is None:
         raise ValueError(
             "Peers must know where the Space will be; add for example: --public-address https://my-org-door.hf.space"
         )
     key = load_or_create_key(key_file)
-    write_authorization_space(repository, folder)
-    announce_authorization(repository, public_address.rstrip("/"), public_text(key))
+    write_admission_space(repository, folder)
+    announce_admission(repository, public_address.rstrip("/"), public_text(key))
     typer.echo(f"Wrote {folder}. Publish it: hub-tools publish folder {folder} my-org/door --type space")
     typer.echo(f"Then set its secret AUTHORIZATION_KEY to the one line of {key_file}.")

@@ -22,9 +22,9 @@ def check(
 
       dalle-collab run check my-org/birds --json --strict
     """
-    from pipelines.command_line.terminal import peers
-    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.command_line.terminal.examinations import examine_run
+    from pipelines.swarm.network_options import NetworkOptions
 
     # Nobody needs to reach the checklist: it listens where no other program can be in its way.
-    options = PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=True)
-    peers.examine_run(repository, options, as_json=as_json, strict=strict)
+    network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=True)
+    examine_run(repository, network, as_json=as_json, strict=strict)

@@ -56,7 +56,7 @@ def index(
         f"Pictures have their nearest neighbour at {report.typical_similarity:.2f} (median)."
     )
     if publish is not None:
-        from hub_tools.folder_publishing import publish_folder
+        from hub_tools.publishing.folder_publishing import publish_folder
 
         message = f"Publish the index of {report.num_records:,} records"
         published = publish_folder(output, publish, repo_type="dataset", private=private, message=message, replace=True)
@@ -64,11 +64,11 @@ def index(
 
 
 def _dataset_of(run: str) -> tuple[str, str]:
-    from pipelines.training.repository.run_repository import read_run
+    from pipelines.training.repository.snapshot import RunSnapshot
 
     if Path(run).is_dir():
         raise ValueError(
             f"{run} is a folder, which does not lead to its dataset. Name it: --dataset FOLDER_OR_REPOSITORY"
         )
-    settings = read_run(run)
+    settings = RunSnapshot.read(run).run
     return settings.dataset_repository, settings.dataset_revision

@@ -22,6 +22,7 @@ def report(
 
     from rich.console import Console
 
+    from hub_tools.atomic_files import write_text_whole
     from pipelines.training.metrics.course import gather_record
     from pipelines.training.metrics.loss_curve import draw_loss_curve
     from pipelines.training.metrics.report import report_markdown
@@ -34,7 +35,5 @@ def report(
         if picture is not None:
             draw_loss_curve(record.history, picture, record.evaluations)
     text = report_markdown(record, loss_curve=picture.name if picture else None, now=now)
-    temporary = output.with_name(f".{output.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(output)
+    write_text_whole(output, text)
     typer.echo(f"Wrote {output}" + (f" and {picture}." if picture else "; the run has no history yet."))

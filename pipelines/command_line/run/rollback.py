@@ -30,7 +30,7 @@ def rollback(
     console = Console(stderr=True)
     with console.status(f"Downloading and checking the checkpoint of epoch {epoch}"):
         plan = plan_rollback(repository, epoch)
-    newest = f"from epoch {plan.head.epoch} " if plan.head.epoch else ""
+    newest = f"from epoch {plan.newest_epoch} " if plan.newest_epoch else ""
     typer.echo(
         f"The checkpoint of epoch {epoch} is whole (commit {plan.source[:12]}). {repository} goes back {newest}to it "
         f"and becomes generation {plan.generation}: {len(plan.restored)} files restored, {len(plan.deleted)} deleted."

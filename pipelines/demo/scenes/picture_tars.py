@@ -11,6 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from hub_tools.atomic_files import written_whole
+
 
 @dataclass(frozen=True, kw_only=True)
 class TarPicture:
@@ -59,14 +61,12 @@ def write_picture_tars(
     num_pictures = 0
     for tar_index, chunk in enumerate(_chunks(pictures, pictures_per_tar)):
         name = f"{tar_index:05d}.tar"
-        partial = output / f"{name}.partial"
-        with tarfile.open(partial, "w") as tar:
+        with written_whole(output / name) as temporary, tarfile.open(temporary, "w") as tar:
             for index_in_tar, picture in enumerate(chunk):
                 _add_picture(tar, f"{tar_index:05d}{index_in_tar:04d}", picture)
                 num_pictures += 1
                 if on_progress is not None:
                     on_progress(num_pictures)
-        partial.rename(output / name)
         written.add(name)
     _refuse_leftovers(output, written)
     return num_pictures

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.one_line_errors import explain_error
@@ -20,7 +20,7 @@ from pipelines.training.metrics.contributions import Contribution
 from pipelines.training.metrics.history import read_evaluations, read_history
 from pipelines.training.metrics.reel import read_index, read_prompts
 from pipelines.training.repository.epoch_tags import tagged_epochs
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -113,21 +113,18 @@ def read_hub(repository: str, before: HubView) -> HubView:
         ValueError: there is no such run, or what it holds is damaged.
         OSError, httpx2.HTTPError: the Hub does not answer.
     """
-    if before.run is None:
-        read_run(repository)  # says in a sentence what is wrong with the repository, if anything is
-    api, now = HfApi(), time.time()
-    commit = api.repo_info(repository, timeout=ANSWER_SECONDS).sha
-    checkpoints = tagged_epochs(api, repository)
-    if commit == before.commit:
+    snapshot, now = RunSnapshot.read(repository), time.time()
+    checkpoints = tagged_epochs(HfApi(), repository)
+    if snapshot.commit == before.commit:
         return HubView(**{**vars(before), "checkpoints": checkpoints, "read_at": now, "problem": ""})
     patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
     # Files are kept by their content: of a new commit only the shards that have changed are downloaded.
-    folder = Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+    folder = snapshot.download_matching(*patterns)
     reel = read_index(folder / REEL_FOLDER)
     return HubView(
-        run=read_run(repository),
-        commit=commit,
-        history=HistoryColumns.from_points(read_history(repository), now),
+        run=snapshot.run,
+        commit=snapshot.commit,
+        history=HistoryColumns.from_points(read_history(snapshot), now),
         evaluations=read_evaluations(folder / METRICS_FOLDER),
         contributions=read_contributions(folder / METRICS_FOLDER).days,
         checkpoints=checkpoints,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.training.peer.process_group import end_group, start_worker
+from pipelines.training.peer.process_group import VOLUNTEERS_PROGRAM, end_group, start_worker
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class CommandChild:
             self._process = start_worker(
                 [*arguments, "--events", f"/dev/fd/{write_end}"],
                 self._environment(),
+                program=VOLUNTEERS_PROGRAM,
                 pass_fds=(write_end,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

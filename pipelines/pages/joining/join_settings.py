@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
-from pipelines.training.run.peer_options import PeerOptions
+from hub_tools.places import is_repository_name
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.run.compute_options import ComputeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +39,8 @@ class JoinSettings:
 
     def __post_init__(self) -> None:
         check_run_name(self.repository)
-        PeerOptions(
-            micro_batch_size=self.micro_batch_size,
-            max_hours=self.max_hours,
-            max_epochs=self.max_epochs,
-            bandwidth_limit_mbit=self.upload_mbit,
-        )
+        ComputeOptions(micro_batch_size=self.micro_batch_size, max_hours=self.max_hours, max_epochs=self.max_epochs)
+        NetworkOptions(bandwidth_limit_mbit=self.upload_mbit)
         kind, _, number = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
             raise ValueError(f"device is {self.device[:80]!r}; expected auto, cpu, cuda or cuda:N.")
@@ -97,12 +92,7 @@ def check_run_name(repository: str) -> None:
     """Raise ValueError unless the text can be the name of a run."""
     if not repository:
         raise ValueError("No run is named. Write its name on the Hub: ORG/RUN.")
-    try:
-        validate_repo_id(repository)
-        is_name = repository.count("/") == 1 and not repository.startswith("-")
-    except HFValidationError:
-        is_name = False
-    if not is_name:
+    if not is_repository_name(repository):
         raise ValueError(f"{repository[:80]!r} is no name of a run. Write it as on the Hub: ORG/RUN.")
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hub_tools.checks import check_positive
+
 GIBIBYTE = 2**30
 
 
@@ -21,7 +23,7 @@ class AuxiliaryOptions:
 
     takeover_seconds: float = 180.0
     """Time after which another auxiliary peer publishes when this one is silent. Increase above the longest download
-    of the state; decrease for a quicker take-over."""
+    of the state, during which finishing trainers wait for a peer with a status; decrease for a quicker take-over."""
 
     metrics_interval_seconds: float = 300.0
     """Seconds between publications of the metrics alone. Increase to leave more commits for checkpoints."""
@@ -36,11 +38,8 @@ class AuxiliaryOptions:
     """Experiment trackers that get the run's figures."""
 
     def __post_init__(self) -> None:
-        for name in ("follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0.")
-        if not self.max_spool_gigabytes > 0:
-            raise ValueError(f"max_spool_gigabytes is {self.max_spool_gigabytes}; expected a number above 0.")
+        check_positive(self, "follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds")
+        check_positive(self, "max_spool_gigabytes")
 
     @property
     def key_file(self) -> Path:

@@ -11,36 +11,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
+from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publisher_election import Candidacy, candidacy, elect, proven_keys
 from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
-from pipelines.training.state.transfer import StateHandOff
+from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
     chunk_timeout,
-    hand_off_limits,
     make_state_averager,
+    transfer_limits,
 )
-from pipelines.training.tasks.text_to_image.checkpoint_folder import write_checkpoint
-from pipelines.training.tasks.text_to_image.model import initial_model
 
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_SECONDS = 20.0
-TAKEOVER_SECONDS = 180.0
-"""Longer than a download may hold this peer up: finishing trainers wait for a peer with a status, and the next
-auxiliary peer takes over when the publisher's status has expired."""
-
 MAX_ADDRESSES = 16
 
 
@@ -68,31 +64,31 @@ class AuxiliaryPeer:
 
     def __init__(
         self,
-        run: TrainingRun,
+        task: TrainingTask,
         dht: SwarmDHT,
-        processor: DalleCollabProcessor,
         publisher: HubPublisher,
         worker: SnapshotWorker,
         *,
+        admission: PeerAdmission | None,
         package_version: str,
-        follow_interval_seconds: float = 5.0,
-        takeover_seconds: float = TAKEOVER_SECONDS,
-        retry_seconds: float = 20.0,
+        options: AuxiliaryOptions,
     ) -> None:
-        self.run, self.publisher, self.metrics = run, publisher, publisher.metrics
-        self.model = initial_model(run)
-        self.records = SwarmRecords(dht, run.swarm_id)
-        self._dht, self._processor, self._worker, self._package_version = dht, processor, worker, package_version
-        self._follow_interval_seconds, self._takeover_seconds = follow_interval_seconds, takeover_seconds
-        self._candidacy = candidacy(publisher.key, run.swarm_id, self.records.owner)
-        self._publishing = PublishingThread(publisher, retry_seconds)
+        self.task, self.run, self.publisher, self.metrics = task, task.run, publisher, publisher.metrics
+        self.model = task.new_model()
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
+        self._dht, self._worker, self._package_version = dht, worker, package_version
+        self._options = options
+        self._candidacy = candidacy(publisher.key, self.run.swarm_id, self.records.owner)
+        self._publishing = PublishingThread(publisher, options.retry_seconds)
         self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
         self._last_download = self._next_spooling = 0.0
 
     def __enter__(self) -> "AuxiliaryPeer":
+        self.records.open()
         self.averager = make_state_averager(
             SwarmStateAverager,
             dht=self._dht,
+            admission=self.records.admissions.admission,
             run_id=self.run.swarm_id,
             matchmaking_seconds=self.run.matchmaking_seconds,
             next_chunk_timeout=chunk_timeout(self.run),
@@ -100,11 +96,11 @@ class AuxiliaryPeer:
             **averager_options(self.run),
             **optimizer_parts(self.run, self.model),
         )
-        self.hand_off = StateHandOff(self.averager, self.records, hand_off_limits(self.run))
+        self.state_transfer = StateTransfer(self.averager, self.records, transfer_limits(self.run))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.hand_off.close()
+        self.state_transfer.close()
         self.averager.shutdown()
 
     @property
@@ -118,7 +114,7 @@ class AuxiliaryPeer:
             with self.averager.lock_averaged_tensors:
                 state = load_training_state(folder, self.model, self.averager.optimizer)
             self.averager.set_epoch(state.epoch)
-        self.hand_off.share()
+        self.state_transfer.share()
         return self.held_epoch
 
     def announce(self) -> tuple[str, ...]:
@@ -148,7 +144,7 @@ class AuxiliaryPeer:
     def look(self) -> AuxiliaryReport:
         """Look at the swarm once: note its figures, take over its state, put checkpoints that are due in the spool."""
         summary = self.metrics.observe(self.records.metrics(), time.time(), self.held_epoch)
-        available = self.hand_off.newest_epoch()
+        available = self.state_transfer.newest_epoch()
         if available > self.held_epoch and self._may_download(available):
             self._download()
         self._elect()
@@ -183,12 +179,12 @@ class AuxiliaryPeer:
 
     def _may_download(self, available: float) -> bool:
         is_last = available >= self.run.num_epochs
-        return is_last or time.monotonic() - self._last_download >= self._follow_interval_seconds
+        return is_last or time.monotonic() - self._last_download >= self._options.follow_interval_seconds
 
     def _download(self) -> None:
-        self.hand_off.fetch(at_least=self.held_epoch + 1)
+        self.state_transfer.fetch(at_least=self.held_epoch + 1)
         self._last_download = time.monotonic()
-        self.hand_off.share()
+        self.state_transfer.share()
 
     def _announce_status(self) -> None:
         status = AuxiliaryStatus(
@@ -198,7 +194,7 @@ class AuxiliaryPeer:
             publisher_key=self._candidacy.public_key,
             publisher_proof=self._candidacy.proof,
         )
-        self.records.publish_auxiliary(status, lifetime_seconds=self._takeover_seconds)
+        self.records.publish_auxiliary(status, lifetime_seconds=self._options.takeover_seconds)
 
     def _elect(self) -> None:
         """Decide who publishes, from the records of the auxiliary peers that are alive."""
@@ -244,13 +240,7 @@ class AuxiliaryPeer:
 
         def write(folder: Path) -> None:
             with self.averager.lock_averaged_tensors:
-                write_checkpoint(
-                    folder,
-                    model=self.model,
-                    processor=self._processor,
-                    optimizer=self.averager.optimizer,
-                    state=state,
-                )
+                write_checkpoint(folder, self.task, self.model, self.averager.optimizer, state)
 
         self.publisher.spool.add(self.held_epoch, write)
 

@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from hub_tools.atomic_files import write_text_whole
+
 WINDOW_SECONDS = 3600.0
 
 
@@ -35,6 +37,4 @@ class CommitBudget:
         """Note a commit. Call it before the commit: one that fails half-way may have been made all the same."""
         self._times = [time for time in self._times if time > now - WINDOW_SECONDS] + [now]
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".partial")
-        temporary.write_text(json.dumps(self._times), encoding="utf-8")
-        temporary.replace(self._path)
+        write_text_whole(self._path, json.dumps(self._times))

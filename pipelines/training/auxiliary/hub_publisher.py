@@ -13,29 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from hub_tools.run_files import (
     CARD_FILE,
-    REEL_INDEX_FILE,
     LOSS_CURVE_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
     OLD_METRICS_FILE,
     REEL_FOLDER,
+    REEL_INDEX_FILE,
 )
 from pipelines.training.auxiliary.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publication_spool import PublicationSpool, SpooledCheckpoint
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.metrics.reel import take_over_reel
 from pipelines.training.metrics.run_metrics import RunMetrics
+from pipelines.training.repository.announcements import announce_auxiliary
+from pipelines.training.repository.commits import HeadMovedError, commit_on
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
-from pipelines.training.repository.head import HeadMovedError, RunHead, announce_auxiliary, commit_on, read_head
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.task import CheckpointFacts, TrainingTask
 from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
-from pipelines.training.tasks.text_to_image.checkpoint_folder import model_card
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class HubPublisher:
     def __init__(
         self,
         repository: str,
-        run: TrainingRun,
+        task: TrainingTask,
         *,
         key: PublisherKey,
         spool: PublicationSpool,
@@ -66,14 +67,14 @@ class HubPublisher:
         metrics_interval_seconds: float,
         package_version: str,
     ) -> None:
-        self.repository, self.run, self.key, self.spool, self.metrics = repository, run, key, spool, metrics
+        self.repository, self.run, self.key, self.spool, self.metrics = repository, task.run, key, spool, metrics
         self.entry_addresses: tuple[str, ...] = ()
         """Addresses that the repository should name while this peer is the publisher."""
 
         self.published_epoch = 0
         self.keys: tuple[str, ...] = ()
         self._budget, self._reel_folder, self._metrics_interval_seconds = budget, reel_folder, metrics_interval_seconds
-        self._package_version = package_version
+        self._task, self._package_version = task, package_version
         self._is_elected = self._must_take_over = False
         self._announced: tuple[str, ...] = ()
         self._last_commit: str | None = None
@@ -91,13 +92,13 @@ class HubPublisher:
         self._must_take_over |= is_elected and not self._is_elected
         self._is_elected = is_elected
 
-    def look(self) -> RunHead:
+    def look(self) -> RunSnapshot:
         """Read the head of the run's repository, and from it the publishers' keys."""
-        head = read_head(self.repository)
+        head = RunSnapshot.read(self.repository, in_cache=False)
         self._take_note(head)
         return head
 
-    def begin(self, addresses: Sequence[str]) -> RunHead:
+    def begin(self, addresses: Sequence[str]) -> RunSnapshot:
         """Put this publisher's key and the entry addresses on the Hub, and go on from what is published there."""
         head = self._announce(addresses)
         self._take_over(head)
@@ -149,33 +150,30 @@ class HubPublisher:
                 logger.warning("What waits for the Hub stays in the spool: %s", error)
                 return
 
-    def _take_note(self, head: RunHead) -> None:
+    def _take_note(self, head: RunSnapshot) -> None:
         self._next_head_check = time.monotonic() + HEAD_CHECK_SECONDS
         if head.run.generation != self.run.generation:
             raise RunRolledBackError(
-                f"{self.repository} was rolled back to epoch {head.epoch}: it goes on as generation "
+                f"{self.repository} was rolled back to epoch {head.signed_epoch}: it goes on as generation "
                 f"{head.run.generation}, this peer is of generation {self.run.generation}."
             )
         self.keys, self._announced = head.keys, head.run.entry_addresses
-        self.published_epoch = max(self.published_epoch, head.epoch)
+        self.published_epoch = max(self.published_epoch, head.signed_epoch)
 
-    def _announce(self, addresses: Sequence[str]) -> RunHead:
-        head = announce_auxiliary(
+    def _announce(self, addresses: Sequence[str]) -> RunSnapshot:
+        announce_auxiliary(
             self.repository, public_key=self.key.public, addresses=addresses, before_commit=self._count_commit
         )
-        self._take_note(head)
-        return head
+        return self.look()
 
-    def _take_over(self, head: RunHead) -> None:
+    def _take_over(self, head: RunSnapshot) -> None:
         folders = (METRICS_FOLDER, REEL_FOLDER)
         patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
-        if any(name.startswith(tuple(f"{folder}/" for folder in folders)) for name in head.files):
+        if any(name.startswith(tuple(f"{folder}/" for folder in folders)) for name in head.file_names):
             with tempfile.TemporaryDirectory(prefix="dalle-collab-metrics-") as cache:
-                published = snapshot_download(
-                    self.repository, revision=head.commit, allow_patterns=patterns, cache_dir=cache
-                )
-                self.metrics.take_over(Path(published) / METRICS_FOLDER)
-                take_over_reel(self._reel_folder, Path(published) / REEL_FOLDER, self.run.reel_prompts)
+                published = head.download_matching(*patterns, cache=Path(cache))
+                self.metrics.take_over(published / METRICS_FOLDER)
+                take_over_reel(self._reel_folder, published / REEL_FOLDER, self.run.reel_prompts)
         self._must_take_over = False
 
     def _has_work(self, now: float) -> bool:
@@ -187,14 +185,14 @@ class HubPublisher:
     def _metrics_are_due(self, now: float) -> bool:
         return self.is_elected and self.metrics.mark() != self._published_mark and now >= self._next_metrics
 
-    def _without_published(self, head: RunHead) -> list[SpooledCheckpoint]:
+    def _without_published(self, head: RunSnapshot) -> list[SpooledCheckpoint]:
         entries = self.spool.entries()
         for entry in entries:
-            if entry.epoch <= head.epoch:
+            if entry.epoch <= head.signed_epoch:
                 self.spool.remove(entry.epoch)
-        return [entry for entry in entries if entry.epoch > head.epoch]
+        return [entry for entry in entries if entry.epoch > head.signed_epoch]
 
-    def _publish_checkpoint(self, head: RunHead, entry: SpooledCheckpoint) -> None:
+    def _publish_checkpoint(self, head: RunSnapshot, entry: SpooledCheckpoint) -> None:
         try:
             entry.check()
         except CheckpointRefusedError as error:
@@ -211,11 +209,11 @@ class HubPublisher:
         self.spool.remove(entry.epoch)
         self._tidy(head, entry, commit)
 
-    def _publish_metrics(self, head: RunHead) -> None:
+    def _publish_metrics(self, head: RunSnapshot) -> None:
         self._count_commit()
         self._commit(head, {}, f"Metrics up to epoch {self.metrics.newest_epoch()}")
 
-    def _commit(self, head: RunHead, additions: dict[str, Path | bytes], message: str) -> str:
+    def _commit(self, head: RunSnapshot, additions: dict[str, Path | bytes], message: str) -> str:
         mark = self.metrics.mark()
         files = self.metrics.write()
         additions |= {f"{METRICS_FOLDER}/{path.name}": path for path in files}
@@ -229,19 +227,19 @@ class HubPublisher:
                 for name, value in additions.items()
             ]
             operations += [CommitOperationDelete(path_in_repo=name) for name in self._outdated(head, additions)]
-            commit = commit_on(head.commit, self.repository, operations, message)
+            commit = commit_on(head, operations, message)
         self._published_mark = mark
         self._next_metrics = time.time() + self._metrics_interval_seconds
         return commit
 
-    def _outdated(self, head: RunHead, additions: dict[str, Path | bytes]) -> list[str]:
-        shards = {name for name in head.files if name.startswith(f"{METRICS_FOLDER}/epochs-")}
-        return sorted((shards - additions.keys()) | ({OLD_METRICS_FILE} & head.files))
+    def _outdated(self, head: RunSnapshot, additions: dict[str, Path | bytes]) -> list[str]:
+        shards = {name for name in head.file_names if name.startswith(f"{METRICS_FOLDER}/epochs-")}
+        return sorted((shards - additions.keys()) | ({OLD_METRICS_FILE} & head.file_names))
 
     def _reel_files(self) -> list[Path]:
         return sorted(path for path in self._reel_folder.glob("*") if not path.name.startswith("."))
 
-    def _manifest(self, head: RunHead, entry: SpooledCheckpoint) -> CheckpointManifest:
+    def _manifest(self, head: RunSnapshot, entry: SpooledCheckpoint) -> CheckpointManifest:
         return CheckpointManifest(
             run_id=self.run.run_id,
             generation=self.run.generation,
@@ -257,16 +255,23 @@ class HubPublisher:
         )
 
     def _card(self, entry: SpooledCheckpoint) -> str:
-        state, num_parameters = run_state_in(entry.folder), num_parameters_in(entry.folder)
-        evaluations, history = self.metrics.evaluations(), self.metrics.history()
-        return model_card(self.repository, self.run, num_parameters, state, history, evaluations)
+        state = run_state_in(entry.folder)
+        facts = CheckpointFacts(
+            repository=self.repository,
+            epoch=state.epoch,
+            loss=state.loss,
+            num_parameters=num_parameters_in(entry.folder),
+            history=self.metrics.history(),
+            evaluations=self.metrics.evaluations(),
+        )
+        return self._task.card(facts)
 
-    def _tidy(self, head: RunHead, entry: SpooledCheckpoint, commit: str) -> None:
+    def _tidy(self, head: RunSnapshot, entry: SpooledCheckpoint, commit: str) -> None:
         """Tag the epoch and drop old optimizer states; what fails here is made up for after the next checkpoint."""
         api = HfApi()
         try:
             if head.manifest is not None:
-                tag_epoch(api, self.repository, head.epoch, head.commit, only_if_missing=True)
+                tag_epoch(api, self.repository, head.signed_epoch, head.commit, only_if_missing=True)
             tag_epoch(api, self.repository, entry.epoch, commit)
             drop_old_optimizer_states(api, self.repository, entry.files, self.run.keep_optimizer_states)
         except (OSError, httpx2.HTTPError) as error:

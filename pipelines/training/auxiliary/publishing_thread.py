@@ -6,7 +6,7 @@ import threading
 import httpx2
 
 from pipelines.training.auxiliary.hub_publisher import HubPublisher, RunRolledBackError
-from pipelines.training.repository.head import HeadMovedError
+from pipelines.training.repository.commits import HeadMovedError
 from pipelines.training.repository.manifest import CheckpointRefusedError
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from modeling_dalle_collab import DalleCollabForConditionalGeneration
-
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 10
@@ -24,7 +22,7 @@ class SnapshotTask:
     interval: int
     """Epochs between two times."""
 
-    work: Callable[[int, DalleCollabForConditionalGeneration], None]
+    work: Callable[[int, torch.nn.Module], None]
     """Gets the epoch and a copy of the model that nobody else has."""
 
 
@@ -68,7 +66,7 @@ class SnapshotWorker:
             return []
         return [task for task, done in self._done.items() if is_due(epoch, done, task.interval, last_epoch)]
 
-    def start(self, tasks: list[SnapshotTask], epoch: int, model: DalleCollabForConditionalGeneration) -> None:
+    def start(self, tasks: list[SnapshotTask], epoch: int, model: torch.nn.Module) -> None:
         """Run tasks with a copy of the model, which is made before this returns."""
         snapshot = copy.deepcopy(model).eval()
         for task in tasks:
@@ -77,7 +75,7 @@ class SnapshotWorker:
         self._thread.start()
 
     @torch.no_grad()
-    def _run(self, tasks: list[SnapshotTask], epoch: int, model: DalleCollabForConditionalGeneration) -> None:
+    def _run(self, tasks: list[SnapshotTask], epoch: int, model: torch.nn.Module) -> None:
         for task in tasks:
             started = time.monotonic()
             try:

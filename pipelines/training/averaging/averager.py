@@ -45,7 +45,7 @@ not given up before it has lasted as long as the search for that group would."""
 PLAIN_RULE = AggregationRule()
 
 
-class CountsRounds:
+class RobustAverager:
     """Mixed into an averager: its rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
@@ -120,7 +120,7 @@ class CountsRounds:
             await asyncio.sleep(0.05)
 
     async def _declare_for_download_periodically(self) -> None:
-        """Declare nothing: who holds which state is in the records of `StateHandOff`.
+        """Declare nothing: who holds which state is in the records of `StateTransfer`.
 
         hivemind would store that once more for every tensor that a round has averaged, all at once, and the DHT would
         be too busy to answer those who look for the next group.
@@ -134,6 +134,10 @@ class CountsRounds:
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)
+
+    def _tell_process(self, method: str, *arguments: Any) -> None:
+        """Have a method called in the averager's process, before whatever that process is told later."""
+        self._outer_pipe.send((method, list(arguments), {}))
 
     async def _average_epoch(self, epoch: int | None) -> None:
         """From the next step on, meet only those that average the same epoch's values; None: whoever looks."""

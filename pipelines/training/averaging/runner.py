@@ -30,7 +30,7 @@ from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.averaging.wire.codec import read_part
-from pipelines.training.averaging.wire.parallel_streams import Lanes, in_turn
+from pipelines.training.averaging.wire.parallel_streams import ParallelStreams, in_turn
 from pipelines.training.averaging.wire.streams import first_messages, held_back, open_greeted
 
 MAX_ANSWER_RATIO = 10.0
@@ -112,11 +112,11 @@ class TrustedAllReduceRunner(AllReduceRunner):
         parts_by_reducer = self.tensor_part_container._input_parts_by_peer
         own_index = self.ordered_peer_ids.index(self.peer_id)
         self._own_part_infos = tuple(info for _, info in parts_by_reducer[own_index])
-        self._lanes_by_reducer = tuple(
-            Lanes.deal([part.numel() for part, _ in parts], self.group_size) for parts in parts_by_reducer
+        self._streams_by_reducer = tuple(
+            ParallelStreams.deal([part.numel() for part, _ in parts], self.group_size) for parts in parts_by_reducer
         )
-        self._lanes = self._lanes_by_reducer[own_index]
-        self._lanes_open: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
+        self._streams = self._streams_by_reducer[own_index]
+        self._open_streams: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
         self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
         recorded = recorded_weights or {}
         self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever came
@@ -187,17 +187,20 @@ class TrustedAllReduceRunner(AllReduceRunner):
             yield await loop.run_in_executor(None, self._read, answer, part_index)
 
     def _answers(self, peer_id: PeerID, peer_index: int) -> AsyncGenerator[torch.Tensor, None]:
-        lanes = self._lanes_by_reducer[peer_index]
-        return in_turn([self._answers_of_lane(peer_id, peer_index, lane) for lane in lanes.numbers], lanes.of_parts)
+        streams = self._streams_by_reducer[peer_index]
+        answers = [self._answers_of_stream(peer_id, peer_index, number) for number in streams.numbers]
+        return in_turn(answers, streams.of_parts)
 
-    async def _answers_of_lane(self, peer_id: PeerID, peer_index: int, lane: int) -> AsyncGenerator[torch.Tensor, None]:
+    async def _answers_of_stream(
+        self, peer_id: PeerID, peer_index: int, number: int
+    ) -> AsyncGenerator[torch.Tensor, None]:
         seconds = self.sender_timeout or SENDER_SECONDS
-        parts = self._parts_of_lane(peer_index, lane)
+        parts = self._parts_of_stream(peer_index, number)
         all_sent = asyncio.Event()
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
-            hello=_hello(self.group_id, lane),
-            messages=attach_event_on_finished(self._generate_input_for_peer(peer_index, lane), all_sent),
+            hello=_hello(self.group_id, number),
+            messages=attach_event_on_finished(self._messages_of_stream(peer_index, number), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
             seconds=seconds / OPENINGS_PER_TIMEOUT,
             attempts=2 * OPENINGS_PER_TIMEOUT,
@@ -228,17 +231,17 @@ class TrustedAllReduceRunner(AllReduceRunner):
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return answer
 
-    def _parts_of_lane(self, peer_index: int, lane: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
+    def _parts_of_stream(self, peer_index: int, number: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
         parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
         if not parts:  # the round is over
             return ()
-        return tuple(parts[index] for index in self._lanes_by_reducer[peer_index].part_indices(lane))
+        return tuple(parts[index] for index in self._streams_by_reducer[peer_index].part_indices(number))
 
-    async def _generate_input_for_peer(self, peer_index: int, lane: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         container = self.tensor_part_container
         async for part in amap_in_executor(
             lambda part_and_info: container.compression.compress(*part_and_info),
-            as_aiter(*self._parts_of_lane(peer_index, lane)),
+            as_aiter(*self._parts_of_stream(peer_index, number)),
             max_prefetch=container.prefetch,
         ):
             self._count_bytes(len(part.buffer))
@@ -250,7 +253,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Greet a sender, take the parts of one lane and answer with what they come to together with the others'.
+        """Greet a sender, take the parts of one stream and answer with what they come to together with the others'.
 
         A stream that ends before its first part says nothing about the sender, who may open another one; one that ends
         later ends the sender's part in the round.
@@ -265,20 +268,20 @@ class TrustedAllReduceRunner(AllReduceRunner):
             first = await asyncio.wait_for(anext(stream), self.sender_timeout)
         except (StopAsyncIteration, TimeoutError):
             return
-        lane, lanes_open = _lane_of(hello), self._lanes_open[sender]
-        if lane in lanes_open or sender in self.banned_senders:
-            if lane in lanes_open:
+        number, open_streams = _stream_number_of(hello), self._open_streams[sender]
+        if number in open_streams or sender in self.banned_senders:
+            if number in open_streams:
                 self._name(sender, Offence.REPLAYED)
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        lanes_open.add(lane)
-        if len(lanes_open) == len(self._lanes.numbers):
+        open_streams.add(number)
+        if len(open_streams) == len(self._streams.numbers):
             self.active_senders.add(sender)
         if len(self.active_senders) == len(self.sender_peer_ids):
             self.all_senders_started.set()
         all_received = asyncio.Event()
         parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
-        answers = self._answers_to_lane(parts, self.sender_peer_ids.index(sender), lane)
+        answers = self._answers_to_stream(parts, self.sender_peer_ids.index(sender), number)
         if self.should_delay_results(sender):
             answers = held_back(answers, all_received)
         try:
@@ -294,16 +297,16 @@ class TrustedAllReduceRunner(AllReduceRunner):
             if context.remote_id in self.ordered_peer_ids:
                 self._name(context.remote_id, Offence.NOT_A_SENDER)
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        if _lane_of(hello) not in self._lanes.numbers:
+        if _stream_number_of(hello) not in self._streams.numbers:
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         return self._check_reasons_to_reject(hello, context)
 
-    async def _answers_to_lane(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, lane: int
+    async def _answers_to_stream(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Aggregate the parts of a sender's lane and answer in the run's own codec."""
+        """Aggregate the parts of a sender's stream and answer in the run's own codec."""
         sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
-        part_indices = self._lanes.part_indices(lane)
+        part_indices = self._streams.part_indices(number)
         try:
             async for received in amap_in_executor(
                 partial(self._check_input, sender, part_indices),
@@ -381,13 +384,13 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self.offences.add((peer_id, offence))
 
 
-def _hello(group_id: bytes, lane: int) -> averaging_pb2.AveragingData:
-    """Return the first message of a lane; its number is in a field of hivemind's that nobody reads."""
-    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([lane]))
+def _hello(group_id: bytes, number: int) -> averaging_pb2.AveragingData:
+    """Return the first message of a stream; its number is in a field of hivemind's that nobody reads."""
+    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([number]))
 
 
-def _lane_of(hello: averaging_pb2.AveragingData) -> int:
-    """Return the lane that a hello names, or -1 for one that names none."""
+def _stream_number_of(hello: averaging_pb2.AveragingData) -> int:
+    """Return the stream that a hello names, or -1 for one that names none."""
     return hello.peer_id[0] if len(hello.peer_id) == 1 else -1
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-Samples = tuple[torch.Tensor, torch.Tensor]
-"""A micro-batch: input_ids (batch, text_sequence) and image_codes (batch, image_sequence), int64 both."""
+from pipelines.training.run.task import Batch, TrainingTask
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_LOSS_SCALE = 2.0**16
@@ -17,21 +16,44 @@ GOOD_STEPS_BEFORE_GROWTH = 2000
 """Both are the defaults of `torch.amp.GradScaler`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchLoss:
+    """The loss of a micro-batch, whose gradient was computed."""
+
+    mean: float
+    weight: int
+    """What the mean is over, in the task's unit: samples, or tokens."""
+
+
+ComputeGradient = Callable[[Batch, float], BatchLoss]
+"""Adds a factor times the gradient of a batch's mean loss to the parameters' `.grad`."""
+
+
 class GradientComputation:
     """Computes gradients with one model on one device; `precision` is a key of `PRECISIONS`."""
 
-    def __init__(self, model: torch.nn.Module, *, device: str, precision: str, compiled: bool) -> None:
+    def __init__(
+        self, task: TrainingTask, model: torch.nn.Module, *, device: str, precision: str, compiled: bool
+    ) -> None:
         self.device = torch.device(device)
-        self._dtype = PRECISIONS[precision]
+        self._task, self._dtype = task, PRECISIONS[precision]
         self._model = torch.compile(model) if compiled else model
 
-    def backward(self, batch: Samples, factor: float) -> float:
-        """Add `factor` times the gradient of the batch's mean loss to the parameters' `.grad`; return the loss."""
-        input_ids, image_codes = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Return the batch's summed loss, float32 with its graph, and the weight that it is the sum over."""
+        on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
-            loss = self._model(input_ids=input_ids, image_codes=image_codes, return_logits=False).loss
-        (loss.float() * factor).backward()
-        return loss.item()
+            loss, weight = self._task.loss(self._model, on_device)
+        if weight <= 0:
+            raise ValueError(f"A micro-batch has a weight of {weight}; expected at least one of {self._task.unit}.")
+        return loss.float(), weight
+
+    def backward(self, batch: Batch, factor: float) -> BatchLoss:
+        """Add `factor` times the gradient of the batch's mean loss to the parameters' `.grad`; return the loss."""
+        total, weight = self.loss(batch)
+        mean = total / weight
+        (mean * factor).backward()
+        return BatchLoss(mean=mean.item(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +78,7 @@ class UsableGradients:
 
     def __init__(
         self,
-        backward: Callable[[Samples, float], float],
+        backward: ComputeGradient,
         parameters: Iterable[torch.nn.Parameter],
         *,
         precision: str,
@@ -66,7 +88,7 @@ class UsableGradients:
         self.scale = scale or (LossScale() if precision == "fp16" else None)
         self.num_overflows = 0
 
-    def compute(self, batch: Samples) -> float | None:
+    def compute(self, batch: Batch) -> BatchLoss | None:
         """Leave the batch's gradient in the parameters' `.grad` and return the loss; None if it overflowed."""
         if self.scale is None:
             return self._backward(batch, 1.0)
@@ -98,12 +120,8 @@ def resolve_precision(wanted: str, device: str) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def compiling_pays(wanted: str, device: str, recompute: str) -> bool:
-    """Tell whether to compile the model: for `auto`, on a GPU and unless all layers run uncompiled anyway.
-
-    Reversible layers (`recompute` is the model's setting) are left out by the compiler, so that little would be gained
-    for the minute that it takes; see `reversible_dalle_collab`.
-    """
+def is_worth_compiling(wanted: str, device: str, task: TrainingTask) -> bool:
+    """Tell whether to compile the model: for `auto`, on a GPU and where the task says that it pays."""
     if wanted != "auto":
         return wanted == "on"
-    return torch.device(device).type == "cuda" and recompute != "reversible"
+    return torch.device(device).type == "cuda" and task.compiling_pays()

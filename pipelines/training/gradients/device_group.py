@@ -10,8 +10,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,20 +19,44 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast, patch_environment, reduce
 
-from pipelines.training.gradients.computation import GradientComputation, Samples
+from pipelines.training.gradients.computation import BatchLoss, GradientComputation
+from pipelines.training.run.task import Batch, num_samples
 
 LONGEST_SILENCE = timedelta(days=30)
 """Helpers wait for the next micro-batch through rounds and pauses; when their peer dies they end with it."""
 
 SECONDS_TO_LEAVE = 10.0
-STOP = 0
+ORDER_BYTES = 4096
+"""Room for an order as JSON."""
+
+DTYPES = {str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float32, torch.bool)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What every process is told before a micro-batch; without tensors it is the last one."""
+
+    tensors: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    """Shape and dtype of each tensor of the joined batch."""
+
+    new_parameters: bool = False
+    factor: float = 0.0
+    """What the gradient is multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePlan:
     """What every process of the group must know to build the same model on its device."""
 
-    model_config: dict[str, object]
+    program: str
+    """Module that a further process runs: it builds the task's model; see `TrainingTask.device_program`."""
+
+    run: str
+    """The run's settings, as in `training_run.json`."""
+
+    place: str
+    """Repository or folder of the run."""
+
     device_type: str
     """`cuda`: process N uses `cuda:N`; `cpu`."""
 
@@ -61,7 +85,7 @@ class DeviceGroup:
             command = [
                 sys.executable,
                 "-m",
-                "pipelines.training.gradients.helper",
+                self._plan.program,
                 str(rank),
                 json.dumps(asdict(self._plan)),
             ]
@@ -71,7 +95,7 @@ class DeviceGroup:
 
     def __exit__(self, *exception: object) -> None:
         if all(helper.poll() is None for helper in self._helpers):
-            self._announce(STOP, new_parameters=False, factor=0.0)
+            send_order(Order(), self._plan.device(0))
         torch.distributed.destroy_process_group()
         for helper in self._helpers:
             try:
@@ -79,7 +103,7 @@ class DeviceGroup:
             except subprocess.TimeoutExpired:
                 helper.kill()
 
-    def backward(self, batch: Samples, factor: float) -> float:
+    def backward(self, batch: Batch, factor: float) -> BatchLoss:
         """Add `factor` times the gradient of the joined batch's mean loss to `.grad`; return that loss.
 
         Raises:
@@ -91,17 +115,16 @@ class DeviceGroup:
                     f"The process for device {rank} has ended with code {helper.returncode}; its message is above. If "
                     "memory ran out, choose a smaller --micro-batch-size; otherwise try --num-devices 1."
                 )
+        device = self._plan.device(0)
         versions = sum(parameter._version for parameter in self._model.parameters())
-        self._announce(len(batch[0]), new_parameters=versions != self._sent_versions, factor=factor)
+        joined = {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
+        tensors = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in joined.items()}
+        send_order(Order(tensors=tensors, new_parameters=versions != self._sent_versions, factor=factor), device)
         if versions != self._sent_versions:
             broadcast([parameter.detach() for parameter in self._model.parameters()])
             self._sent_versions = sum(parameter._version for parameter in self._model.parameters())
-        joined = tuple(tensor.to(self._plan.device(0)).contiguous() for tensor in batch)
-        broadcast(joined)
+        broadcast(list(joined.values()))
         return compute_share(self._computation, self._model, joined, factor)
-
-    def _announce(self, batch_size: int, *, new_parameters: bool, factor: float) -> None:
-        broadcast(_order(batch_size, new_parameters, factor).to(self._plan.device(0)))
 
 
 def join_process_group(plan: DevicePlan, rank: int) -> PartialState:
@@ -117,42 +140,49 @@ def join_process_group(plan: DevicePlan, rank: int) -> PartialState:
         )
 
 
-def compute_share(computation: GradientComputation, model: torch.nn.Module, joined: Samples, factor: float) -> float:
+def compute_share(computation: GradientComputation, model: torch.nn.Module, joined: Batch, factor: float) -> BatchLoss:
     """Compute this process's part of the joined batch; leave the whole batch's gradient in `.grad`, return its loss."""
-    state, total = PartialState(), len(joined[0])
-    own = tuple(tensor.tensor_split(state.num_processes)[state.process_index] for tensor in joined)
-    share, loss = len(own[0]) / total, 0.0
-    if len(own[0]):
-        loss = computation.backward(own, factor * share)
+    state, total = PartialState(), num_samples(joined)
+    parts = {name: tensor.tensor_split(state.num_processes) for name, tensor in joined.items()}
+    own = {name: tensors[state.process_index] for name, tensors in parts.items()}
+    loss, weight = computation.loss(own) if total > state.process_index else (torch.zeros(()), 0)
+    sums = torch.tensor([loss.item(), weight], dtype=torch.float64, device=state.device)
+    total_loss, total_weight = reduce(sums, reduction="sum").tolist()
+    if weight:
+        (loss * (factor / total_weight)).backward()
     for parameter in model.parameters():
         mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         parameter.grad = reduce(mine, reduction="sum")
-    return reduce(torch.tensor(loss * share, device=state.device), reduction="sum").item()
+    return BatchLoss(mean=total_loss / total_weight, weight=int(total_weight))
 
 
-def serve(model: torch.nn.Module, computation: GradientComputation, layout: Sequence[int]) -> None:
-    """Compute shares until the peer says stop; `layout` are the lengths of a sample's text and image sequences."""
+def serve(model: torch.nn.Module, computation: GradientComputation) -> None:
+    """Compute shares until the peer says stop."""
     device = PartialState().device
-    while True:
-        batch_size, new_parameters, factor = broadcast(_order(0, False, 0.0).to(device)).tolist()
-        if int(batch_size) == STOP:
-            return
-        if new_parameters:
+    while (order := receive_order(device)).tensors:
+        if order.new_parameters:
             with torch.no_grad():
                 broadcast([parameter.detach() for parameter in model.parameters()])
-        shapes = [(int(batch_size), length) for length in layout]
-        joined = tuple(broadcast([torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes]))
-        compute_share(computation, model, joined, factor)
+        empty = [torch.zeros(shape, dtype=DTYPES[dtype], device=device) for shape, dtype in order.tensors.values()]
+        joined = dict(zip(order.tensors, broadcast(empty), strict=True))
+        compute_share(computation, model, joined, order.factor)
         model.zero_grad(set_to_none=True)
 
 
+def send_order(order: Order, device: str) -> None:
+    """Tell all processes what comes next."""
+    text = json.dumps(asdict(order)).encode().ljust(ORDER_BYTES)
+    broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device))
+
+
+def receive_order(device: torch.device) -> Order:
+    """Return what the first process has said."""
+    text = broadcast(torch.zeros(ORDER_BYTES, dtype=torch.uint8, device=device))
+    return Order(**json.loads(bytes(text.cpu().tolist())))
+
+
 @contextlib.contextmanager
-def meeting_place():  # noqa: ANN201
+def meeting_place() -> Iterator[str]:
     """Yield the path of a file, not yet there, through which the group's processes find each other."""
     with tempfile.TemporaryDirectory(prefix="dalle-collab-devices-") as folder:
         yield str(Path(folder) / "store")
-
-
-def _order(batch_size: int, new_parameters: bool, factor: float) -> torch.Tensor:
-    """What every process is told before a micro-batch: samples in the joined batch, news, factor of the loss."""
-    return torch.tensor([batch_size, new_parameters, factor], dtype=torch.float64)

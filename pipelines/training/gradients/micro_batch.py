@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pipelines.training.gradients.computation import Samples
+from pipelines.training.gradients.computation import ComputeGradient
+from pipelines.training.run.task import Batch, TrainingTask
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def largest_useful(target_batch_size: int) -> int:
 
 
 def trial(
-    backward: Callable[[Samples, float], float], model: torch.nn.Module, device: str
+    task: TrainingTask, backward: ComputeGradient, model: torch.nn.Module, device: str
 ) -> Callable[[int], float | None]:
     """Return what measures one micro-batch of made-up samples with a real forward and backward pass.
 
@@ -70,7 +71,7 @@ def trial(
     is_gpu = torch.device(device).type == "cuda"
 
     def measure(size: int) -> float | None:
-        batch = made_up_batch(model.config, size)
+        batch = task.made_up_batch(size)
         try:
             return _seconds_on_gpu(backward, batch, device) if is_gpu else _seconds_on_cpu(backward, batch, size)
         except torch.OutOfMemoryError:
@@ -83,15 +84,7 @@ def trial(
     return measure
 
 
-def made_up_batch(config: object, size: int) -> Samples:
-    """Return `size` samples of the model's shapes; what is in them does not matter for memory and time."""
-    return (
-        torch.ones(size, config.text_sequence_length, dtype=torch.int64),
-        torch.zeros(size, config.num_image_codes, dtype=torch.int64),
-    )
-
-
-def _seconds_on_gpu(backward: Callable[[Samples, float], float], batch: Samples, device: str) -> float | None:
+def _seconds_on_gpu(backward: ComputeGradient, batch: Batch, device: str) -> float | None:
     backward(batch, 1.0)  # kernels are chosen and compiled on the first pass
     torch.cuda.reset_peak_memory_stats(device)
     torch.cuda.synchronize(device)
@@ -105,7 +98,7 @@ def _seconds_on_gpu(backward: Callable[[Samples, float], float], batch: Samples,
     return seconds if peak <= SHARE_OF_DEVICE_MEMORY * total else None
 
 
-def _seconds_on_cpu(backward: Callable[[Samples, float], float], batch: Samples, size: int) -> float | None:
+def _seconds_on_cpu(backward: ComputeGradient, batch: Batch, size: int) -> float | None:
     """Time one pass; None if a pass of this size might not fit, judged before it runs by what smaller ones took."""
     before = _peak_bytes()
     if size > 1 and not ram_suffices(before - _resting_bytes(), _free_bytes()):
@@ -113,7 +106,7 @@ def _seconds_on_cpu(backward: Callable[[Samples, float], float], batch: Samples,
     return min(_seconds(backward, batch) for _ in range(2))  # the first pass also fetches its memory
 
 
-def _seconds(backward: Callable[[Samples, float], float], batch: Samples) -> float:
+def _seconds(backward: ComputeGradient, batch: Batch) -> float:
     started = time.monotonic()
     backward(batch, 1.0)
     return time.monotonic() - started

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hub_tools.atomic_files import write_text_whole, written_whole
 from hub_tools.run_files import COUNTERS_FILE
 from pipelines.training.metrics.contributions import Contribution, ContributionLedger, days_of_month
 
@@ -24,12 +25,9 @@ def write_contributions(ledger: ContributionLedger, folder: Path) -> None:
             for (day, user), value in days_of_month(ledger.days, month)
         ]
         table = pa.Table.from_pylist(rows, schema=CONTRIBUTION_SCHEMA)
-        temporary = folder / ".contributions.partial"
-        pq.write_table(table, temporary, compression="snappy")
-        temporary.replace(folder / f"contributions-{month}.parquet")
-    temporary = folder / f".{COUNTERS_FILE}.partial"
-    temporary.write_text(json.dumps(ledger.state(), separators=(",", ":")) + "\n", encoding="utf-8")
-    temporary.replace(folder / COUNTERS_FILE)
+        with written_whole(folder / f"contributions-{month}.parquet") as temporary:
+            pq.write_table(table, temporary, compression="snappy")
+    write_text_whole(folder / COUNTERS_FILE, json.dumps(ledger.state(), separators=(",", ":")) + "\n")
 
 
 def read_contributions(folder: Path) -> ContributionLedger:

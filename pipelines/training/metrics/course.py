@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi
 
 from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
 from pipelines.training.metrics.contribution_files import read_contributions
 from pipelines.training.metrics.contributions import leaderboard
 from pipelines.training.metrics.history import read_evaluations, read_history
-from pipelines.training.repository.run_repository import read_run, read_run_state
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 CHECKPOINT_TITLE = "Checkpoint of epoch "
@@ -74,15 +73,16 @@ def gather_record(repository: str, now: float) -> RunRecord:
     Raises:
         ValueError: there is no such run, or what its auxiliary peer has published is damaged.
     """
-    run, state = read_run(repository), read_run_state(repository)
-    published = Path(snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/*"])) / METRICS_FOLDER
+    snapshot = RunSnapshot.read(repository)
+    state, published = snapshot.run_state, snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
     users = leaderboard(read_contributions(published).days, now, MOST_CONTRIBUTORS)
-    commits = HfApi().list_repo_commits(repository)
+    commits = HfApi().list_repo_commits(repository, revision=snapshot.commit)
+    info = HfApi().model_info(repository, revision=snapshot.commit, files_metadata=True)
     return RunRecord(
         repository=repository,
-        run=run,
+        run=snapshot.run,
         epoch=None if state is None else state["epoch"],
-        history=read_history(repository),
+        history=read_history(snapshot),
         evaluations=read_evaluations(published),
         contributors=[
             Contributor(username=user["username"], samples=user["samples_all"], hours=user["hours_all"])
@@ -97,8 +97,8 @@ def gather_record(repository: str, now: float) -> RunRecord:
             for commit in reversed(commits)
             if commit.title.startswith(CHECKPOINT_TITLE)
         ],
-        checkpoint_bytes=_bytes_of(HfApi().model_info(repository, files_metadata=True), WEIGHTS_FILE, OPTIMIZER_FILE),
-        dataset_bytes=_dataset_bytes(run),
+        checkpoint_bytes=_bytes_of(info, WEIGHTS_FILE, OPTIMIZER_FILE),
+        dataset_bytes=_dataset_bytes(snapshot.run),
         num_commits=len(commits),
     )
 

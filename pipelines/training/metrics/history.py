@@ -14,15 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from huggingface_hub import snapshot_download
 
+from hub_tools.atomic_files import written_whole
 from hub_tools.run_files import (
     EVALUATIONS_FILE,
     METRICS_FOLDER,
     OLD_METRICS_FILE,
 )
 from pipelines.training.metrics.epoch_summary import EpochSummary
-from pipelines.training.repository.run_repository import download_if_present
+from pipelines.training.repository.snapshot import RunSnapshot
 
 EPOCHS_PER_SHARD = 1000
 MAX_SUMMARY_POINTS = 300
@@ -178,10 +178,10 @@ def _is_possible(row: Mapping[str, Any]) -> bool:
 
 def _write(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    # Snappy is the one compression that every Parquet reader for browsers has built in.
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
-    return temporary.replace(path)
+    with written_whole(path) as temporary:
+        # Snappy is the one compression that every Parquet reader for browsers has built in.
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
+    return path
 
 
 def _read(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
@@ -199,14 +199,14 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) and value < 1e8 else value
 
 
-def read_history(repository: str) -> list[dict[str, Any]]:
+def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the run's published history, one point per epoch; empty if none was published.
 
     Raises:
         ValueError: what is there is damaged.
     """
-    folder = snapshot_download(repository, allow_patterns=[f"{METRICS_FOLDER}/epochs-*.parquet"])
-    if points := read_history_files(Path(folder) / METRICS_FOLDER):
+    folder = snapshot.download_matching(f"{METRICS_FOLDER}/epochs-*.parquet")
+    if points := read_history_files(folder / METRICS_FOLDER):
         return points
-    path = download_if_present(repository, OLD_METRICS_FILE)
+    path = snapshot.download(OLD_METRICS_FILE)
     return [] if path is None else json.loads(path.read_text(encoding="utf-8"))

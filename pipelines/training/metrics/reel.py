@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from hub_tools.atomic_files import write_text_whole, written_whole
 from hub_tools.run_files import REEL_INDEX_FILE
 from pipelines.training.run.training_run import TrainingRun
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 REEL_SEED = 0
 
-DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image]
-"""Draws the captions with the model, always with the same seed, as one picture. Made by the command line."""
+DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image | None]
+"""Draws the prompts with the model, always with the same seed, as one picture; None: the task has no pictures."""
 
 
 class ProgressReel:
@@ -27,13 +28,13 @@ class ProgressReel:
         self._run, self._folder, self._draw = run, folder, draw
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path:
-        """Draw the run's prompts with the model of an epoch; return the picture's file."""
-        picture = self._draw(model, self._run.reel_prompts)
+    def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path | None:
+        """Draw the run's prompts with the model of an epoch; return the picture's file, if the task has pictures."""
+        if (picture := self._draw(model, self._run.reel_prompts)) is None:
+            return None
         path = self._folder / f"epoch-{epoch:08d}.webp"
-        temporary = path.with_name(f".{path.name}.partial")
-        picture.convert("RGB").save(temporary, format="WEBP", quality=80)
-        temporary.replace(path)
+        with written_whole(path) as temporary:
+            picture.convert("RGB").save(temporary, format="WEBP", quality=80)
         entries = [entry for entry in read_index(self._folder) if entry["epoch"] < epoch]
         entry = dict(epoch=epoch, file=path.name, time=now, width=picture.width, height=picture.height)
         write_index(self._folder, self._run.reel_prompts, [*entries, entry])
@@ -63,9 +64,7 @@ def read_prompts(folder: Path) -> list[str]:
 def write_index(folder: Path, prompts: Sequence[str], pictures: Sequence[dict[str, Any]]) -> None:
     """Write the index: the captions from top to bottom, and the pictures by epoch."""
     values = dict(format_version=1, seed=REEL_SEED, prompts=list(prompts), pictures=list(pictures))
-    temporary = folder / f".{REEL_INDEX_FILE}.partial"
-    temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(folder / REEL_INDEX_FILE)
+    write_text_whole(folder / REEL_INDEX_FILE, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def take_over_reel(folder: Path, published: Path, prompts: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
 from pipelines.swarm.records import PeerMetrics
 from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
@@ -94,9 +95,7 @@ class RunMetrics:
                 num_contributors=len(ledger.total()),
                 now=time.time(),
             )
-        temporary = self._folder / f".{SUMMARY_FILE}.partial"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self._folder / SUMMARY_FILE)
+        write_text_whole(self._folder / SUMMARY_FILE, text)
         self._remove_lost_shards(history)
         return sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
 

@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from pipelines.training.repository.run_repository import read_run
+from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class GenerationWatch:
     def look(self) -> bool:
         """Return whether the run has begun a new generation; False while the Hub does not say."""
         try:
-            newest = read_run(self._repository)
+            newest = RunSnapshot.read(self._repository).run
         except (OSError, ValueError) as error:
             logger.debug("The run's settings cannot be read now: %s", error)
             return False

@@ -1,4 +1,4 @@
-"""Pausing a peer from outside: from another thread, or with signals from another process."""
+"""Pausing and ending a peer from outside: from another thread, or with signals from another process."""
 
 import contextlib
 import signal
@@ -45,6 +45,22 @@ def pause_on_signals(switch: PauseSwitch) -> Iterator[None]:
     previous = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stop_on_signals(switch: PauseSwitch | None = None) -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set; SIGUSR1 and SIGUSR2 pause a peer and let it go on.
+
+    Enter it in the main thread after hivemind has forked: its children must die of signals.
+    """
+    stop = threading.Event()
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pause_on_signals(switch) if switch is not None else contextlib.nullcontext():
+            yield stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

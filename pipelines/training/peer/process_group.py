@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
+WHOLE_PROGRAM = "pipelines.command_line.main"
+VOLUNTEERS_PROGRAM = "pipelines.command_line.volunteer"
+"""Modules that are started as workers: all of `dalle-collab`, or `join` and `doctor` alone."""
+
 STARTED_VARIABLE = "DALLE_COLLAB_STARTED"
 START_AGAIN_EXIT_CODE = 86
 """A worker that ends with this is started again with the same arguments: its run has begun a new generation."""
@@ -27,16 +31,21 @@ def is_worker() -> bool:
 
 
 def start_worker(
-    arguments: Sequence[str], environment: Mapping[str, str], *, started: float | None = None, **options: Any
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    program: str = WHOLE_PROGRAM,
+    started: float | None = None,
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start `dalle-collab` with these arguments as a worker, the leader of a new process group; `options` are Popen's.
+    """Start a program with these arguments as a worker, the leader of a new process group; `options` are Popen's.
 
     The whole group ends when the caller's process does. `started` is when a person wanted it, in seconds of the boot
     clock; now unless it is given. Whoever stops the worker sees to it that its group is gone: `end_group`.
     """
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if started is None else started
     return subprocess.Popen(
-        [sys.executable, "-m", "pipelines.command_line.main", *arguments],
+        [sys.executable, "-m", program, *arguments],
         start_new_session=True,
         env={**environment, WORKER_VARIABLE: "1", STARTED_VARIABLE: str(seconds)},
         **options,

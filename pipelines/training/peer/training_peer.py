@@ -11,25 +11,28 @@ from pathlib import Path
 
 import torch
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord, SwarmRecords
 from pipelines.torch_devices import describe_device
 from pipelines.training.averaging.reduce.suspects import Suspect
 from pipelines.training.gradients.computation import (
+    ComputeGradient,
     GradientComputation,
     UsableGradients,
-    compiling_pays,
+    is_worth_compiling,
     resolve_precision,
 )
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.peer.pausing import PauseSwitch
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.state.transfer import ShowProgress
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.local_steps import make_optimizer
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch
-from pipelines.training.tasks.text_to_image.model import initial_model, model_configuration
 
 logger = logging.getLogger(__name__)
 
@@ -66,44 +69,55 @@ class StepReport:
 
 
 class TrainingPeer:
-    """Trains in a swarm. Use as a context manager around `synchronise` and `train`."""
+    """Trains in a swarm. Use as a context manager around `synchronise` and `train`.
+
+    `place` is where a further device of this peer finds the run: its repository, or a folder.
+    """
 
     def __init__(
         self,
-        run: TrainingRun,
+        task: TrainingTask,
         dht: SwarmDHT,
-        options: PeerOptions,
+        network: NetworkOptions,
+        compute: ComputeOptions,
         *,
+        admission: PeerAdmission | None,
         username: str,
         package_version: str,
-        model: torch.nn.Module | None = None,
+        place: str = "",
+        gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager,
     ) -> None:
-        self.run, self.options = run, options
-        self.model = (model or initial_model(run)).to(options.device)
-        self.records = SwarmRecords(dht, run.swarm_id)
+        self.task, self.run, self.network, self.compute = task, task.run, network, compute
+        self.model = task.new_model().to(compute.device)
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self.num_samples = 0
-        self._dht, self._username, self._package_version = dht, username, package_version
+        """What this peer has contributed, in the task's unit."""
+
+        self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
+        self._gradient_averager_type = gradient_averager_type
         self._epoch_losses: list[float] = []
         self.pause_switch = PauseSwitch()
         self._parts = contextlib.ExitStack()
-        self._precision = resolve_precision(options.precision, options.device)
-        self._is_compiled = compiling_pays(options.compile, options.device, model_configuration(run).recompute)
+        self._precision = resolve_precision(compute.precision, compute.device)
+        self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
         self._computation = GradientComputation(
-            self.model, device=options.device, precision=self._precision, compiled=self._is_compiled
+            task, self.model, device=compute.device, precision=self._precision, compiled=self._is_compiled
         )
 
     def __enter__(self) -> "TrainingPeer":
+        self.records.open()
         self.optimizer = make_optimizer(
             run=self.run,
             dht=self._dht,
             model=self.model,
             records=self.records,
-            bandwidth_limit_mbit=self.options.bandwidth_limit_mbit,
+            bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
+            gradient_averager_type=self._gradient_averager_type,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self._parts.callback(self.optimizer.shutdown)
         # hivemind has forked by now, and may no more once the devices are joined.
-        backward = self._join_devices() if (self.options.num_devices or 1) > 1 else self._computation.backward
+        backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._computation.backward
         self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
         self._introduce()
         return self
@@ -111,20 +125,27 @@ class TrainingPeer:
     def __exit__(self, *exception: object) -> None:
         self._parts.close()
 
-    def _join_devices(self) -> Callable[[Batch, float], float]:
+    def _join_devices(self) -> ComputeGradient:
         from pipelines.training.gradients.device_group import (
             DeviceGroup,
             DevicePlan,
             meeting_place,
         )  # accelerate takes a second
 
+        if self.task.device_program is None:
+            raise ValueError(
+                f"num_devices is {self.compute.num_devices}; a peer of this task computes on one device. Start one "
+                "peer for each device."
+            )
         plan = DevicePlan(
-            model_config=self.model.config.to_diff_dict(),
-            device_type=torch.device(self.options.device).type,
-            num_devices=self.options.num_devices,
+            program=self.task.device_program,
+            run=self.run.to_json(),
+            place=self._place,
+            device_type=torch.device(self.compute.device).type,
+            num_devices=self.compute.num_devices,
             precision=self._precision,
             compiled=self._is_compiled,
-            cpu_threads=self.options.cpu_threads,
+            cpu_threads=self.compute.cpu_threads,
             store=self._parts.enter_context(meeting_place()),
         )
         return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
@@ -139,7 +160,7 @@ class TrainingPeer:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if self.optimizer.hand_off.newest_epoch() > 0:
+        if self.optimizer.state_transfer.newest_epoch() > 0:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"
@@ -170,10 +191,10 @@ class TrainingPeer:
 
     def choose_micro_batch(self) -> int:
         """Return the samples per local step and device: as wished, or found by trying the machine."""
-        if self.options.micro_batch_size is not None:
-            return self.options.micro_batch_size
-        measure = trial(self._computation.backward, self.model, self.options.device)
-        own_share = self.run.target_batch_size // (self.options.num_devices or 1)
+        if self.compute.micro_batch_size is not None:
+            return self.compute.micro_batch_size
+        measure = trial(self.task, self._computation.backward, self.model, self.compute.device)
+        own_share = int(self.run.target_batch_size / self.task.sample_weight) // (self.compute.num_devices or 1)
         size = choose_micro_batch(measure, largest=largest_useful(own_share))
         logger.info("Micro-batches of %d samples suit this machine best.", size)
         return size
@@ -186,8 +207,8 @@ class TrainingPeer:
 
         Yields a report after every micro-batch.
         """
-        limit = last_epoch(self.run, self.options, self.optimizer.local_epoch)
-        deadline = clock() + 3600 * (self.options.max_hours or math.inf)
+        limit = last_epoch(self.run, self.compute, self.optimizer.local_epoch)
+        deadline = clock() + 3600 * (self.compute.max_hours or math.inf)
         for batch in batches:
             if self.pause_switch.is_on:
                 self._rest(stop)
@@ -199,29 +220,29 @@ class TrainingPeer:
             self._hand_over(stop)
 
     def _rest(self, stop: threading.Event) -> None:
-        self.num_samples -= self.optimizer.leave_rounds()
+        self.num_samples -= self.optimizer.suspend()
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
-            self.optimizer.return_to_rounds()
+            self.optimizer.resume()
             logger.info("Going on at epoch %d.", self.optimizer.local_epoch)
 
     def step(self, batch: Batch) -> StepReport:
         """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
-        epoch, num_samples = self.optimizer.local_epoch, len(batch.input_ids)
+        epoch = self.optimizer.local_epoch
         loss = self._gradients.compute(batch)
         if loss is None:  # overflowed in float16: neither the gradient nor the loss says anything
             return self._step_report(epoch, None, was_used=False, ended_epoch=False)
-        self.optimizer.step(batch_size=num_samples)
+        self.optimizer.step(batch_size=loss.weight)
         self.optimizer.zero_grad()
         was_used = self.optimizer.last_gradient_was_used
         if was_used:
-            self.num_samples += num_samples
-            self._epoch_losses.append(loss)
+            self.num_samples += loss.weight
+            self._epoch_losses.append(loss.mean)
         ended = self.optimizer.local_epoch != epoch
         if ended:
             self._report_epoch()
-        return self._step_report(epoch, loss, was_used=was_used, ended_epoch=ended)
+        return self._step_report(epoch, loss.mean, was_used=was_used, ended_epoch=ended)
 
     def _step_report(self, epoch: int, loss: float | None, *, was_used: bool, ended_epoch: bool) -> StepReport:
         tracker = self.optimizer.tracker
@@ -240,8 +261,8 @@ class TrainingPeer:
     def _introduce(self) -> None:
         introduction = PeerIntroduction(
             username=self._username,
-            device=describe_device(self.options.device, self.options.num_devices or 1),
-            client_mode=bool(self.options.client_mode),
+            device=describe_device(self.compute.device, self.compute.num_devices or 1),
+            client_mode=bool(self.network.client_mode),
             package_version=self._package_version,
         )
         self.records.introduce(introduction)
@@ -261,7 +282,7 @@ class TrainingPeer:
             num_rounds=averaging.num_rounds,
             round_seconds=averaging.seconds,
             num_refused_gradients=self.optimizer.num_refused_gradients,
-            client_mode=bool(self.options.client_mode),
+            client_mode=bool(self.network.client_mode),
             package_version=self._package_version,
             num_incomplete_rounds=self.optimizer.num_incomplete_rounds,
             num_withheld=averaging.num_withheld,
@@ -282,9 +303,9 @@ class TrainingPeer:
         logger.warning("No auxiliary peer took over the final state within %.0f s.", LINGER_SECONDS)
 
 
-def last_epoch(run: TrainingRun, options: PeerOptions, first: int) -> int:
+def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
     """Return the epoch at which a peer that begins at epoch `first` leaves."""
-    return run.num_epochs if options.max_epochs is None else min(run.num_epochs, first + options.max_epochs)
+    return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)
 
 
 def finished_message(run: TrainingRun) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
+from pipelines.training.run.training_run import TrainingRun
 
 MANIFEST_FORMAT_VERSION = 1
 NEEDED_FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, RUN_STATE_FILE)
@@ -104,12 +105,19 @@ def tensor_digests(path: Path) -> dict[str, str]:
             }
 
 
-def read_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManifest:
+def read_manifest(text: str, trusted_keys: Sequence[str], run: TrainingRun) -> CheckpointManifest:
     """Return the manifest in the text of `checkpoint_manifest.json`.
 
     Raises:
-        CheckpointRefusedError: it is not signed by any of the keys, or it is of a format that this package lacks.
+        CheckpointRefusedError: it is not signed by any of the keys, it is of a format that this package lacks, or the
+            checkpoint is not of this run and generation.
     """
+    manifest = _signed_manifest(text, trusted_keys)
+    _check_is_of(run, manifest)
+    return manifest
+
+
+def _signed_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManifest:
     try:
         signed = json.loads(text)
         values, public_key, signature = signed["manifest"], signed["public_key"], signed["signature"]
@@ -135,11 +143,22 @@ def read_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManifest:
         raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}). Download it again.") from error
 
 
-def verify_checkpoint(folder: Path, trusted_keys: Sequence[str]) -> CheckpointManifest | None:
+def _check_is_of(run: TrainingRun, manifest: CheckpointManifest) -> None:
+    """A rollback brings a checkpoint of an older generation back; one of a newer generation is of another swarm."""
+    if manifest.run_id != run.run_id or manifest.generation > run.generation:
+        raise CheckpointRefusedError(
+            f"The checkpoint of epoch {manifest.epoch} is of run {manifest.run_id}, generation {manifest.generation}; "
+            f"the settings are of run {run.run_id}, generation {run.generation}. Read the run's settings again: start "
+            "the command anew."
+        )
+
+
+def verify_checkpoint(folder: Path, trusted_keys: Sequence[str], run: TrainingRun) -> CheckpointManifest | None:
     """Check a checkpoint's folder against its manifest and return that; None for a run that has no keys yet.
 
     Raises:
-        CheckpointRefusedError: with the name of the damaged, missing or unlisted file, and of the damaged tensor.
+        CheckpointRefusedError: with the name of the damaged, missing or unlisted file, and of the damaged tensor; or
+            with the generation, if the checkpoint is of a newer one than the run's settings.
     """
     if not trusted_keys:
         return None
@@ -149,7 +168,7 @@ def verify_checkpoint(folder: Path, trusted_keys: Sequence[str]) -> CheckpointMa
             f"The checkpoint has no {MANIFEST_FILE}, but the run has keys that checkpoints are signed with. Somebody "
             "has removed it; load an older epoch, or ask the run's organiser."
         )
-    manifest = read_manifest(path.read_text(encoding="utf-8"), trusted_keys)
+    manifest = read_manifest(path.read_text(encoding="utf-8"), trusted_keys, run)
     check_files(folder, manifest.files, f"the manifest of epoch {manifest.epoch}")
     if missing := sorted(set(NEEDED_FILES) - set(manifest.files)):
         raise CheckpointRefusedError(f"The manifest of epoch {manifest.epoch} does not list {', '.join(missing)}.")

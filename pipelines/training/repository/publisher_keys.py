@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from hub_tools.atomic_files import written_whole
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
 
 KEY_PREFIX = "ed25519:"
@@ -85,7 +86,7 @@ def keys_from_json(text: str) -> tuple[str, ...]:
 def _write_private(path: Path, key: Ed25519PrivateKey) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(pem)
-    temporary.replace(path)
+    with written_whole(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)

@@ -26,9 +26,10 @@ from hub_tools.run_files import (
     REEL_FOLDER,
     TRAINING_RUN_FILE,
 )
+from pipelines.training.repository.commits import commit_on
 from pipelines.training.repository.epoch_tags import epoch_tag, find_epoch
-from pipelines.training.repository.head import RunHead, commit_on, read_head
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError, verify_checkpoint
+from pipelines.training.repository.snapshot import RunSnapshot
 
 KEPT_FILES = (TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes")
 KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
@@ -39,8 +40,10 @@ KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
 class RollbackPlan:
     """What a roll-back would do; nothing has been changed."""
 
-    repository: str
-    head: RunHead
+    head: RunSnapshot
+    newest_epoch: int
+    """Epoch of the head's checkpoint; 0 if nobody trustworthy has signed it."""
+
     epoch: int
     source: str
     """Commit of the epoch's checkpoint."""
@@ -65,19 +68,20 @@ def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
         ValueError: there is no such epoch, it is the head already, or its optimizer state is no longer kept.
         CheckpointRefusedError: the checkpoint is damaged.
     """
-    api, head = HfApi(), read_head(repository, tolerate_bad_manifest=True)
+    api, head = HfApi(), RunSnapshot.read(repository)
     source, epochs = find_epoch(api, repository, epoch)
     if source is None:
         known = ", ".join(map(str, epochs[-12:])) or "none"
         raise ValueError(f"{repository} has published no checkpoint of epoch {epoch}; its newest are: {known}.")
-    if head.epoch == epoch:
+    newest_epoch = _newest_epoch(head)
+    if newest_epoch == epoch:
         raise ValueError(f"{repository} is at epoch {epoch} already; there is nothing to roll back.")
-    manifest = _verified_manifest(repository, source, epoch, head)
+    manifest = _verified_manifest(head, source, epoch)
     before, after = _identities(api, repository, head.commit), _identities(api, repository, source)
     restored, deleted = changed_files(before, after)
     return RollbackPlan(
-        repository=repository,
         head=head,
+        newest_epoch=newest_epoch,
         epoch=epoch,
         source=source,
         manifest=manifest,
@@ -109,21 +113,28 @@ def carry_out(plan: RollbackPlan) -> str:
         *(CommitOperationDelete(path_in_repo=name) for name in plan.deleted),
     ]
     message = f"Roll back to epoch {plan.epoch}: generation {plan.generation}"
-    commit = commit_on(plan.head.commit, plan.repository, operations, message)
-    now = _identities(HfApi(), plan.repository, commit)
+    repository, commit = plan.head.repository, commit_on(plan.head, operations, message)
+    now = _identities(HfApi(), repository, commit)
     if wrong := sorted(name for name, oid in plan.restored.items() if now.get(name) != oid):
         raise CheckpointRefusedError(
-            f"After the roll-back {', '.join(wrong)} of {plan.repository} is not what epoch {plan.epoch} had. "
+            f"After the roll-back {', '.join(wrong)} of {repository} is not what epoch {plan.epoch} had. "
             f"Roll back again, or restore the commit {plan.source} by hand."
         )
     return commit
 
 
-def _verified_manifest(repository: str, source: str, epoch: int, head: RunHead) -> CheckpointManifest:
+def _newest_epoch(head: RunSnapshot) -> int:
+    try:
+        return head.signed_epoch
+    except CheckpointRefusedError:  # a reason to roll back, and no reason not to
+        return 0
+
+
+def _verified_manifest(head: RunSnapshot, source: str, epoch: int) -> CheckpointManifest:
     with tempfile.TemporaryDirectory(prefix="dalle-collab-rollback-") as cache:
         ignored = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png"]
         try:
-            folder = snapshot_download(repository, revision=source, ignore_patterns=ignored, cache_dir=cache)
+            folder = snapshot_download(head.repository, revision=source, ignore_patterns=ignored, cache_dir=cache)
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError as error:
@@ -133,7 +144,7 @@ def _verified_manifest(repository: str, source: str, epoch: int, head: RunHead) 
             ) from error
         if not (Path(folder) / OPTIMIZER_FILE).exists():
             raise ValueError(f"The checkpoint of epoch {epoch} has no {OPTIMIZER_FILE}; choose a newer one.")
-        manifest = verify_checkpoint(Path(folder), head.keys)
+        manifest = verify_checkpoint(Path(folder), head.keys, head.run)
         shutil.rmtree(folder)
     if manifest is None or manifest.epoch != epoch:
         seen = "no signed manifest" if manifest is None else f"the manifest of epoch {manifest.epoch}"

@@ -4,7 +4,7 @@ The engine averages gradients of any `torch.nn.Module`. What the model is, where
 and how a checkpoint is used is the task's; `pipelines/training/tasks` has one folder for each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,35 @@ class CheckpointFacts:
     """Held-out losses: `epoch`, `loss`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What an organiser asks of a new run. Each task knows which parts it takes."""
+
+    run_id: str
+    task: str
+    dataset: str
+    """Dataset Hub repository."""
+
+    tokenizer: str
+    """Folder or Model Hub repository of a fast tokenizer."""
+
+    settings: Mapping[str, Any]
+    """Fields of `TrainingRun`, of the task's settings and of the model's configuration, in one."""
+
+    codec: str | None = None
+    """Model Hub repository of the codec that made a dataset's image codes."""
+
+    clip: str | None = None
+    """CLIP that ranks pictures."""
+
+
+class Processor(Protocol):
+    """A processor or a tokenizer of transformers."""
+
+    def save_pretrained(self, folder: Path) -> Any:
+        """Write its files into a folder."""
+
+
 class TrainingTask(Protocol):
     """One kind of model on one kind of data. Making one reads nothing; its parts are read when they are needed."""
 
@@ -42,6 +71,9 @@ class TrainingTask(Protocol):
 
     unit: str
     """What weights and `target_batch_size` count: `samples`, or `tokens` that are predicted."""
+
+    sample_weight: float
+    """Weight of a usual sample: 1 where samples are counted."""
 
     device_program: str | None
     """Module that computes gradients on a further device of a peer; None: a peer of this task uses one device."""
@@ -73,6 +105,9 @@ class TrainingTask(Protocol):
     def save(self, folder: Path, model: torch.nn.Module) -> None:
         """Write the model, its processor and code that travels with it: what `from_pretrained` needs."""
 
+    def companions(self) -> Mapping[str, tuple[str, str | None]]:
+        """Return other repositories that using the model takes, by what they are: each with its revision."""
+
     def card(self, facts: CheckpointFacts) -> str:
         """Return the model card, README.md, of a checkpoint."""
 
@@ -81,6 +116,23 @@ class TrainingTask(Protocol):
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
         """Estimate the memory that training takes; raises ValueError if the model's sizes cannot work."""
+
+
+@torch.no_grad()
+def mean_loss(
+    task: TrainingTask,
+    model: torch.nn.Module,
+    batches: Sequence[Batch],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Return the mean loss of all batches; None if `should_stop` said so before the end, or without a batch."""
+    total, total_weight = 0.0, 0
+    for batch in batches:
+        if should_stop():
+            return None
+        loss, weight = task.loss(model, batch)
+        total, total_weight = total + loss.item(), total_weight + weight
+    return total / total_weight if total_weight else None
 
 
 def num_samples(batch: Batch) -> int:

@@ -19,9 +19,9 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture
 
-from pipelines.admission.averaging_gate import AdmitsPeers
+from pipelines.admission.averaging_gate import GatedAverager
 from pipelines.swarm.upload_limit import pass_bytes
-from pipelines.training.averaging.averager import CountsRounds
+from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.wire.streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
 from pipelines.training.state.digest import StateManifest, named_state
 from pipelines.training.state.download import (
@@ -50,16 +50,18 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 """How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
 
 
-class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
+class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
     """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
 
-    Its name is part of the wire protocol: all peers of a run, the auxiliary peer too, use this very class. What it
-    hands out is a snapshot, so that epoch and tensors agree whatever the live state does meanwhile.
+    All peers of a run use it, the auxiliary peer too. What it hands out is a snapshot, so that epoch and tensors agree
+    whatever the live state does meanwhile.
     """
 
+    PROTOCOL_NAME = "SwarmStateAverager"
     notices_replays = False  # parameters that did not change are the same parts again
     may_be_skipped = True  # the next optimizer step waits until it is over
-    _rpc_handlers = _stub_type = None
+    apply_parameters: Callable[[], None] | None = None
+    """What brings new parameters to the model; None: they are copied over the model's own."""
 
     def __init__(self, *, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
         self.answers_are_averages = isinstance(compression, NoCompression)
@@ -70,6 +72,12 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
         self._num_changes = self._num_changes_in_snapshot = 0
         self._num_received = multiprocessing.Value("q", 0)
         super().__init__(compression=compression, **kwargs)
+
+    def _apply_optimizer_parameters_(self) -> None:
+        if self.apply_parameters is None:
+            super()._apply_optimizer_parameters_()
+        else:
+            self.apply_parameters()
 
     def _init_tensor_infos(self) -> tuple[CompressionInfo, ...]:
         # The last thing that hivemind asks for before it forks the process that will read the snapshot.
@@ -170,7 +178,7 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
         with self._snapshot_lock:
             self._num_received.value = 0
             future: MPFuture = MPFuture()
-            self._outer_pipe.send(("_download", [], dict(order=order, future=future)))
+            self._tell_process("_download", order, future)
             answer = self._wait(future, total_seconds + limits.chunk_seconds, lambda: show(*self._progress()))
             show(*self._progress())
             report = DownloadReport(**answer["report"])
@@ -199,8 +207,6 @@ class SwarmStateAverager(AdmitsPeers, CountsRounds, TrainingStateAverager):
                 tensor.copy_(self.snapshot.tensors[name])
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()
-        if not self.reuse_tensors:
-            self._load_local_tensors_into_averager_()
         self.set_epoch(epoch)
         self._num_changes_in_snapshot = self._num_changes
 

@@ -1,4 +1,4 @@
-"""The hand-off of the training state: every peer signs which state it holds, and newcomers take what most sign.
+"""The transfer of the training state: every peer signs which state it holds, and newcomers take what most sign.
 
 One implementation for trainers, who also use it when they have fallen out of step, and for the auxiliary peer. Nothing
 is on the way of training: the copy, its hashes and the record are made in a thread, after a step.
@@ -63,8 +63,8 @@ def logged_now_and_then() -> ShowProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandOffLimits:
-    """How patient a peer is in the hand-off; see `hivemind_options.hand_off_limits`."""
+class TransferLimits:
+    """How patient a peer is in a transfer; see `hivemind_options.transfer_limits`."""
 
     download: DownloadLimits
     total_seconds: float
@@ -91,10 +91,10 @@ class TakenState:
     """From the first look at the votes to the end of the download."""
 
 
-class StateHandOff:
+class StateTransfer:
     """Takes the state over from others and offers it to others. `close` it before the averager is shut down."""
 
-    def __init__(self, averager: SwarmStateAverager, records: SwarmRecords, limits: HandOffLimits) -> None:
+    def __init__(self, averager: SwarmStateAverager, records: SwarmRecords, limits: TransferLimits) -> None:
         self._averager, self._records, self._limits = averager, records, limits
         self._peer_id = averager.peer_id.to_base58()
         self._generator = random.Random()  # of this peer alone: newcomers that come together spread over the donors
@@ -109,11 +109,6 @@ class StateHandOff:
     def is_outvoted(self) -> bool:
         """Whether this trainer's state has differed from the majority's for too long to be mended by averaging."""
         return self.num_outvoted_epochs >= NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
-
-    @property
-    def named_donors(self) -> frozenset[str]:
-        """Donors that have delivered something else than what they signed."""
-        return frozenset(self._avoided)
 
     def newest_epoch(self) -> int:
         """Return the epoch of the state that most signed trainers name; 0 if nobody hands one out."""
@@ -158,10 +153,9 @@ class StateHandOff:
         """Offer the state from now on; call it when this peer is known to be in step with the swarm."""
         if not self._averager.client_mode:
             self._averager.allow_state_sharing = True
-            self._averager.state_sharing_priority = self._averager.local_epoch
         if self._thread is None:
             self._averager.state_changed.set()
-            self._thread = threading.Thread(target=self._keep_offering, name="state hand-off", daemon=True)
+            self._thread = threading.Thread(target=self._keep_offering, name="state transfer", daemon=True)
             self._thread.start()
 
     def close(self) -> None:

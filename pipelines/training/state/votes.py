@@ -4,7 +4,7 @@ A vote is a signed record of a peer that says: at this epoch my state has this d
 others, such as auxiliary peers, count only while nobody trains. A liar has one vote and is outvoted as long as more
 honest trainers agree with each other than liars do. An epoch that the swarm cannot have reached, by the word of half of
 the voters, does not count: with the newest state preferred among equals, it would win every tie. Who may sign at all is
-the matter of the run's authorization: where everybody may join, votes can be bought with machines.
+the matter of the run's admission: where everybody may join, votes can be bought with machines.
 """
 
 import random

@@ -16,7 +16,7 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError, leave_round
 
 
-class DelaysRounds:
+class DelayedAveraging:
     """Mixed into `hivemind.Optimizer`, before it. Set `run` before its constructor."""
 
     run: TrainingRun

@@ -8,20 +8,19 @@ from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import PeerID
 
-from pipelines.admission.averaging_gate import AdmitsPeers
-from pipelines.training.averaging.averager import CountsRounds
+from pipelines.admission.averaging_gate import GatedAverager
+from pipelines.training.averaging.averager import RobustAverager
 
 
-class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
+class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
+    PROTOCOL_NAME = "SwarmGradientAverager"
     notices_replays = True
     answers_are_averages = True
     may_be_skipped = False
     epoch_to_average: int | None = None
     """Of the gradients of the next round, if it is to be only with peers that say the same; see `PacedKeyManager`."""
-
-    _rpc_handlers = _stub_type = None  # hivemind caches these per class and would hand out the parent's
 
     def __init__(
         self, *args: Any, keeps_own_gradient: bool = False, gradient_momentum: float = 0.0, **kwargs: Any
@@ -39,7 +38,7 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
 
     def schedule_step(self, *args: Any, **kwargs: Any) -> StepControl:
         """See `GradientAverager.schedule_step`."""
-        self._outer_pipe.send(("_average_epoch", [self.epoch_to_average], {}))
+        self._tell_process("_average_epoch", self.epoch_to_average)
         return super().schedule_step(*args, **kwargs)
 
     def step(self, weight: float | None = None, reset_accumulators: bool = True, **kwargs: Any) -> Any:
@@ -47,6 +46,14 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
         if weight is None and self._momentum:
             weight = self._mean_num_samples()
         return super().step(weight, reset_accumulators and not self._keeps_own_gradient, **kwargs)
+
+    def gathered(self) -> tuple[torch.Tensor, ...]:
+        """Return the sums of the micro-batches' mean gradients, each in units of the first micro-batch's size."""
+        return tuple(self._grad_accumulators())
+
+    def scale_of_mean(self, num_samples: float) -> float:
+        """Return the factor that makes what is `gathered` from so many samples their mean gradient."""
+        return self._anchor_batch_size / num_samples
 
     def _mean_num_samples(self) -> float:
         """Return the exponential mean of the samples of an epoch; who has computed nothing new has nothing to say."""
@@ -59,10 +66,9 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
         if not (self._momentum and self.local_samples_accumulated):
             super().load_accumulators_into_averager_()
             return
-        # The accumulators hold the sum of all micro-batches' means, in units of the first micro-batch's size.
-        scale = self._anchor_batch_size / (self._num_earlier_samples + self.local_samples_accumulated)
+        scale = self.scale_of_mean(self._num_earlier_samples + self.local_samples_accumulated)
         with self.get_tensors() as averaged:
-            for gradient, gathered in zip(averaged, self._grad_accumulators(), strict=True):
+            for gradient, gathered in zip(averaged, self.gathered(), strict=True):
                 gradient.copy_(gathered).mul_(scale)
 
     @torch.no_grad()
@@ -74,7 +80,7 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
         self._accumulators_used_in_step = False
         self._num_earlier_samples = self._momentum * (self._num_earlier_samples + self.local_samples_accumulated)
         self.local_samples_accumulated = self.local_times_accumulated = 0
-        for gathered in self._grad_accumulators():
+        for gathered in self.gathered():
             gathered.mul_(self._momentum)
 
     @torch.no_grad()
@@ -97,7 +103,7 @@ class SwarmGradientAverager(AdmitsPeers, CountsRounds, GradientAverager):
         self._expected_weights = {
             peer: beta * former.get(peer, number) + (1 - beta) * number for peer, number in samples.items()
         }
-        self._outer_pipe.send(("_expect_samples", [self._expected_weights], {}))
+        self._tell_process("_expect_samples", self._expected_weights)
 
     async def _expect_samples(self, samples: Mapping[bytes, float]) -> None:
         self._recorded_weights = {PeerID(peer_id): number for peer_id, number in samples.items()}

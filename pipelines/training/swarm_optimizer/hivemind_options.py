@@ -7,12 +7,13 @@ from typing import Any
 
 import hivemind
 
+from pipelines.admission.client import PeerAdmission
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import DownloadLimits
-from pipelines.training.state.transfer import HandOffLimits
+from pipelines.training.state.transfer import TransferLimits
 
 REQUEST_SHARE = 0.4
 """Share of the matchmaking time in which a request must be answered: it fits twice."""
@@ -22,6 +23,7 @@ def make_state_averager(
     kind: type[SwarmStateAverager],
     *,
     dht: hivemind.DHT,
+    admission: PeerAdmission | None,
     run_id: str,
     matchmaking_seconds: float,
     **kwargs: Any,
@@ -29,6 +31,7 @@ def make_state_averager(
     """Start the averager that holds the training state; trainers and the auxiliary peer must build it alike."""
     return kind(
         dht=dht,
+        admission=admission,
         prefix=f"{run_id}_state_averager",
         min_matchmaking_time=matchmaking_seconds,
         offload_optimizer=True,
@@ -77,10 +80,10 @@ def chunk_timeout(run: TrainingRun) -> float:
     return max(6.0, run.averaging_timeout_seconds / 8)
 
 
-def hand_off_limits(run: TrainingRun) -> HandOffLimits:
+def transfer_limits(run: TrainingRun) -> TransferLimits:
     """Return how patient newcomers are, in proportion to what the run's organiser expects of links."""
     chunk_seconds = chunk_timeout(run)
-    return HandOffLimits(
+    return TransferLimits(
         download=DownloadLimits(chunk_seconds=chunk_seconds, job_seconds=max(60.0, 4 * chunk_seconds)),
         total_seconds=run.averaging_timeout_seconds * 4,
         settling_seconds=min(15.0, run.averaging_timeout_seconds / 5),

@@ -30,7 +30,7 @@ def is_incomplete(before: AveragingRound, after: AveragingRound) -> bool:
     return no_round or after.num_incomplete_rounds > before.num_incomplete_rounds or after.num_senders_lost > 0
 
 
-class MendsIncompleteRounds:
+class IncompleteRoundRecovery:
     """Mixed into `hivemind.Optimizer`, before it. Set `records` and `call_lifetime_seconds` before its constructor."""
 
     records: SwarmRecords

@@ -24,8 +24,8 @@ class LocalStepsOptimizer(SwarmOptimizer):
         super().__init__(run=run, dht=dht, model=model, **options)
         self._num_samples = 0
         self._inner = InnerSteps(run, model, self.state_averager.main_parameters)
-        # hivemind copies new parameters over the model's; here they go under what the model has learnt since.
-        self.state_averager._apply_optimizer_parameters_ = self._rebase
+        # New parameters are not copied over the model's: they go under what the model has learnt since.
+        self.state_averager.apply_parameters = self._rebase
 
     @property
     def synchronised_parameters(self) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ class LocalStepsOptimizer(SwarmOptimizer):
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
         if self.grad_averager.local_samples_accumulated:
             self._make_inner_step()
-        self._inner.take_pseudo_gradient(tuple(self.grad_averager._grad_accumulators()))
+        self._inner.take_pseudo_gradient(self.grad_averager.gathered())
         # The averager divides by the number of times and weighs by the samples.
         self.grad_averager.local_times_accumulated = 1
         self.grad_averager.local_samples_accumulated, self._num_samples = self._num_samples, 0
@@ -60,10 +60,9 @@ class LocalStepsOptimizer(SwarmOptimizer):
         averager = self.grad_averager
         num_samples = averager.local_samples_accumulated
         self._inner.step(
-            tuple(averager._grad_accumulators()),
+            averager.gathered(),
             epoch=self.local_epoch,
-            # The accumulators hold the sum of the micro-batches' means, in units of the first micro-batch's size.
-            scale=averager._anchor_batch_size / num_samples,
+            scale=averager.scale_of_mean(num_samples),
             share=min(1.0, num_samples / self.run.inner_batch_size),
         )
         averager.reset_accumulated_grads_()

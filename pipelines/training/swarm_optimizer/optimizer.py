@@ -16,18 +16,18 @@ from pipelines.training.gradients.computation import gradients_are_finite
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
-from pipelines.training.state.transfer import ShowProgress, StateHandOff
-from pipelines.training.swarm_optimizer.delayed_rounds import DelaysRounds
+from pipelines.training.state.transfer import ShowProgress, StateTransfer
+from pipelines.training.swarm_optimizer.delayed_rounds import DelayedAveraging
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
     chunk_timeout,
-    hand_off_limits,
     make_state_averager,
     tracker_options,
+    transfer_limits,
     upload_options,
 )
-from pipelines.training.swarm_optimizer.incomplete_rounds import MendsIncompleteRounds
+from pipelines.training.swarm_optimizer.incomplete_rounds import IncompleteRoundRecovery
 from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError, leave_round, wait_for_round
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker, witnessed_epoch
 
@@ -49,13 +49,11 @@ class OutOfStepError(ValueError):
     """This peer cannot catch up with the swarm."""
 
 
-class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
+class SwarmOptimizer(DelayedAveraging, IncompleteRoundRecovery, hivemind.Optimizer):
     """Gathers gradients until the swarm has `target_batch_size` samples, averages them and steps.
 
     `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round.
     """
-
-    gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
 
     def __init__(
         self,
@@ -65,6 +63,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         model: torch.nn.Module,
         records: SwarmRecords,
         bandwidth_limit_mbit: float | None = None,
+        gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager,
         verbose: bool = False,
     ) -> None:
         compression = averaging_compression(run)
@@ -99,22 +98,24 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             grad_compression=compression,
             state_averaging_compression=compression,
             grad_averager_factory=partial(
-                self.gradient_averager_type,
+                gradient_averager_type,
                 allow_state_sharing=False,
                 keeps_own_gradient=True,
                 gradient_momentum=gradient_momentum(run),
+                admission=records.admissions.admission,
                 **options,
             ),
             averager_opts=dict(options, allow_state_sharing=False),
             tracker_opts=tracker_options(run),
             verbose=verbose,
         )
-        self.hand_off = StateHandOff(self.state_averager, records, hand_off_limits(run))
+        self.state_transfer = StateTransfer(self.state_averager, records, transfer_limits(run))
 
     def _make_state_averager(self, **kwargs: Any) -> SwarmStateAverager:
         return make_state_averager(
             SwarmStateAverager,
             dht=self.dht,
+            admission=self.records.admissions.admission,
             run_id=self.run_id,
             matchmaking_seconds=self.matchmaking_time,
             allreduce_timeout=self.allreduce_timeout,
@@ -131,6 +132,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,
+            admissions=self.records.admissions,
             client_mode=self.client_mode,
             status_loglevel=self.status_loglevel,
             start=True,
@@ -146,7 +148,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
 
     def share_state(self) -> None:
         """Let newcomers download this peer's state; call it once this peer is known to be in step with the swarm."""
-        self.hand_off.share()
+        self.state_transfer.share()
 
     def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
         """Add the local gradient, unless a value is not finite: then it is dropped and counted, the rest is kept."""
@@ -197,10 +199,10 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             self.load_state_from_peers(keep_gradient=not was_sent)
             return None
 
-    def leave_rounds(self) -> int:
+    def suspend(self) -> int:
         """Stop taking part: no longer counted by others, in no round; return the samples of this epoch that are lost.
 
-        The state stays in the DHT and can be downloaded. `return_to_rounds` ends this.
+        The state stays in the DHT and can be downloaded. `resume` ends this.
         """
         num_lost = self.tracker.local_progress.samples_accumulated
         self.state_averager.step(wait_for_delayed_updates=True)
@@ -212,7 +214,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         self.tracker.shutdown(self.shutdown_timeout)
         return num_lost
 
-    def return_to_rounds(self) -> None:
+    def resume(self) -> None:
         """Take part again, with the swarm's newest state if it has gone on in the meantime."""
         self.tracker = self._make_progress_tracker(**self._tracker_arguments)
         if self.tracker.global_epoch > self.local_epoch:
@@ -232,11 +234,13 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
         first_epoch, first_state = self.local_epoch, self.state_averager.state_epoch
-        was_outvoted = self.hand_off.is_outvoted
+        was_outvoted = self.state_transfer.is_outvoted
         for _ in range(NUM_LOADS_TO_CATCH_UP):
-            at_least = self.state_averager.state_epoch + (0 if self.hand_off.is_outvoted else 1)
+            at_least = self.state_averager.state_epoch + (0 if self.state_transfer.is_outvoted else 1)
             # Others may have told that they have it before the tracker looks again, and before they offer it.
-            taken = self.hand_off.fetch(at_least=at_least, wanted=max(at_least, self.tracker.global_epoch), show=show)
+            taken = self.state_transfer.fetch(
+                at_least=at_least, wanted=max(at_least, self.tracker.global_epoch), show=show
+            )
             if taken is None or self.local_epoch >= self.tracker.global_epoch:
                 break
         with self.tracker.pause_updates():
@@ -270,7 +274,7 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         """
         num_ahead = 1 if self.run.delay_gradient_averaging else 0
         is_behind = self.local_epoch + num_ahead < self.tracker.global_epoch
-        return is_behind or self.has_missed_a_round or self.hand_off.is_outvoted
+        return is_behind or self.has_missed_a_round or self.state_transfer.is_outvoted
 
     def _have_others_moved_on(self) -> bool:
         """Look into the DHT, which the tracker does not while a round goes on.
@@ -281,11 +285,11 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
         others = [peer.epoch for peer in self.records.progress() if peer.peer_id != own and not peer.client_mode]
         if witnessed_epoch(others) > self.local_epoch:
             return True
-        return self.run.delay_gradient_averaging and self.hand_off.newest_epoch() >= self.local_epoch
+        return self.run.delay_gradient_averaging and self.state_transfer.newest_epoch() >= self.local_epoch
 
     def shutdown(self) -> None:
         """Stop handing out the state, and all processes of this peer."""
-        self.hand_off.close()
+        self.state_transfer.close()
         super().shutdown()
 
     def begin_epoch(self, *, keep_gradient: bool = False) -> None:
@@ -296,5 +300,3 @@ class SwarmOptimizer(DelaysRounds, MendsIncompleteRounds, hivemind.Optimizer):
             self.grad_averager.forget_gradients()
         num_samples = self.grad_averager.local_samples_accumulated
         self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
-        if not self.client_mode:
-            self.state_averager.state_sharing_priority = self.local_epoch

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import hivemind
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress, ProgressTracker
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
@@ -85,9 +85,10 @@ class SwarmProgressTracker(ProgressTracker):
 
     _records: tuple[LocalTrainingProgress, ...] = ()
 
-    def __init__(self, *args: Any, dht: hivemind.DHT, prefix: str, start: bool, **kwargs: Any) -> None:
-        self._admissions = AdmissionRecords(dht, prefix)
-        super().__init__(*args, dht=dht, prefix=prefix, start=False, **kwargs)
+    def __init__(self, *args: Any, admissions: AdmissionRecords, start: bool, **kwargs: Any) -> None:
+        """`admissions` says whose progress counts; all else is as in `ProgressTracker`."""
+        self._admissions, self._owner = admissions, RSASignatureValidator().local_public_key
+        super().__init__(*args, start=False, **kwargs)
         self.should_report_progress = PacedEvent(self._seconds_to_next_report)
         if start:
             self.start()
@@ -121,7 +122,7 @@ class SwarmProgressTracker(ProgressTracker):
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         if isinstance(metadata, dict) and metadata:
             own = ValueWithExpiration(self.local_progress.dict(), math.inf)
-            metadata = {self._local_public_key: own} | self._only_counted(metadata)
+            metadata = {self._owner: own} | self._only_counted(metadata)
         if isinstance(metadata, dict):
             values = [entry.value for entry in metadata.values() if entry.value is not None]
             self._records = tuple(LocalTrainingProgress.parse_obj(value) for value in values)
@@ -132,6 +133,6 @@ class SwarmProgressTracker(ProgressTracker):
         values = {owner: entry.value for owner, entry in metadata.items() if entry.value is not None}
         records = {owner: LocalTrainingProgress.parse_obj(value) for owner, value in values.items()}
         counted = self._admissions.counted(records)
-        others = [r.epoch for owner, r in counted.items() if owner != self._local_public_key and not r.client_mode]
+        others = [r.epoch for owner, r in counted.items() if owner != self._owner and not r.client_mode]
         limit = max(witnessed_epoch(others), self.local_progress.epoch)
         return {owner: metadata[owner] for owner, record in counted.items() if record.epoch <= limit}

@@ -3,12 +3,14 @@
 import time
 
 import pytest
-from authorization_material import edit_lists, publish_run, running_service
+from admission_material import edit_lists, publish_run, running_service
 from swarm_of_processes import Swarm, tiny_run
 
 from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -42,7 +44,7 @@ def swarm(service, tokens, tmp_path_factory):
     """Two members who train and have averaged with each other."""
     with Swarm(tmp_path_factory.mktemp("swarm"), service.run, num_peers=2) as swarm:
         for name in ("first", "second"):
-            swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3)
+            swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3, ignores_refusal=True)
         for peer in swarm.peers:
             peer.wait_for("step", has_averaged=True)
         yield swarm
@@ -98,8 +100,11 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     entry_addresses = tuple(swarm.peers[0].wait_for("ready")["addresses"])
     examination = Examination(
         repository=REPOSITORY,
-        options=PeerOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
-        run=service.run.replace(entry_addresses=entry_addresses),
+        network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
+        compute=ComputeOptions(),
+        snapshot=RunSnapshot(
+            repository=REPOSITORY, commit="0" * 40, run=service.run.replace(entry_addresses=entry_addresses)
+        ),
     )
     monkeypatch.setenv("HF_TOKEN", tokens["third"])
     found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}

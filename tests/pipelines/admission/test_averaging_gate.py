@@ -4,7 +4,7 @@ import time
 from multiprocessing import get_context
 
 import pytest
-from authorization_material import admission, der, rsa_key
+from admission_material import admission, der, rsa_key
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
@@ -16,6 +16,7 @@ from pipelines.admission.client import PeerAdmission, SharedToken, seconds_to_re
 from pipelines.admission.record_owners import speaks_for
 from pipelines.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
 from pipelines.swarm.records import AuxiliaryStatus, PeerMetrics
+from pipelines.training.run.door import door_of
 
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()
 RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=public_text(AUTHORITY))
@@ -25,7 +26,7 @@ FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
 
 def gate_with(seconds_valid=60.0, prefix="run_grad_averager", **changes):
     """Return the gate of a peer that holds a token as the authority would have signed it, but for the changes."""
-    held = PeerAdmission(RUN, "org/run", rsa_key("peer"), "hub-token")
+    held = PeerAdmission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     token = issue_token(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
     held._token.write(token)

@@ -3,20 +3,21 @@
 import logging
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from authorization_material import edit_lists, publish_run, rsa_key, running_service
+from admission_material import edit_lists, publish_run, rsa_key, running_service
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
 from pipelines.admission.client import (
     AdmissionRefusedError,
-    AuthorizationUnreachableError,
+    AdmissionUnreachableError,
     PeerAdmission,
     seek_admission,
 )
 from pipelines.admission.tokens import public_text
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.door import door_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -47,9 +48,8 @@ def wait_until(is_so, what, seconds=60):
 
 def admission_at(service, run, hub_token, **changes):
     settings = dict(authorization_service=service.address, authorization_key=public_text(service.key))
-    return PeerAdmission(
-        run.replace(**(settings | changes)), REPOSITORY, rsa_key("peer"), hub_token, seconds_to_try=0.0
-    )
+    door = door_of(run.replace(**(settings | changes)), REPOSITORY)
+    return PeerAdmission(door, rsa_key("peer"), hub_token, seconds_to_try=0.0)
 
 
 def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(hub, run, member, tmp_path, caplog):
@@ -103,19 +103,19 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
         with pytest.raises(AdmissionRefusedError, match="it answers 404"):
             nobody.__enter__()
         service.kill()
-        with pytest.raises(AuthorizationUnreachableError, match=r"does not answer .*dalle-collab run authorize"):
+        with pytest.raises(AdmissionUnreachableError, match=r"does not answer .*dalle-collab run authorize"):
             admission_at(service, run, member).__enter__()
 
 
 def test_an_open_run_asks_nobody_and_a_guarded_one_needs_a_hub_token(run):
-    with seek_admission(run, REPOSITORY, PeerOptions(), None) as (options, admission):
-        assert admission is None and options == PeerOptions()
+    with seek_admission(door_of(run, REPOSITORY), Path("own.key"), None) as (identity_file, admission):
+        assert admission is None and identity_file == Path("own.key")
     guarded = run.replace(
         authorization_service="https://door.example",
         authorization_key=public_text(ed25519.Ed25519PrivateKey.generate()),
     )
     with (
         pytest.raises(AdmissionRefusedError, match=r"org/admission is not open to everybody.*hf auth login"),
-        seek_admission(guarded, REPOSITORY, PeerOptions(), None),
+        seek_admission(door_of(guarded, REPOSITORY), None, None),
     ):
         pass

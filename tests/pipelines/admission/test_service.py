@@ -1,10 +1,10 @@
-"""The authorization service over HTTP, as a process of its own, against the embedded Hub."""
+"""The admission service over HTTP, as a process of its own, against the embedded Hub."""
 
 import time
 
 import httpx2
 import pytest
-from authorization_material import (
+from admission_material import (
     body_of,
     edit_lists,
     publish_run,
@@ -128,7 +128,7 @@ def test_a_request_signed_by_nobody_is_refused(service, users):
 def test_the_logs_of_the_service_hold_no_token_at_their_most_talkative(service, users):
     response = service.ask(users["bob"], signed_request())
     log = service.log()
-    assert "DEBUG" in log and "AuthorizationService" in log
+    assert "DEBUG" in log and "AdmissionService" in log
     secrets = [*users.values(), response.json()["token"], signed_request().peer_signature]
     key_line = (service.log_file.parent / "authority.key").read_text().strip()
     assert [text[:6] for text in [*secrets, key_line] if text in log] == []

@@ -5,7 +5,7 @@ import dataclasses
 import json
 
 import pytest
-from authorization_material import admission, body_of, der, rsa_key, signed_request, ssh, unsigned_request
+from admission_material import admission, body_of, der, rsa_key, signed_request, ssh, unsigned_request
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hivemind.p2p import P2P, PeerID
 

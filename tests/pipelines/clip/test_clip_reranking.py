@@ -102,7 +102,7 @@ def test_wrong_pictures_are_refused(clip_folder, pictures):
 
 
 def test_a_name_that_is_no_clip_says_what_would_be_one():
-    with pytest.raises(FileNotFoundError, match=r"There is no CLIP './nothing'.*ViT-B-32/openai"):
+    with pytest.raises(FileNotFoundError, match=r"There is no folder ./nothing.*ViT-B-32/openai"):
         ClipReranker.from_pretrained("./nothing")
 
 

@@ -212,5 +212,5 @@ def test_a_damaged_manifest_is_refused(tars, codec, tmp_path, text, message):
 
 @pytest.mark.parametrize("name", ["shard_size", "batch_size", "num_workers"])
 def test_sizes_below_one_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 0, expected at least 1"):
+    with pytest.raises(ValueError, match=f"{name} is 0; expected at least 1"):
         PreparationOptions(**{name: 0})

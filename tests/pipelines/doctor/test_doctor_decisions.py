@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.doctor.authorization_checks import judge_membership, judge_service
+from pipelines.doctor.admission_checks import judge_membership, judge_service
 from pipelines.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import (
@@ -32,9 +32,10 @@ from pipelines.doctor.swarm_checks import (
 )
 from pipelines.swarm.dialling import Call, parse_address
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
-from pipelines.training.run.peer_options import PeerOptions
+from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import required_versions
+from pipelines.training.tasks.choice import open_task
 
 GIB = 2**30
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -114,7 +115,7 @@ def test_open_files_are_judged_by_the_hard_limit(allowed, status):
 def test_the_hard_limit_is_what_counts_and_what_a_peer_raises_its_own_to():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 600))\n"
-        "from pipelines.doctor.machine import open_files_limit, raise_open_files\n"
+        "from pipelines.swarm.open_files import open_files_limit, raise_open_files\n"
         "raise_open_files(); print(open_files_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -276,7 +277,9 @@ def test_a_slow_answer_of_the_hub_leaves_its_clock_in_doubt():
 def test_the_needs_of_the_papers_run_follow_from_its_parameters():
     run = TrainingRun(run_id="run", model_config={}, dataset_repository="org/codes", dataset_revision="main")
     on_cpu, on_gpu = (
-        peer_needs(run, PeerOptions(device=device, micro_batch_size=1), checkpoint_bytes=10**9)
+        peer_needs(
+            open_task(run, "org/birds"), ComputeOptions(device=device, micro_batch_size=1), checkpoint_bytes=10**9
+        )
         for device in ("cpu", "cuda")
     )
     num_parameters = on_cpu.shared_memory // 8

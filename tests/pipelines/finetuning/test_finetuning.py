@@ -24,7 +24,7 @@ from pipelines.finetuning.finetuning import (
 )
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch
+from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -74,7 +74,7 @@ def endless_batches(source, size=4):
     while True:
         numbers = torch.randint(0, 96, (size,), generator=generator)
         text = source.processor(text=[f"picture number {number}" for number in numbers.tolist()])
-        yield Batch(text["input_ids"], (numbers[:, None] + torch.arange(16)) % 32)
+        yield image_code_batch(text["input_ids"], (numbers[:, None] + torch.arange(16)) % 32)
 
 
 def trained(source, **options):
@@ -90,7 +90,7 @@ def gradients(source, recompute):
     for parameter in trainable_parameters(model):
         torch.nn.init.normal_(parameter, std=0.1)  # an adapter starts at zero, where half of the gradients are zero
     batch = next(endless_batches(source))
-    model(input_ids=batch.input_ids, image_codes=batch.image_codes, return_logits=False).loss.backward()
+    model(input_ids=batch["input_ids"], image_codes=batch["image_codes"], return_logits=False).loss.backward()
     assert all(parameter.grad is None for parameter in model.parameters() if not parameter.requires_grad)
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -125,7 +125,7 @@ def test_full_fine_tuning_changes_all_weights_and_writes_a_whole_model(source, b
 
 def test_accumulated_micro_batches_are_one_larger_batch(source):
     whole = next(endless_batches(source))
-    halves = [Batch(*(part[half] for part in whole)) for half in (slice(0, 2), slice(2, 4))]
+    halves = [{name: tensor[half] for name, tensor in whole.items()} for half in (slice(0, 2), slice(2, 4))]
     results = []
     for given, options in (([whole], {}), (halves, {"gradient_accumulation": 2})):
         torch.manual_seed(0)
@@ -149,9 +149,9 @@ def test_half_precision_computes_in_bfloat16_and_keeps_float32_weights(source):
     assert progress[-1].mean_loss < 0.7 * progress[0].loss
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     batch = next(endless_batches(source))
-    assert model(input_ids=batch.input_ids, image_codes=batch.image_codes).logits.dtype == torch.float32
+    assert model(input_ids=batch["input_ids"], image_codes=batch["image_codes"]).logits.dtype == torch.float32
     with torch.no_grad(), model.disable_adapter():
-        exact = model(input_ids=batch.input_ids, image_codes=batch.image_codes).loss.item()
+        exact = model(input_ids=batch["input_ids"], image_codes=batch["image_codes"]).loss.item()
     assert progress[0].loss != exact and progress[0].loss == pytest.approx(exact, rel=1e-2)
 
 
@@ -168,12 +168,12 @@ def test_a_merged_model_is_whole_and_gives_the_adapters_logits(source, tmp_path)
     model, progress, options = trained(source, merge=True)
     batch = next(endless_batches(source))
     with torch.no_grad():
-        expected = model(input_ids=batch.input_ids, image_codes=batch.image_codes).logits
+        expected = model(input_ids=batch["input_ids"], image_codes=batch["image_codes"]).logits
     adapter, folder = write_finetuned(tmp_path / "owls", model, source, options, progress[-1], merge=True)
     merged, report = AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     torch.testing.assert_close(
-        merged(input_ids=batch.input_ids, image_codes=batch.image_codes).logits, expected, rtol=1e-4, atol=1e-4
+        merged(input_ids=batch["input_ids"], image_codes=batch["image_codes"]).logits, expected, rtol=1e-4, atol=1e-4
     )
     processor = AutoProcessor.from_pretrained(folder)
     assert processor.image_codec_fingerprint == source.processor.image_codec_fingerprint

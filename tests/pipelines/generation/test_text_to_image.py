@@ -76,7 +76,7 @@ def test_progress_goes_through_sampling_decoding_and_ranking(bundle):
 
 
 def test_another_clip_takes_the_place_of_the_runs(tiny_run, tiny_clip, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no CLIP './nobody'"):
+    with pytest.raises(FileNotFoundError, match=r"There is no folder ./nobody. Expected a CLIP's folder"):
         load_text_to_image(tiny_run, clip="./nobody")
     assert isinstance(load_text_to_image(tiny_run, clip=tiny_clip).reranker, ClipReranker)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hub_tools
 from pipelines.pages.dashboard.swarm import swarm_watch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 from pipelines.training.run.training_run import TrainingRun
@@ -120,7 +121,7 @@ class SwarmReader:
         process = subprocess.Popen(
             [sys.executable, "-m", swarm_watch.__name__],
             # The folder that holds the packages: this works from a bundle, a checkout and an installation.
-            cwd=Path(swarm_watch.__file__).resolve().parents[swarm_watch.__name__.count(".")],
+            cwd=Path(hub_tools.__file__).resolve().parents[1],
             env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

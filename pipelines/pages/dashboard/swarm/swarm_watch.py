@@ -27,17 +27,23 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
     from huggingface_hub import get_token
 
     from pipelines.admission.client import seek_admission
+    from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht
     from pipelines.swarm.records import SwarmRecords
-    from pipelines.training.run.peer_options import PeerOptions
+    from pipelines.training.run.door import door_of
     from pipelines.training.run.training_run import TrainingRun
 
     run = TrainingRun.from_mapping(settings)
     with (
-        seek_admission(run, repository, PeerOptions(client_mode=True), get_token()) as (options, admission),
-        open_dht(repository, run.entry_addresses, options, admission) as dht,
+        seek_admission(door_of(run, repository), None, get_token()) as (identity_file, admission),
+        open_dht(
+            repository,
+            run.entry_addresses,
+            NetworkOptions(client_mode=True, identity_file=identity_file),
+            admission=admission,
+        ) as dht,
     ):
-        records = SwarmRecords(dht, run.swarm_id)
+        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         last_seen = time.monotonic()
         while time.monotonic() - last_seen < LONELY_SECONDS:
             started = time.monotonic()

@@ -17,49 +17,49 @@ PART_BYTES = 2**18
 """Of a part on the wire. Smaller ones keep a link fuller and cost more computing: on a free link a round of 8 M
 parameters takes 10 % longer than with 512 KiB, with 128 KiB 35 %."""
 
-MAX_LANES = 8
+MAX_STREAMS = 8
 """From one sender to all reducers together, where there are fewer reducers."""
 
-MIN_PARTS_PER_LANE = 8
-"""All lanes share the link, so each waits for its next part as long as all of them need for one part each. That has to
-stay short beside the whole round, after an eighth of whose time-out a sender is given up."""
+MIN_PARTS_PER_STREAM = 8
+"""All streams share the link, so each waits for its next part as long as all of them need for one part each. That
+has to stay short beside the whole round, after an eighth of whose time-out a sender is given up."""
 
-MIN_VALUES_PER_LANE = 2**18
+MIN_VALUES_PER_STREAM = 2**18
 """Less fits into a single stream's first window."""
 
 
 @dataclass(frozen=True)
-class Lanes:
+class ParallelStreams:
     """Over which streams a sender passes the parts of its vector to one reducer; both find the same."""
 
     of_parts: tuple[int, ...]
-    """The lane of each part."""
+    """The stream of each part."""
 
     @classmethod
-    def deal(cls, part_sizes: Sequence[int], group_size: int) -> "Lanes":
-        """Give each part, in order, to the lane that has the fewest values so far.
+    def deal(cls, part_sizes: Sequence[int], group_size: int) -> "ParallelStreams":
+        """Give each part, in order, to the stream that has the fewest values so far.
 
-        `part_sizes`: the numbers of values. The more reducers the group has, the fewer lanes lead to each.
+        `part_sizes`: the numbers of values. The more reducers the group has, the fewer streams lead to each.
         """
-        enough = -(-MAX_LANES // max(1, group_size - 1))
+        enough = -(-MAX_STREAMS // max(1, group_size - 1))
         num_values, largest = sum(part_sizes), max(part_sizes, default=0)
-        worth = num_values // max(MIN_VALUES_PER_LANE, MIN_PARTS_PER_LANE * largest, 1)
+        worth = num_values // max(MIN_VALUES_PER_STREAM, MIN_PARTS_PER_STREAM * largest, 1)
         loads = [0] * max(1, min(enough, worth))
         of_parts = []
         for size in part_sizes:
-            lane = loads.index(min(loads))
-            loads[lane] += size
-            of_parts.append(lane)
+            stream = loads.index(min(loads))
+            loads[stream] += size
+            of_parts.append(stream)
         return cls(tuple(of_parts))
 
     @property
     def numbers(self) -> range:
-        """The lanes in use; none if there are no parts."""
+        """The streams in use; none if there are no parts."""
         return range(max(self.of_parts, default=-1) + 1)
 
-    def part_indices(self, lane: int) -> tuple[int, ...]:
-        """Return which of the reducer's parts pass over a lane, in order."""
-        return tuple(index for index, of_part in enumerate(self.of_parts) if of_part == lane)
+    def part_indices(self, stream: int) -> tuple[int, ...]:
+        """Return which of the reducer's parts pass over a stream, in order."""
+        return tuple(index for index, of_part in enumerate(self.of_parts) if of_part == stream)
 
 
 async def in_turn(sources: Sequence[AsyncGenerator[Item, None]], turns: Sequence[int]) -> AsyncGenerator[Item, None]:

@@ -1,6 +1,6 @@
 """The loss on records that nobody trains on: a fixed subset, the same for every epoch and every auxiliary peer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import datasets
@@ -10,8 +10,10 @@ from huggingface_hub import HfFileSystem
 
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import captions_and_codes
+from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, held_out_mask, prepare_streaming
+from pipelines.training.tasks.streaming import prepare_streaming
+from pipelines.training.tasks.text_to_image.image_code_stream import held_out_mask, image_code_batch
 
 EVALUATION_SPLITS = ("validation", "test")
 EVALUATION_BATCH_SIZE = 8
@@ -47,21 +49,7 @@ def held_out_batches(run: TrainingRun, processor: DalleCollabProcessor, num_code
     captions, image_codes = captions[: run.num_evaluation_records], torch.cat(codes)[: run.num_evaluation_records]
     input_ids = torch.as_tensor(processor(text=[caption or "" for caption in captions])["input_ids"])
     pairs = zip(input_ids.split(EVALUATION_BATCH_SIZE), image_codes.split(EVALUATION_BATCH_SIZE), strict=True)
-    return [Batch(*pair) for pair in pairs]
-
-
-@torch.no_grad()
-def evaluation_loss(
-    model: torch.nn.Module, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
-) -> float | None:
-    """Return the mean loss per record; None if `should_stop` said so before the end, or without a batch."""
-    total, num_records = 0.0, 0
-    for input_ids, image_codes in batches:
-        if should_stop():
-            return None
-        loss = model(input_ids=input_ids, image_codes=image_codes, return_logits=False).loss
-        total, num_records = total + loss.item() * len(input_ids), num_records + len(input_ids)
-    return total / num_records if num_records else None
+    return [image_code_batch(*pair) for pair in pairs]
 
 
 def _records(run: TrainingRun, split: str, num_codes: int) -> Iterator[tuple[list[str | None], np.ndarray]]:

@@ -1,14 +1,6 @@
 """The streaming reader: image codes from the Dataset Hub, captions tokenised on the fly, each peer in its own order."""
 
-import contextlib
-import hashlib
-import itertools
-import logging
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import datasets
 import numpy as np
@@ -17,43 +9,26 @@ import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfFileSystem
 
-from hub_tools.hub_client import is_outage
-from hub_tools.one_line_errors import explain_error
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
+from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import stable_seed
-
-logger = logging.getLogger(__name__)
-
-NUM_OPEN_SHARDS = 2
-"""Shards read at the same time. `datasets` would open 10 and fetch them whole before the first record."""
-
-MIN_PREFETCHED_BATCHES = 8
-NUM_PREFETCHED_SAMPLES = 1024
-"""What a peer goes on with while the Hub is away: 10 MB at the paper's size."""
-
-SECONDS_BETWEEN_PASSES = 0.1
-"""Time for Arrow's reading threads to end after a pass."""
-
-SECONDS_BEFORE_NEXT_TRY = (5.0, 15.0, 60.0)
-"""`datasets` repeats a failed read for some ten minutes. After that the stream tries for ever, pausing so long."""
-
-SECONDS_BETWEEN_LOOKS = 0.2
-"""How soon who waits for a batch, or for room for one, notices that none is wanted any more."""
-
-SECONDS_TO_END = 10.0
-"""A reading thread that is in the middle of a request is not waited for any longer."""
+from pipelines.training.tasks.streaming import (
+    NUM_OPEN_SHARDS,
+    check_pass,
+    is_held_out,
+    passes_through_outages,
+    prepare_streaming,
+)
 
 
-class Batch(NamedTuple):
-    """One micro-batch."""
+def image_code_batch(input_ids: Sequence[Sequence[int]] | torch.Tensor, image_codes: torch.Tensor) -> Batch:
+    """Return a micro-batch.
 
-    input_ids: torch.Tensor
-    """(batch, text_sequence) int64"""
-
-    image_codes: torch.Tensor
-    """(batch, image_sequence) int64 in [0, codebook_size)"""
+    input_ids: (batch, text_sequence) integers. image_codes: (batch, image_sequence) int64 in [0, codebook_size).
+    """
+    return {"input_ids": torch.as_tensor(input_ids), "image_codes": image_codes}
 
 
 def dataset_layout(repository: str, revision: str) -> ImageCodeLayout:
@@ -108,45 +83,11 @@ def stream_batches(
         records = (captions_and_codes(table, num_codes=num_codes, shard_name=repository) for table in tables)
         for captions, codes in whole_batches(records, batch_size, held_out_share):
             input_ids = processor(text=[caption or "" for caption in captions])["input_ids"]
-            yield Batch(torch.as_tensor(input_ids), torch.from_numpy(codes).long())
+            yield image_code_batch(input_ids, torch.from_numpy(codes).long())
             num_batches += 1
-        if num_batches == 0:
-            raise ValueError(
-                f"Dataset {repository} has fewer records than one micro-batch of {batch_size}. "
-                f"Choose a smaller one with --micro-batch-size."
-            )
+        check_pass(num_batches, repository, batch_size)
 
     yield from passes_through_outages(one_pass)
-
-
-def passes_through_outages(
-    one_pass: Callable[[int], Iterator[Batch]], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY
-) -> Iterator[Batch]:
-    """Yield what the passes 0, 1, 2 ... yield. One that the Hub's absence ends is followed by the next, after a pause.
-
-    pauses: seconds; the last one is repeated until there is a batch again.
-    """
-    num_failures = 0
-    for number in itertools.count():
-        try:
-            for batch in one_pass(number):
-                num_failures = 0
-                yield batch
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            pause = pauses[min(num_failures, len(pauses) - 1)]
-            num_failures += 1
-            logger.warning("The dataset cannot be read (%s). Trying again in %.0f s.", explain_error(error), pause)
-            time.sleep(pause)
-
-
-def prepare_streaming() -> None:
-    """Set what `datasets` needs to stream from the Hub in use, and from nowhere else."""
-    # The anonymous download counter and the viewer's Parquet export live on other hosts than the Hub in use.
-    datasets.config.USE_PARQUET_EXPORT = False
-    # `datasets` waits 5 s for Arrow's threads after every pass; small datasets would stall the peer again and again.
-    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = SECONDS_BETWEEN_PASSES
 
 
 def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
@@ -155,10 +96,8 @@ def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
     image_codes: (num_records, num_codes) int16. The same picture is on the same side wherever it turns up, so that
     duplicates do not leak into the evaluation.
     """
-    limit = int(share * 2**64)
     rows = np.ascontiguousarray(image_codes, "<i2")
-    digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
-    return np.array([int.from_bytes(digest, "big") < limit for digest in digests], bool)
+    return np.array([is_held_out(row.tobytes(), share) for row in rows], bool)
 
 
 def whole_batches(
@@ -174,53 +113,3 @@ def whole_batches(
         while len(captions) >= batch_size:
             yield captions[:batch_size], np.stack(codes[:batch_size])
             captions, codes = captions[batch_size:], codes[batch_size:]
-
-
-@contextlib.contextmanager
-def prefetched(
-    make_batches: Callable[[], Iterator[Batch]],
-    batch_size: int = NUM_PREFETCHED_SAMPLES,
-    stop: threading.Event | None = None,
-) -> Iterator[Iterator[Batch]]:
-    """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order.
-
-    As many as hold `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case. The batches end when `stop` is
-    set, also while the reader waits for one.
-    """
-    num_batches = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // batch_size)
-    ahead: queue.Queue[Batch | Exception] = queue.Queue(num_batches)
-    is_over = threading.Event()
-
-    def fill() -> None:
-        try:
-            for batch in make_batches():
-                if not _put(ahead, batch, is_over):
-                    return
-        except Exception as error:  # handed to the consumer, which raises it
-            _put(ahead, error, is_over)
-
-    def drain() -> Iterator[Batch]:
-        while stop is None or not stop.is_set():
-            try:
-                item = ahead.get(timeout=SECONDS_BETWEEN_LOOKS)
-            except queue.Empty:
-                continue
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-    thread = threading.Thread(target=fill, name="image-code-stream", daemon=True)
-    thread.start()
-    try:
-        yield drain()
-    finally:
-        is_over.set()
-        thread.join(timeout=SECONDS_TO_END)
-
-
-def _put(ahead: queue.Queue, item: Batch | Exception, is_over: threading.Event) -> bool:
-    while not is_over.is_set():
-        with contextlib.suppress(queue.Full):
-            ahead.put(item, timeout=SECONDS_BETWEEN_LOOKS)
-            return True
-    return False

@@ -1,5 +1,9 @@
 """The model of a text-to-image run, and its processor."""
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
@@ -13,11 +17,32 @@ def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
         return DalleCollabForConditionalGeneration(model_configuration(run))
 
 
-def read_processor(repository: str) -> DalleCollabProcessor:
-    """Download the run's tokenizer and processor."""
-    return DalleCollabProcessor.from_pretrained(repository)
+def read_processor(place: str, revision: str | None = None) -> DalleCollabProcessor:
+    """Read the run's tokenizer and processor from a folder, or from one commit of its repository."""
+    return DalleCollabProcessor.from_pretrained(place, revision=revision or "main")
 
 
 def model_configuration(run: TrainingRun) -> DalleCollabConfig:
-    """Return the model's sizes; raises ValueError if they cannot work."""
-    return DalleCollabConfig(**run.model_config)
+    """Return the model's sizes; raises ValueError if they cannot work, or if this package does not know one of them."""
+    return checked_configuration(run.model_config)
+
+
+def checked_configuration(settings: Mapping[str, Any]) -> DalleCollabConfig:
+    """Return a configuration from its arguments; transformers' own classes take unknown ones without a word.
+
+    Raises:
+        ValueError: a setting is unknown, or sizes cannot work together.
+    """
+    if (model_type := settings.get("model_type", DalleCollabConfig.model_type)) != DalleCollabConfig.model_type:
+        raise ValueError(f"The run's model is of type {model_type!r}; expected {DalleCollabConfig.model_type!r}.")
+    if unknown := sorted(set(settings) - known_settings() - {"model_type"}):
+        raise ValueError(
+            f"Unknown setting {', '.join(unknown)} of the model; known: {', '.join(sorted(known_settings()))}. "
+            "A newer package may know it: pip install -U dalle-collab"
+        )
+    return DalleCollabConfig(**settings)
+
+
+def known_settings() -> set[str]:
+    """Return the names of all settings of the model."""
+    return {item.name for item in dataclasses.fields(DalleCollabConfig)} & set(vars(DalleCollabConfig()))

@@ -1,6 +1,7 @@
 """The rows of pictures of the progress reel."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from PIL import Image
@@ -15,18 +16,20 @@ PICTURE_SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
-def reel_drawer(processor: DalleCollabProcessor) -> Callable[[torch.nn.Module, Sequence[str]], Image.Image]:
-    """Return a function that draws prompts, one row of pictures for each, with the run's codec and a fixed seed."""
-    codec: VQGANCodec | None = None
+class ReelDrawer:
+    """Draws prompts, one row of pictures for each, with the run's codec and a fixed seed."""
 
-    def draw(model: torch.nn.Module, prompts: Sequence[str]) -> Image.Image:
-        nonlocal codec
-        if codec is None:
-            revision = processor.image_codec_revision
-            codec = VQGANCodec.from_pretrained(processor.image_codec_repository, revision=revision)
-        input_ids = processor(text=list(prompts))["input_ids"]
+    def __init__(self, processor: DalleCollabProcessor) -> None:
+        self._processor = processor
+
+    @cached_property
+    def _codec(self) -> VQGANCodec:
+        revision = self._processor.image_codec_revision
+        return VQGANCodec.from_pretrained(self._processor.image_codec_repository, revision=revision)
+
+    def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image.Image:
+        """Return the pictures of the prompts as one."""
+        input_ids = self._processor(text=list(prompts))["input_ids"]
         codes = model.generate_image_codes(input_ids, num_candidates=PICTURES_PER_PROMPT, seed=REEL_SEED)
-        rows = [[to_picture(image) for image in codec.decode(row)] for row in codes]
+        rows = [[to_picture(image) for image in self._codec.decode(row)] for row in codes]
         return draw_thumbnails(rows, PICTURE_SIDE)
-
-    return draw

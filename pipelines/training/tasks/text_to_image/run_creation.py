@@ -5,12 +5,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout
+from pipelines.training.tasks.text_to_image.model import known_settings, model_configuration
+
+
+def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
+    """Return a new run and its processor; see `tasks.choice`."""
+    if request.codec is None:
+        raise ValueError("A text-to-image run needs the codec that made its image codes: --codec ORG/CODEC")
+    layout = dataset_layout(request.dataset, "main")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(request.tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No fast tokenizer can be loaded from {request.tokenizer!r}: there is no such folder, and no such "
+            "repository on this Hub. Name one with --tokenizer, or train one: "
+            "dalle-collab data train-tokenizer DATASET --output DIR"
+        ) from error
+    run = compose_run(
+        run_id=request.run_id,
+        dataset_repository=request.dataset,
+        layout=layout,
+        tokenizer=tokenizer,
+        settings=request.settings,
+    )
+    processor = compose_processor(
+        tokenizer,
+        run,
+        layout,
+        codec_repository=request.codec,
+        codec_fingerprint=VQGANCodec.from_pretrained(request.codec).fingerprint,
+        clip_repository=request.clip,
+    )
+    return run, processor
 
 
 def compose_run(
@@ -29,8 +64,7 @@ def compose_run(
     run_fields = {item.name for item in dataclasses.fields(TrainingRun)}
     run_settings = {key: value for key, value in settings.items() if key in run_fields}
     model_settings = {key: value for key, value in settings.items() if key not in run_fields}
-    known = {item.name for item in dataclasses.fields(DalleCollabConfig)} & set(vars(DalleCollabConfig()))
-    if unknown := sorted(set(model_settings) - known):
+    if unknown := sorted(set(model_settings) - known_settings()):
         raise ValueError(
             f"Unknown setting {', '.join(unknown)}; expected fields of TrainingRun or DalleCollabConfig: "
             "see the documentation of `dalle-collab run create`."
@@ -71,7 +105,7 @@ def compose_processor(
         ValueError: the codec is not the one that made the dataset.
     """
     check_codec_fits(layout, codec_fingerprint, run.dataset_repository)
-    config = DalleCollabConfig(**run.model_config)
+    config = model_configuration(run)
     return DalleCollabProcessor(
         tokenizer,
         image_codec_repository=codec_repository,
@@ -94,7 +128,7 @@ def check_codec_fits(layout: ImageCodeLayout, codec_fingerprint: str | None, dat
 
 def check_dataset_fits(run: TrainingRun, layout: ImageCodeLayout) -> None:
     """Raise ValueError unless the dataset's codes have the number and range that the run's model expects."""
-    config = DalleCollabConfig(**run.model_config)
+    config = model_configuration(run)
     if (layout.codebook_size, layout.grid_size) != (config.codebook_size, config.image_grid_size):
         raise ValueError(
             f"Dataset {run.dataset_repository} has {layout.grid_size}x{layout.grid_size} codes out of "

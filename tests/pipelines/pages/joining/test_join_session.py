@@ -104,7 +104,7 @@ def test_a_trainer_is_started_once_however_often_the_button_is_pressed(session, 
         session.start(settings(), TOKEN)
     wait_until(session, lambda view: view.phase == "training")
     session.start(settings("other"), TOKEN)
-    workers = [child for child in psutil.Process().children() if "pipelines.command_line.main" in child.cmdline()]
+    workers = [child for child in psutil.Process().children() if "pipelines.command_line.volunteer" in child.cmdline()]
     assert len(workers) == 1 and session.view().repository == "org/polite"
     with pytest.raises(ValueError, match="stop it before the machine is checked"):
         session.check(settings(), TOKEN)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from assistants import assistant
 from isolation import PROJECT, environment_without
+from made_up_tasks import made_up_batch
 from published_runs import command_environment, family_of, interrupt, still_alive
 from swarm_of_processes import Swarm
-from swarm_peer import made_up_batch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.training.metrics.history import read_history_files
@@ -34,7 +34,7 @@ def loss_of_hub_checkpoint(material, repository, run):
     model = DalleCollabForConditionalGeneration.from_pretrained(material.snapshot(repository))
     batch = made_up_batch(run, seed=2**31, batch_size=16)
     with torch.no_grad():
-        return model(batch.input_ids, batch.image_codes, return_logits=False).loss.item()
+        return model(**batch, return_logits=False).loss.item()
 
 
 @pytest.mark.timeout(600)

@@ -6,16 +6,16 @@ import threading
 import numpy as np
 import pytest
 import torch
+from made_up_tasks import made_up_batch, made_up_task
 from PIL import Image
 from swarm_of_processes import tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker, is_due
 from pipelines.training.metrics.reel import ProgressReel, read_index, take_over_reel, write_index
 from pipelines.training.metrics.trackers import Trackers, check_trackers
-from pipelines.training.tasks.text_to_image.held_out_evaluation import evaluation_loss, evaluation_split
+from pipelines.training.run.task import mean_loss, num_samples
+from pipelines.training.tasks.text_to_image.held_out_evaluation import evaluation_split
 from pipelines.training.tasks.text_to_image.image_code_stream import held_out_mask, whole_batches
-from pipelines.training.tasks.text_to_image.model import initial_model
 
 
 @pytest.fixture
@@ -54,16 +54,17 @@ def test_a_datasets_own_split_is_used_for_the_evaluation():
 
 def test_the_evaluation_is_the_mean_over_records_and_can_be_stopped():
     run = tiny_run()
-    model = initial_model(run).eval()
+    task = made_up_task(run)
+    model = task.new_model().eval()
     batches = [made_up_batch(run, seed, size) for seed, size in ((1, 4), (2, 2))]
     with torch.no_grad():
         losses = [
-            model(input_ids=batch.input_ids[i : i + 1], image_codes=batch.image_codes[i : i + 1]).loss.item()
+            model(input_ids=batch["input_ids"][i : i + 1], image_codes=batch["image_codes"][i : i + 1]).loss.item()
             for batch in batches
-            for i in range(len(batch.input_ids))
+            for i in range(num_samples(batch))
         ]
-    assert evaluation_loss(model, batches) == pytest.approx(sum(losses) / 6, abs=1e-5)
-    assert evaluation_loss(model, batches, should_stop=lambda: True) is None and evaluation_loss(model, []) is None
+    assert mean_loss(task, model, batches) == pytest.approx(sum(losses) / 6, abs=1e-5)
+    assert mean_loss(task, model, batches, should_stop=lambda: True) is None and mean_loss(task, model, []) is None
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import signal
 import psutil
 import pytest
 import torch
+from made_up_tasks import made_up_batch
 from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -71,9 +71,13 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
     assert {epoch: named[0][epoch] for epoch in epochs} == {epoch: named[1][epoch] for epoch in epochs}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, number):
-    run = tiny_run(num_epochs=6, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
+@pytest.mark.parametrize(
+    ("task", "number"),
+    [("text-to-image", signal.SIGKILL), ("text-to-image", signal.SIGSTOP), ("fill-mask", signal.SIGKILL)],
+    ids=["killed", "frozen", "killed in a language run"],
+)
+def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, task, number):
+    run = tiny_run(task, num_epochs=6, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
         first, second = swarm.start("first"), swarm.start("second")
         victim = swarm.start("victim", struck_in_round_of_epoch=3, signal=number)
@@ -174,8 +178,9 @@ def test_a_gradient_that_is_not_finite_stays_with_its_peer(tmp_path):
         assert all(torch.isfinite(tensor).all() for tensor in load_file(tmp_path / f"{name}.safetensors").values())
 
 
-def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
-    run = tiny_run(num_epochs=10_000, average_state_every=1)
+@pytest.mark.parametrize("task", ["text-to-image", "text-generation"])
+def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path, task):
+    run = tiny_run(task, num_epochs=10_000, average_state_every=1)
     with Swarm(tmp_path, run, num_peers=1) as swarm:
         first = swarm.start("first", seconds_per_batch=0.25)
         first.wait_for("step", epoch=2)

@@ -1,4 +1,4 @@
-"""Lanes: parts are dealt out and their answers put together again; a reducer takes every lane of a sender once."""
+"""Parallel streams: parts are dealt out, answers put together again; a reducer takes every stream of a sender once."""
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
@@ -13,84 +13,89 @@ from hivemind.proto import averaging_pb2
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.runner import RoundMemory, TrustedAllReduceRunner, _hello
-from pipelines.training.averaging.wire import parallel_streams as averaging_lanes
-from pipelines.training.averaging.wire.parallel_streams import MAX_LANES, MIN_VALUES_PER_LANE, Lanes, in_turn
+from pipelines.training.averaging.wire import parallel_streams
+from pipelines.training.averaging.wire.parallel_streams import (
+    MAX_STREAMS,
+    MIN_VALUES_PER_STREAM,
+    ParallelStreams,
+    in_turn,
+)
 
 REDUCER, SENDER = PeerID(b"reducer"), PeerID(b"sender")
 GROUP = b"group"
-LARGE = MIN_VALUES_PER_LANE
-FOUR_LANES = Lanes((0, 1, 2, 3) * 10)
+LARGE = MIN_VALUES_PER_STREAM
+FOUR_STREAMS = ParallelStreams((0, 1, 2, 3) * 10)
 SECONDS = 0.5
 
 
-def loads(lanes, part_sizes):
-    return [sum(part_sizes[index] for index in lanes.part_indices(lane)) for lane in lanes.numbers]
+def loads(streams, part_sizes):
+    return [sum(part_sizes[index] for index in streams.part_indices(stream)) for stream in streams.numbers]
 
 
 @pytest.mark.parametrize(
-    ("part_sizes", "group_size", "num_lanes"),
+    ("part_sizes", "group_size", "num_streams"),
     [
         ((), 2, 0),
         ((0, 0), 2, 1),
         ((5,), 2, 1),
         ((LARGE,) * 15, 2, 1),
         ((LARGE,) * 16, 2, 2),
-        ((LARGE,) * 1000, 2, MAX_LANES),
+        ((LARGE,) * 1000, 2, MAX_STREAMS),
         ((LARGE,) * 1000, 4, 3),
         ((LARGE,) * 1000, 9, 1),
         ((LARGE,) * 1000, 100, 1),
         ((100,) * 1000, 2, 1),
     ],
 )
-def test_what_is_small_and_who_has_many_reducers_needs_fewer_lanes(part_sizes, group_size, num_lanes):
-    lanes = Lanes.deal(part_sizes, group_size)
-    assert len(lanes.numbers) == num_lanes
-    dealt = sorted(index for lane in lanes.numbers for index in lanes.part_indices(lane))
+def test_what_is_small_and_who_has_many_reducers_needs_fewer_streams(part_sizes, group_size, num_streams):
+    streams = ParallelStreams.deal(part_sizes, group_size)
+    assert len(streams.numbers) == num_streams
+    dealt = sorted(index for stream in streams.numbers for index in streams.part_indices(stream))
     assert dealt == list(range(len(part_sizes)))
 
 
-def test_large_and_small_parts_in_turn_load_all_lanes_alike():
+def test_large_and_small_parts_in_turn_load_all_streams_alike():
     part_sizes = (LARGE, 1024) * 100  # weights and biases
-    found = loads(Lanes.deal(part_sizes, 2), part_sizes)
-    assert len(found) == MAX_LANES
+    found = loads(ParallelStreams.deal(part_sizes, 2), part_sizes)
+    assert len(found) == MAX_STREAMS
     assert max(found) - min(found) <= LARGE
 
 
-def test_the_slowest_link_waits_a_small_share_of_the_round_for_a_lanes_next_part():
+def test_the_slowest_link_waits_a_small_share_of_the_round_for_a_streams_next_part():
     for num_parts in range(1, 200):
-        lanes = Lanes.deal((LARGE,) * num_parts, 2)
-        assert len(lanes.numbers) == 1 or len(lanes.numbers) <= num_parts / 8
+        streams = ParallelStreams.deal((LARGE,) * num_parts, 2)
+        assert len(streams.numbers) == 1 or len(streams.numbers) <= num_parts / 8
 
 
-async def numbers(lanes, lane, ended=None, fails_at=None):
+async def numbers(streams, stream, ended=None, fails_at=None):
     try:
-        for index in lanes.part_indices(lane):
+        for index in streams.part_indices(stream):
             if index == fails_at:
                 raise ConnectionResetError(f"at {index}")
-            await asyncio.sleep(0.001 * (len(lanes.numbers) - lane))  # the last lane is the fastest
+            await asyncio.sleep(0.001 * (len(streams.numbers) - stream))  # the last stream is the fastest
             yield index
     finally:
         if ended is not None:
-            ended.append(lane)
+            ended.append(stream)
 
 
-def read_all(lanes, **kwargs):
-    return in_turn([numbers(lanes, lane, **kwargs) for lane in lanes.numbers], lanes.of_parts)
+def read_all(streams, **kwargs):
+    return in_turn([numbers(streams, stream, **kwargs) for stream in streams.numbers], streams.of_parts)
 
 
 @pytest.mark.parametrize("of_parts", [(), (0,), (0, 1, 2, 3, 0, 1, 2), (0, 1, 1, 0, 2, 3, 3, 3, 3, 3, 0)])
 def test_what_was_dealt_out_comes_back_in_order(of_parts):
     async def run():
-        return [index async for index in read_all(Lanes(of_parts))]
+        return [index async for index in read_all(ParallelStreams(of_parts))]
 
     assert asyncio.run(run()) == list(range(len(of_parts)))
 
 
-def test_what_came_before_a_failed_lane_is_used_and_all_others_are_closed():
+def test_what_came_before_a_failed_stream_is_used_and_all_others_are_closed():
     ended, received = [], []
 
     async def run():
-        async for index in read_all(FOUR_LANES, ended=ended, fails_at=10):
+        async for index in read_all(FOUR_STREAMS, ended=ended, fails_at=10):
             received.append(index)
 
     with pytest.raises(ConnectionResetError, match="at 10"):
@@ -99,11 +104,11 @@ def test_what_came_before_a_failed_lane_is_used_and_all_others_are_closed():
     assert sorted(ended) == [0, 1, 2, 3]
 
 
-def test_all_lanes_are_closed_when_nobody_reads_on():
+def test_all_streams_are_closed_when_nobody_reads_on():
     ended = []
 
     async def run():
-        answers = read_all(FOUR_LANES, ended=ended)
+        answers = read_all(FOUR_STREAMS, ended=ended)
         assert await anext(answers) == 0
         await answers.aclose()
         return sorted(ended)
@@ -113,8 +118,8 @@ def test_all_lanes_are_closed_when_nobody_reads_on():
 
 @pytest.fixture
 def make_runner(monkeypatch):
-    """A reducer of 32 parts for one sender, four lanes; it dials nobody, so all it needs of the network is a name."""
-    monkeypatch.setattr(averaging_lanes, "MIN_VALUES_PER_LANE", 1)
+    """A reducer of 32 parts for one sender, four streams; it dials nobody, so all it needs of the network is a name."""
+    monkeypatch.setattr(parallel_streams, "MIN_VALUES_PER_STREAM", 1)
     return lambda: TrustedAllReduceRunner(
         p2p=SimpleNamespace(peer_id=REDUCER), servicer_type=TrustedAllReduceRunner, prefix="test", group_id=GROUP,
         tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),
@@ -138,11 +143,11 @@ async def codes_of_answers(runner, hello):
 
 
 @asynccontextmanager
-async def open_lanes(runner, *lane_numbers):
-    """Have some lanes of the sender open."""
-    streams = [asyncio.ensure_future(codes_of_answers(runner, _hello(GROUP, n))) for n in lane_numbers]
+async def open_streams(runner, *stream_indices):
+    """Have some streams of the sender open."""
+    streams = [asyncio.ensure_future(codes_of_answers(runner, _hello(GROUP, n))) for n in stream_indices]
     async with asyncio.timeout(10):
-        while runner._lanes_open[SENDER] != set(lane_numbers):
+        while runner._open_streams[SENDER] != set(stream_indices):
             await asyncio.sleep(0.001)
     try:
         yield
@@ -153,7 +158,7 @@ async def open_lanes(runner, *lane_numbers):
 
 
 @pytest.mark.parametrize("field", [b"", b"\x04", b"\xff", b"\x00\x00", SENDER.to_bytes()])
-def test_a_lane_that_does_not_exist_is_refused(make_runner, field):
+def test_a_stream_that_does_not_exist_is_refused(make_runner, field):
     async def run():
         hello = _hello(GROUP, 0)
         hello.peer_id = field
@@ -162,10 +167,10 @@ def test_a_lane_that_does_not_exist_is_refused(make_runner, field):
     assert asyncio.run(run()) == [averaging_pb2.PROTOCOL_VIOLATION]
 
 
-def test_a_lane_that_is_open_is_not_opened_again_and_its_opener_is_named(make_runner):
+def test_a_stream_that_is_open_is_not_opened_again_and_its_opener_is_named(make_runner):
     async def run():
         runner = make_runner()
-        async with open_lanes(runner, 1, 2):
+        async with open_streams(runner, 1, 2):
             assert not runner.offences
             return await codes_of_answers(runner, _hello(GROUP, 1)), runner.offences
 
@@ -175,10 +180,10 @@ def test_a_lane_that_is_open_is_not_opened_again_and_its_opener_is_named(make_ru
 
 
 @pytest.mark.parametrize("num_opened", [0, 3, 4])
-def test_a_sender_that_does_not_open_all_its_lanes_is_given_up(make_runner, num_opened):
+def test_a_sender_that_does_not_open_all_its_streams_is_given_up(make_runner, num_opened):
     async def run():
         runner = make_runner()
-        async with open_lanes(runner, *range(num_opened)):
+        async with open_streams(runner, *range(num_opened)):
             await runner._handle_missing_senders()
             return SENDER in runner.banned_senders
 

@@ -7,9 +7,11 @@ import time
 
 import pytest
 import torch
+from made_up_tasks import made_up_batch as batch_of_the_run
+from made_up_tasks import made_up_task
 from swarm_of_processes import tiny_run
-from swarm_peer import made_up_batch as batch_of_the_run
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.group.time_limits import AttemptTimes, RoundTimes, adapted_timeout
 from pipelines.training.gradients.computation import (
@@ -17,21 +19,20 @@ from pipelines.training.gradients.computation import (
     GradientComputation,
     LossScale,
     UsableGradients,
-    compiling_pays,
+    is_worth_compiling,
     resolve_precision,
 )
 from pipelines.training.gradients.micro_batch import (
     NoMicroBatchFitsError,
     choose_micro_batch,
     largest_useful,
-    made_up_batch,
     ram_suffices,
     trial,
 )
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.peer.training_peer import last_epoch
-from pipelines.training.run.peer_options import PeerOptions
-from pipelines.training.tasks.text_to_image.model import initial_model
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.task import num_samples
 
 
 def machine(*, fits, fixed=0.0, per_sample=0.01):
@@ -79,19 +80,20 @@ def test_twice_the_memory_of_the_last_size_must_leave_half_of_what_is_free():
 
 def test_trying_a_size_computes_real_gradients_and_leaves_no_trace():
     run = tiny_run()
-    model = initial_model(run)
+    task = made_up_task(run)
+    model = task.new_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    computation = GradientComputation(model, device="cpu", precision="fp32", compiled=False)
+    computation = GradientComputation(task, model, device="cpu", precision="fp32", compiled=False)
     sizes = []
 
     def backward(batch, factor):
-        sizes.append(len(batch[0]))
+        sizes.append(num_samples(batch))
         loss = computation.backward(batch, factor)
         assert all(parameter.grad is not None for parameter in model.parameters())
         return loss
 
-    assert trial(backward, model, "cpu")(4) > 0
+    assert trial(task, backward, model, "cpu")(4) > 0
     assert set(sizes) == {4}
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -101,18 +103,20 @@ def test_trying_a_size_computes_real_gradients_and_leaves_no_trace():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_finds_a_micro_batch_that_trains():
     run = tiny_run()
-    model = initial_model(run).to("cuda")
-    computation = GradientComputation(model, device="cuda", precision="bf16", compiled=False)
-    size = choose_micro_batch(trial(computation.backward, model, "cuda"), largest=64)
-    assert computation.backward(made_up_batch(model.config, size), 1.0) > 0
+    task = made_up_task(run)
+    model = task.new_model().to("cuda")
+    computation = GradientComputation(task, model, device="cuda", precision="bf16", compiled=False)
+    size = choose_micro_batch(trial(task, computation.backward, model, "cuda"), largest=64)
+    assert computation.backward(task.made_up_batch(size), 1.0).mean > 0
 
 
 def gradient_of(precision, *, recompute, batch):
     run = tiny_run(model_config=dict(tiny_run().model_config, recompute=recompute), run_id="same-parameters")
-    model = initial_model(run)
-    computation = GradientComputation(model, device="cpu", precision=precision, compiled=False)
+    task = made_up_task(run)
+    model = task.new_model()
+    computation = GradientComputation(task, model, device="cpu", precision=precision, compiled=False)
     loss = UsableGradients(computation.backward, model.parameters(), precision=precision).compute(batch)
-    return loss, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return loss.mean, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("recompute", ["none", "reversible"])
@@ -159,11 +163,15 @@ def test_the_loss_scale_grows_after_a_long_time_without_overflow():
 def test_automatic_choices_follow_the_device():
     assert resolve_precision("auto", "cpu") == "fp32"
     assert resolve_precision("bf16", "cpu") == "bf16"
-    assert not compiling_pays("auto", "cpu", "none")
-    assert not compiling_pays("auto", "cuda", "reversible")
-    assert compiling_pays("auto", "cuda", "none")
-    assert compiling_pays("on", "cpu", "reversible")
-    assert not compiling_pays("off", "cuda", "none")
+    plain, reversible = (
+        made_up_task(tiny_run(model_config=dict(tiny_run().model_config, recompute=recompute)))
+        for recompute in ("none", "reversible")
+    )
+    assert not is_worth_compiling("auto", "cpu", plain)
+    assert not is_worth_compiling("auto", "cuda", reversible)
+    assert is_worth_compiling("auto", "cuda", plain)
+    assert is_worth_compiling("on", "cpu", reversible)
+    assert not is_worth_compiling("off", "cuda", plain)
 
 
 def test_an_upload_limit_spaces_bytes_out_and_saves_nothing_up():
@@ -249,23 +257,23 @@ def test_a_pause_ends_when_it_is_resumed_or_the_peer_stops():
 
 def test_a_peer_leaves_after_its_own_limit_of_epochs_or_at_the_end_of_the_run():
     run = tiny_run(num_epochs=10)
-    assert last_epoch(run, PeerOptions(), 4) == 10
-    assert last_epoch(run, PeerOptions(max_epochs=3), 4) == 7
-    assert last_epoch(run, PeerOptions(max_epochs=30), 4) == 10
+    assert last_epoch(run, ComputeOptions(), 4) == 10
+    assert last_epoch(run, ComputeOptions(max_epochs=3), 4) == 7
+    assert last_epoch(run, ComputeOptions(max_epochs=30), 4) == 10
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "changes", "message"),
     [
-        (dict(micro_batch_size=0), "micro_batch_size is 0; expected at least 1"),
-        (dict(num_devices=0), "num_devices is 0"),
-        (dict(precision="int4"), "precision is 'int4'; expected one of auto, fp32, bf16, fp16"),
-        (dict(compile="yes"), "compile is 'yes'"),
-        (dict(bandwidth_limit_mbit=0.0), "bandwidth_limit_mbit is 0.0; expected a number above 0"),
-        (dict(max_hours=-1.0), "max_hours is -1.0"),
-        (dict(client_mode=True, use_relay=True), "Choose one of --client-mode and --relay"),
+        (ComputeOptions, dict(micro_batch_size=0), "micro_batch_size is 0; expected at least 1"),
+        (ComputeOptions, dict(num_devices=0), "num_devices is 0"),
+        (ComputeOptions, dict(precision="int4"), "precision is 'int4'; expected one of auto, fp32, bf16, fp16"),
+        (ComputeOptions, dict(compile="yes"), "compile is 'yes'"),
+        (NetworkOptions, dict(bandwidth_limit_mbit=0.0), "bandwidth_limit_mbit is 0.0; expected a number above 0"),
+        (ComputeOptions, dict(max_hours=-1.0), "max_hours is -1.0"),
+        (NetworkOptions, dict(client_mode=True, use_relay=True), "Choose one of --client-mode and --relay"),
     ],
 )
-def test_options_that_cannot_work_are_refused(changes, message):
+def test_options_that_cannot_work_are_refused(options, changes, message):
     with pytest.raises(ValueError, match=message):
-        PeerOptions(**changes)
+        options(**changes)

@@ -4,10 +4,10 @@ import contextlib
 import signal
 
 import pytest
+from made_up_tasks import made_up_batch
 from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -19,7 +19,7 @@ def test_two_processes_act_as_one_peer_with_the_joined_batch_until_its_hours_are
     options = dict(num_devices=2, max_hours=5 / 3600)
     with Swarm(tmp_path, run, num_peers=1) as swarm:
         # 7 samples: the two shares differ.
-        peer = swarm.start("pair", micro_batch_size=7, seconds_per_batch=0.0, options=options)
+        peer = swarm.start("pair", micro_batch_size=7, seconds_per_batch=0.0, compute=options)
         finished = peer.wait_for("finished")
         assert peer.process.wait(30) == 0
     steps = peer.events("step")
@@ -40,7 +40,7 @@ def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_pat
     run = tiny_run(num_epochs=10_000, average_state_every=1, progress_expiration_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         first = swarm.start("first", seconds_per_batch=0.2)
-        second = swarm.start("second", options=dict(precision="bf16", bandwidth_limit_mbit=100))
+        second = swarm.start("second", compute=dict(precision="bf16"), bandwidth_limit_mbit=100)
         together = second.wait_for("step", has_averaged=True)
         second.process.send_signal(signal.SIGUSR1)
         alone = first.wait_for("step", num_peers=1, ended_epoch=True, after=together["time"])

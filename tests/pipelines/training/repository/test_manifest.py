@@ -6,6 +6,7 @@ import pytest
 import torch
 from damaged_files import flip_byte_of_tensor
 from safetensors.torch import save_file
+from swarm_of_processes import tiny_run
 
 from pipelines.training.repository.manifest import (
     CheckpointManifest,
@@ -18,6 +19,7 @@ from pipelines.training.repository.manifest import (
 from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by, keys_from_json, keys_to_json
 
 MANIFEST = "checkpoint_manifest.json"
+RUN = tiny_run(run_id="birds")
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def manifest_of(folder, **changes):
 
 
 def test_a_whole_checkpoint_is_taken_with_all_that_its_manifest_says(checkpoint, key):
-    manifest = verify_checkpoint(checkpoint, [key.public])
+    manifest = verify_checkpoint(checkpoint, [key.public], RUN)
     (checkpoint / MANIFEST).unlink()
     assert manifest == manifest_of(checkpoint)
     assert set(manifest.files) == {"model.safetensors", "optimizer_state.safetensors", "run_state.json", "modeling.py"}
@@ -66,7 +68,7 @@ def test_a_flipped_byte_is_refused_with_the_name_of_file_and_tensor(checkpoint, 
     flip_byte_of_tensor(checkpoint / file, tensor, position=7)
     message = rf"{file} is damaged: .* \(tensor {tensor}\)\. Delete .* and download the checkpoint again"
     with pytest.raises(CheckpointRefusedError, match=message):
-        verify_checkpoint(checkpoint, [key.public])
+        verify_checkpoint(checkpoint, [key.public], RUN)
 
 
 def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
@@ -74,20 +76,20 @@ def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
     for damaged in (original[:12] + b"!" + original[13:], b"\xff" * 8 + original[8:]):
         weights.write_bytes(damaged)
         with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is damaged: .* \(its header\)"):
-            verify_checkpoint(checkpoint, [key.public])
+            verify_checkpoint(checkpoint, [key.public], RUN)
     weights.write_bytes(original[:-1])
     with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is damaged: it has \d+ bytes, .* says \d+"):
-        verify_checkpoint(checkpoint, [key.public])
+        verify_checkpoint(checkpoint, [key.public], RUN)
     weights.unlink()
     with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is missing, but the manifest of epoch 12"):
-        verify_checkpoint(checkpoint, [key.public])
+        verify_checkpoint(checkpoint, [key.public], RUN)
 
 
 @pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "model-00002.safetensors"])
 def test_code_and_tensors_that_nobody_signed_are_refused(checkpoint, key, name):
     (checkpoint / name).write_bytes(b"import os\n")
     with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12: nobody has signed"):
-        verify_checkpoint(checkpoint, [key.public])
+        verify_checkpoint(checkpoint, [key.public], RUN)
 
 
 def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(checkpoint, key, tmp_path):
@@ -97,14 +99,14 @@ def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(che
     changed = {**signed, "manifest": {**signed["manifest"], "epoch": 13}}
     path.write_text(json.dumps(changed))
     with pytest.raises(CheckpointRefusedError, match="does not fit its content: it was changed after it was signed"):
-        verify_checkpoint(checkpoint, [key.public])
+        verify_checkpoint(checkpoint, [key.public], RUN)
     path.write_text(json.dumps(signed))
     with pytest.raises(CheckpointRefusedError, match=r"which is none of the 1 in the run's publisher_keys.json"):
-        verify_checkpoint(checkpoint, [other.public])
+        verify_checkpoint(checkpoint, [other.public], RUN)
     path.unlink()
     with pytest.raises(CheckpointRefusedError, match=f"has no {MANIFEST}, but the run has keys"):
-        verify_checkpoint(checkpoint, [key.public])
-    assert verify_checkpoint(checkpoint, []) is None, "a run that began without keys"
+        verify_checkpoint(checkpoint, [key.public], RUN)
+    assert verify_checkpoint(checkpoint, [], RUN) is None, "a run that began without keys"
 
 
 def test_a_manifest_of_another_run_state_or_format_is_refused(checkpoint, key):
@@ -113,12 +115,12 @@ def test_a_manifest_of_another_run_state_or_format_is_refused(checkpoint, key):
     manifest = manifest_of(checkpoint)
     (checkpoint / MANIFEST).write_text(manifest.signed(key), encoding="utf-8")
     with pytest.raises(CheckpointRefusedError, match="is of run birds at epoch 11, its manifest of run birds at epoch"):
-        verify_checkpoint(checkpoint, [key.public])
+        verify_checkpoint(checkpoint, [key.public], RUN)
     with pytest.raises(CheckpointRefusedError, match="has format 2, this package knows 1"):
-        read_manifest(manifest_of(checkpoint, format_version=2).signed(key), [key.public])
+        read_manifest(manifest_of(checkpoint, format_version=2).signed(key), [key.public], RUN)
     for text in ("{", "[]", '{"manifest": 3}'):
         with pytest.raises(CheckpointRefusedError, match="cannot be read"):
-            read_manifest(text, [key.public])
+            read_manifest(text, [key.public], RUN)
 
 
 def test_a_key_is_kept_in_a_private_file_and_its_signatures_are_its_own(tmp_path):
@@ -144,3 +146,17 @@ def test_digests_of_tensors_are_those_of_their_bytes(checkpoint):
 
     expected = hashlib.sha256(torch.ones(5).numpy().tobytes()).hexdigest()
     assert tensor_digests(checkpoint / "model.safetensors")["head.bias"] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [(dict(generation=2), "run birds, generation 2"), (dict(run_id="fish"), "run fish, generation 0")],
+)
+def test_a_checkpoint_of_a_newer_generation_or_of_another_run_is_refused(key, checkpoint, changes, seen):
+    text = manifest_of(checkpoint, **changes).signed(key)
+    with pytest.raises(CheckpointRefusedError, match=f"epoch 12 is of {seen}; the settings are of run birds, gener"):
+        read_manifest(text, [key.public], RUN.replace(generation=1))
+
+
+def test_a_checkpoint_of_an_older_generation_is_what_a_rollback_leaves(key, checkpoint):
+    assert verify_checkpoint(checkpoint, [key.public], RUN.replace(generation=3)).generation == 0

@@ -6,24 +6,25 @@ import resource
 
 import pytest
 import torch
+from made_up_tasks import made_up_batch, made_up_task
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from swarm_of_processes import TINY_MODEL, tiny_run
-from swarm_peer import made_up_batch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
+from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.state.checkpoint_tensors import (
     RunState,
     load_training_state,
     num_parameters_in,
     save_training_state,
 )
-from pipelines.training.tasks.text_to_image.checkpoint_folder import model_card, write_checkpoint
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 STATE = RunState(run_id="birds", epoch=3, loss=2.5, package_version="0.1.0")
@@ -37,9 +38,20 @@ def made_parts(run, num_steps=3):
     for seed in range(num_steps):
         batch = made_up_batch(run, seed, 4)
         model.zero_grad()
-        model(input_ids=batch.input_ids, image_codes=batch.image_codes).loss.backward()
+        model(**batch).loss.backward()
         optimizer.step()
     return model, optimizer
+
+
+def task_with_processor(run):
+    task = made_up_task(run)
+    task.processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
+    return task
+
+
+def facts(num_parameters, **values):
+    values = dict(epoch=STATE.epoch, loss=STATE.loss) | values
+    return CheckpointFacts(repository="org/birds", num_parameters=num_parameters, **values)
 
 
 @pytest.fixture(params=[8, 32])
@@ -160,12 +172,12 @@ def history(num_points):
 def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path):
     run = tiny_run(dataset_repository="org/birds-codes", dataset_revision="0123456789abcdef")
     model, optimizer = made_parts(run)
-    processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
-    write_checkpoint(tmp_path, model=model, processor=processor, optimizer=optimizer, state=STATE)
+    task = task_with_processor(run)
+    write_checkpoint(tmp_path, task, model, optimizer, STATE)
     loaded = DalleCollabForConditionalGeneration.from_pretrained(tmp_path)
     assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), model.parameters(), strict=True))
     assert num_parameters_in(tmp_path) == model.num_parameters()
-    card = model_card("org/birds", run, model.num_parameters(), STATE, history(3), [dict(epoch=2, loss=3.25)])
+    card = task.card(facts(model.num_parameters(), history=history(3), evaluations=[dict(epoch=2, loss=3.25)]))
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-to-image\n")
     assert f"| epoch | 3 of {run.num_epochs} |" in card and "| training loss | 2.5000 |" in card
     assert "| loss on held-out records | 3.2500 at epoch 2 |" in card
@@ -180,22 +192,22 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
 
 def test_a_full_disk_is_an_os_error_so_that_the_auxiliary_peer_tries_again_later(tmp_path):
     model, optimizer = made_parts(tiny_run())
-    processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
+    task = task_with_processor(tiny_run())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
     try:
         with pytest.raises(OSError, match=r"cannot be written: .*File too large"):
-            write_checkpoint(tmp_path, model=model, processor=processor, optimizer=optimizer, state=STATE)
+            write_checkpoint(tmp_path, task, model, optimizer, STATE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_so_it_is_where_the_tokenizer_meets_the_full_disk_first(tmp_path):
     model, optimizer = made_parts(tiny_run())
-    processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
+    task = task_with_processor(tiny_run())
     (tmp_path / "tokenizer.json").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"cannot be written: .*No space left on device"):
-        write_checkpoint(tmp_path, model=model, processor=processor, optimizer=optimizer, state=STATE)
+        write_checkpoint(tmp_path, task, model, optimizer, STATE)
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 3])
@@ -206,5 +218,5 @@ def test_the_loss_curve_is_a_picture_however_much_there_is_to_draw(tmp_path, num
 
 
 def test_a_card_without_history_says_that_the_loss_is_not_known_yet():
-    card = model_card("org/birds", tiny_run(), 1000, dataclasses.replace(STATE, loss=None), [])
+    card = made_up_task(tiny_run()).card(facts(1000, loss=None))
     assert "| training loss | not known yet |" in card and "| most peers at a time | 0 |" in card

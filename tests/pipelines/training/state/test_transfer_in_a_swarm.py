@@ -1,4 +1,4 @@
-"""The hand-off of the training state between real peers: who is believed, and what a donor's death or silence costs."""
+"""The transfer of the training state between real peers: who is believed, and what a donor's death or silence costs."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SETTINGS = dict(num_epochs=1000, optimizer_bits=8, progress_expiration_seconds=6
 MODEL = dict(TINY_MODEL, hidden_size=256, num_attention_heads=4, head_dim=64)
 
 
-class HandOff:
+class Transfer:
     """A swarm of honest and lying donors, and what its newcomers find."""
 
     def __init__(self, swarm, folder):
@@ -59,10 +59,10 @@ class HandOff:
 
 
 @pytest.fixture(scope="module")
-def hand_off(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hand_off")
+def state_transfer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state_transfer")
     with Swarm(folder, tiny_run(model_config=MODEL, **SETTINGS), num_peers=1) as swarm:
-        yield HandOff(swarm, folder)
+        yield Transfer(swarm, folder)
 
 
 def assert_equal_bits(first, second):
@@ -72,52 +72,52 @@ def assert_equal_bits(first, second):
         assert torch.equal(tensor, second[name]), name
 
 
-def test_a_newcomer_takes_what_most_name_bit_by_bit_and_hands_nothing_out_before(hand_off):
-    newcomer = hand_off.start_newcomer("first")
+def test_a_newcomer_takes_what_most_name_bit_by_bit_and_hands_nothing_out_before(state_transfer):
+    newcomer = state_transfer.start_newcomer("first")
     peer_id = newcomer.wait_for("started")["peer_id"]
     newcomer.wait_for("progress", is_half=True)
-    before = hand_off.probe_state_of(peer_id)
+    before = state_transfer.probe_state_of(peer_id)
     assert not newcomer.events("ready"), "the probe came too late to show anything"
     assert (before["got"], before["moved_on"]) == (False, [peer_id])
 
     ready = newcomer.wait_for("ready")
     assert (ready["source"], ready["epoch"]) == ("peers", EPOCH)
-    assert ready["digest"] == hand_off.ready["one"]["digest"] == hand_off.ready["two"]["digest"]
-    assert set(ready["outvoted"]) == hand_off.peer_ids("liar", "nan", "stranger")
-    assert set(ready["named"]) == hand_off.peer_ids("forger")
-    received, given = hand_off.state("first"), hand_off.state("one")
+    assert ready["digest"] == state_transfer.ready["one"]["digest"] == state_transfer.ready["two"]["digest"]
+    assert set(ready["outvoted"]) == state_transfer.peer_ids("liar", "nan", "stranger")
+    assert set(ready["named"]) == state_transfer.peer_ids("forger")
+    received, given = state_transfer.state("first"), state_transfer.state("one")
     assert_equal_bits(received, given)
     assert sum(tensor.dtype == torch.uint8 for tensor in received.values()) > 10, "statistics travel in 8 bits"
-    assert not torch.equal(received["parameter.0"], hand_off.state("liar")["parameter.0"])
-    assert hand_off.probe_state_of(peer_id)["got"], "after its first sync a newcomer is a donor like any other"
+    assert not torch.equal(received["parameter.0"], state_transfer.state("liar")["parameter.0"])
+    assert state_transfer.probe_state_of(peer_id)["got"], "after its first sync a newcomer is a donor like any other"
     newcomer.kill()
 
 
 @pytest.mark.parametrize(("donor", "fault"), [("one", signal.SIGKILL), ("two", signal.SIGSTOP)])
-def test_a_donor_that_is_killed_or_stopped_at_half_of_the_download_costs_seconds(hand_off, donor, fault):
-    newcomer = hand_off.start_newcomer(f"newcomer_of_{donor}")
+def test_a_donor_that_is_killed_or_stopped_at_half_of_the_download_costs_seconds(state_transfer, donor, fault):
+    newcomer = state_transfer.start_newcomer(f"newcomer_of_{donor}")
     newcomer.wait_for("progress", is_half=True)
     struck = time.time()
-    os.killpg(hand_off.donors[donor].process.pid, fault)
+    os.killpg(state_transfer.donors[donor].process.pid, fault)
     ready = newcomer.wait_for("ready")
-    assert (ready["source"], ready["digest"]) == ("peers", hand_off.ready["one"]["digest"])
+    assert (ready["source"], ready["digest"]) == ("peers", state_transfer.ready["one"]["digest"])
     assert ready["time"] - struck < 60  # the donors that are left are slow ones
     assert ready["received_bytes"] < 1.6 * ready["state_bytes"], "what had arrived was not fetched again"
     print(f"{fault.name} at half: {ready['time'] - struck:.1f} s to go on, {ready['seconds']:.1f} s in all")
     newcomer.kill()
 
 
-def test_when_no_honest_donor_is_left_the_checkpoint_is_taken(hand_off):
-    for peer in hand_off.swarm.peers:
+def test_when_no_honest_donor_is_left_the_checkpoint_is_taken(state_transfer):
+    for peer in state_transfer.swarm.peers:
         if peer.name not in ("probe", "nan", "stranger"):
             peer.kill()
     # The nodes that kept their records may have died with the others; records are renewed.
-    hand_off.tell_probe(await_offers_of=sorted(hand_off.peer_ids("nan", "stranger")))
-    hand_off.probe.wait_for("offers_found")
-    newcomer = hand_off.start_newcomer("last")
+    state_transfer.tell_probe(await_offers_of=sorted(state_transfer.peer_ids("nan", "stranger")))
+    state_transfer.probe.wait_for("offers_found")
+    newcomer = state_transfer.start_newcomer("last")
     ready = newcomer.wait_for("ready")
     assert (ready["source"], ready["epoch"]) == ("checkpoint", EPOCH)
-    assert_equal_bits(hand_off.state("last"), hand_off.state("first"))
-    log = (hand_off.folder / "last.log").read_text(encoding="utf-8")
+    assert_equal_bits(state_transfer.state("last"), state_transfer.state("first"))
+    log = (state_transfer.folder / "last.log").read_text(encoding="utf-8")
     assert "is not finite" in log
     assert "does not fit this peer's" in log

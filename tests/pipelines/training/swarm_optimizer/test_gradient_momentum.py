@@ -14,7 +14,7 @@ class Peer:
     def __init__(self, dht, momentum=MOMENTUM):
         self.parameter = torch.nn.Parameter(torch.zeros(3))
         self.averager = SwarmGradientAverager(
-            [self.parameter], dht=dht, prefix="momentum", start=False,
+            [self.parameter], dht=dht, admission=None, prefix="momentum", start=False,
             min_matchmaking_time=1.0, gradient_momentum=momentum,
         )  # fmt: skip
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from made_up_tasks import joined, made_up_batch
 from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
-from swarm_peer import made_up_batch
 
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
 from pipelines.training.tasks.text_to_image.model import initial_model
@@ -55,8 +55,7 @@ class PlainPeer:
 
     def step(self, batches, learning_rate):
         self.optimizer.zero_grad()
-        input_ids, image_codes = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
-        self.model(input_ids=input_ids, image_codes=image_codes).loss.backward()
+        self.model(**joined(batches)).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.max_gradient_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

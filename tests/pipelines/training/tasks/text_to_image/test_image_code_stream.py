@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,8 @@ from transformers import AutoTokenizer
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.tasks.text_to_image.image_code_stream import Batch, passes_through_outages, prefetched
+from pipelines.training.peer.prefetching import prefetched
+from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
 
 READER = SUPPORT / "stream_reader.py"
 BATCH_SIZE = 8
@@ -143,7 +143,7 @@ def test_the_published_laion_layout_of_code_bytes_is_streamed_too(training_mater
 
 
 def test_an_error_in_the_reading_thread_reaches_the_trainer_after_the_batches_before_it():
-    batch = Batch(torch.zeros(1, 2), torch.zeros(1, 2))
+    batch = image_code_batch(torch.zeros(1, 2), torch.zeros(1, 2))
 
     def two_and_a_failure():
         yield batch
@@ -154,34 +154,6 @@ def test_an_error_in_the_reading_thread_reaches_the_trainer_after_the_batches_be
         assert next(batches) is batch and next(batches) is batch
         with pytest.raises(ValueError, match="the third batch is damaged"):
             next(batches)
-
-
-def test_a_pass_that_the_hubs_absence_ends_is_followed_by_the_next(caplog):
-    def one_pass(number):
-        yield from (number, number)
-        if number < 2:
-            raise ConnectionError("Server Disconnected")
-        if number == 3:
-            raise ValueError("records are damaged")
-
-    batches = passes_through_outages(one_pass, pauses=(0.0,))
-    assert [next(batches) for _ in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    with pytest.raises(ValueError, match="records are damaged"):
-        next(batches)
-    assert caplog.text.count("The dataset cannot be read (Server Disconnected). Trying again") == 2
-
-
-def test_pauses_grow_until_there_is_a_batch_again(caplog):
-    def one_pass(number):
-        if number in (0, 1, 2, 4):
-            raise TimeoutError("the Hub does not answer")
-        yield number
-
-    batches = passes_through_outages(one_pass, pauses=(0.0, 0.1))
-    started = time.monotonic()
-    assert [next(batches) for _ in range(2)] == [3, 5]
-    assert 0.2 <= time.monotonic() - started < 2
-    assert [record.args[1] for record in caplog.records] == [0.0, 0.1, 0.1, 0.0]
 
 
 def test_who_waits_for_a_batch_hears_that_none_is_wanted_any_more():
@@ -209,7 +181,7 @@ def test_who_waits_for_a_batch_hears_that_none_is_wanted_any_more():
 def test_reading_ahead_stops_when_training_does():
     def without_end():
         while True:
-            yield Batch(torch.zeros(1), torch.zeros(1))
+            yield image_code_batch(torch.zeros(1), torch.zeros(1))
 
     before = threading.active_count()
     with prefetched(without_end) as batches:

@@ -1,0 +1,30 @@
+"""Train a model of your own together: start it once, then again with an address that the first one prints."""
+
+import sys
+
+import torch
+
+from pipelines.training.peer.collaborating import collaboration
+from pipelines.training.run.training_run import TrainingRun
+
+torch.manual_seed(0)  # the same initial parameters on all peers
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+torch.seed()  # but data of its own for each
+run = TrainingRun(
+    run_id="own-loop",
+    task="own",
+    target_batch_size=4096,
+    num_epochs=8,
+    num_warmup_epochs=1,
+    peak_learning_rate=0.05,
+    matchmaking_seconds=2,
+)
+
+with collaboration(run, model, entry_addresses=sys.argv[1:]) as swarm:
+    print("To join: python own_training_loop.py", *swarm.addresses, flush=True)
+    while not swarm.is_over:
+        inputs = torch.randn(16, 8)
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        swarm.step(len(inputs))
+        print(f"epoch {swarm.epoch}, {swarm.num_peers} peers, loss {loss.item():.3f}", flush=True)

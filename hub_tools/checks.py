@@ -1,0 +1,23 @@
+"""Checks of settings that a person has chosen: one line that names the setting, what was seen and what was expected."""
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise ValueError unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}.")
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """Raise ValueError unless each of these attributes is above 0, or None where it may be left out."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; expected a number above 0.")
+
+
+def check_counts(settings: object, *names: str) -> None:
+    """Raise ValueError unless each of these attributes is at least 1, or None where it may be left out."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value >= 1:
+            raise ValueError(f"{name} is {value}; expected at least 1.")

@@ -1,0 +1,1 @@
+"""Publishing folders, datasets and Spaces to the Hub, and bundling the Spaces."""

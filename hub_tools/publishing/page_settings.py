@@ -1,0 +1,66 @@
+"""The settings of a static Space, which has no program to read variables: a file, written when it is bundled."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..endpoint import current_endpoint
+from ..places import is_repository_name
+
+SETTINGS_FILE = "settings.json"
+HUB = "hub"
+"""The Hub that the page reads from; unless it is set, the one that the Space is bundled for."""
+
+ADDRESSES = (HUB, "source_code")
+"""Settings that are web addresses."""
+
+REPOSITORIES = ("run",)
+"""Settings that name a repository, `ORG/NAME`. All others name a Space or give its address."""
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """Return settings by name from texts such as `run=my-org/birds`. Raises ValueError for a text without `=`."""
+    settings = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ValueError(f"--set got {text!r}, expected NAME=VALUE, for example --set run=my-org/birds")
+        settings[name] = value
+    return settings
+
+
+def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
+    """Write the settings into a Space's `settings.json`, whose own names and values are what can be set and defaults.
+
+    Raises ValueError for a Space without that file, an unknown name, and a value that is no address or repository.
+    """
+    path = space / SETTINGS_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"The Space {space.name} has no {SETTINGS_FILE}, --set {'='.join(next(iter(settings.items())))} would have "
+            "no effect: it reads the environment of the program. Set variables there, or with publish space --set"
+        )
+    known = json.loads(path.read_text("utf-8"))
+    if unknown := sorted(set(settings) - set(known)):
+        raise ValueError(f"The page has no setting {', '.join(unknown)}. There are: {', '.join(known)}")
+    values = {**known, HUB: current_endpoint(), **settings}
+    for name, value in values.items():
+        if value:
+            is_address = name in ADDRESSES or (name not in REPOSITORIES and "://" in value)
+            (_check_address if is_address else check_repository)(name, value)
+    path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+
+def _check_address(name: str, value: str) -> None:
+    parts = urlsplit(value)
+    is_plain = parts.scheme in ("http", "https") and parts.hostname and not parts.username and not parts.query
+    if not is_plain or (name == HUB and parts.path.strip("/")):
+        example = "https://huggingface.co" if name == HUB else "https://example.org/code"
+        raise ValueError(f"{name} is {value!r}, expected a web address such as {example}")
+
+
+def check_repository(name: str, value: str) -> None:
+    """Raise ValueError, which begins with what is named, for anything but `ORG/NAME`."""
+    if not is_repository_name(value):
+        raise ValueError(f"{name} is {value!r}, expected ORG/NAME")

@@ -1,0 +1,25 @@
+"""The names under which peers call each other: they are part of the wire protocol.
+
+hivemind takes them from the answering class, so that renaming a class would keep old peers and new ones apart. Our
+classes say the name themselves; it stays what it is, whatever becomes of the class.
+"""
+
+from typing import Any, ClassVar
+
+from hivemind.p2p import ServicerBase
+
+
+class NamedServicer(ServicerBase):
+    """Answers remote calls under an explicit name, and so do its subclasses, whatever they are called."""
+
+    PROTOCOL_NAME: ClassVar[str]
+    """First part of the name of each remote call, as in `NAMESPACE::PROTOCOL_NAME.rpc_introduce`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._rpc_handlers = cls._stub_type = None  # hivemind caches these per class and would hand out the parent's
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        name = f"{cls.PROTOCOL_NAME}.{method_name}"
+        return name if namespace is None else f"{namespace}::{name}"

@@ -1,0 +1,73 @@
+"""An auxiliary peer on the terminal."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
+from pipelines.command_line.terminal.peer_events import EventFile
+from pipelines.command_line.terminal.worker import become_worker
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
+
+if TYPE_CHECKING:
+    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+
+
+def run_auxiliary_peer(
+    repository: str, network: NetworkOptions, options: "AuxiliaryOptions", *, events: EventFile
+) -> None:
+    """Assist a run until it is finished and published, or a signal asks to stop; publish what is held at the end."""
+    from pipelines.training.metrics.trackers import check_trackers
+
+    check_trackers(options.trackers)
+    console = become_worker()
+    from pipelines.training.auxiliary.assisting import assist_run
+    from pipelines.training.auxiliary.hub_publisher import RunRolledBackError
+    from pipelines.training.tasks.choice import open_task
+
+    with console.status(f"Reading {repository}") as status:
+
+        def hear(event: str, **values: Any) -> None:
+            if event == "asking":
+                status.update(f"{what_entering_asks(values['run'])} {repository}")
+            elif event == "starting anew":
+                console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
+            elif event == "assisting":
+                addresses = ", ".join(values["addresses"])
+                console.print(f"Assisting {repository} from epoch {values['epoch']}; entry addresses: {addresses}")
+                console.print(who_may_join(values["run"], repository))
+
+        with assist_run(
+            repository, open_task, options=options, network=network, hear=hear, takes_signals=True
+        ) as assistance:
+            peer = assistance.peer
+            try:
+                _show_assistance(console, status, peer.follow(assistance.stop), assistance.trackers, events)
+            except RunRolledBackError as error:
+                console.print(f"{error} Starting again.")
+                raise typer.Exit(START_AGAIN_EXIT_CODE) from error
+            if (commit := peer.finish()) is not None:
+                console.print(
+                    f"Published epoch {peer.publisher.published_epoch} as commit {commit[:12]} before leaving."
+                )
+
+
+def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:
+    status.update("waiting for trainers")
+    for report in reports:
+        loss = f"{report.summary.loss:.4f}" if report.summary else "-"
+        status.update(
+            f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
+            f"{report.num_trainers} trainers  loss {loss}"
+            + (f"  {report.num_waiting} checkpoints wait for the Hub" if report.num_waiting else "")
+            + ("" if report.is_publisher else "  (another auxiliary peer publishes)")
+        )
+        events.write_report(report)
+        if report.summary is not None:
+            trackers.log_epoch(dataclasses.asdict(report.summary))
+        if report.published is not None:
+            console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")

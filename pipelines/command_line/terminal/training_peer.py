@@ -1,0 +1,88 @@
+"""A training peer on the terminal: what a person reads, and events for programs."""
+
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from pipelines.command_line.terminal.check_list import report_obstacles
+from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
+from pipelines.command_line.terminal.peer_events import EventFile
+from pipelines.command_line.terminal.worker import become_worker
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
+from pipelines.training.run.compute_options import ComputeOptions
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def run_training_peer(repository: str, network: NetworkOptions, compute: ComputeOptions, *, events: EventFile) -> None:
+    """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
+    console = become_worker()
+    from pipelines.doctor.examination import quick_checks
+    from pipelines.training.peer.joining import PeerParts, join_run
+    from pipelines.training.tasks.choice import open_task
+
+    with console.status(f"Reading {repository}") as status:
+        parts = PeerParts(
+            hear=partial(_hear, repository, console, status, events),
+            show=(lambda progress: status.update(str(progress))) if console.is_terminal else None,
+            takes_signals=True,
+        )
+        with join_run(
+            repository,
+            open_task,
+            network=network,
+            compute=compute,
+            check=lambda *machine: report_obstacles(console, repository, quick_checks(*machine)),
+            parts=parts,
+        ) as membership:
+            _show_training(console, status, membership.train(), membership.peer, events)
+    num_samples = membership.peer.num_samples
+    events.happened("left", num_samples=num_samples)
+    console.print(f"Left {repository}: contributed {num_samples} {membership.peer.task.unit}.")
+    if membership.found_new_generation:
+        console.print(f"{repository} was rolled back: joining its new generation.")
+        raise typer.Exit(START_AGAIN_EXIT_CODE)
+
+
+def _hear(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:
+    """Say what happens on the way into the swarm."""
+    if event == "asking":
+        status.update(f"{what_entering_asks(values['run'])} {repository}")
+    elif event == "synchronising":
+        status.update("Looking for the newest training state")
+    elif event == "joined":
+        run, user, epoch = values["run"], values["username"], values["epoch"]
+        console.print(f"Joined {repository} as {user} at epoch {epoch} (state: {values['state']}).")
+        events.happened("joined", username=user, epoch=epoch, num_epochs=run.num_epochs, state=values["state"])
+        console.print(who_may_join(run, repository))
+        console.print(f"To pause it: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}", highlight=False)
+    elif event in ("entered", "paused", "resumed"):
+        events.happened(event)
+
+
+def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile) -> None:
+    last_line, is_counted = 0.0, False
+    num_epochs, unit = peer.run.num_epochs, peer.task.unit
+    status.update("training")
+    for report in reports:
+        if report.loss is None:
+            continue
+        if report.was_used and not is_counted:
+            is_counted = True
+            console.print(f"First gradient counted {seconds_since_start():.0f} s after the start.", highlight=False)
+        text = (
+            f"epoch {report.epoch}/{num_epochs}  loss {report.loss:.4f}  {report.num_peers} peers  "
+            f"{report.samples_per_second:.1f} {unit}/s  share averaged {report.share_averaged:.0%}  "
+            f"yours {report.num_samples} {unit}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
+        )
+        status.update(text)
+        events.step(report)
+        if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+            console.print(text)
+            last_line = time.monotonic()

@@ -1,0 +1,45 @@
+"""Running a peer's command in a process group of its own, with its log on the terminal."""
+
+import logging
+import os
+import sys
+import warnings
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from pipelines.training.peer.process_group import (
+    START_AGAIN_EXIT_CODE,
+    guard_process_group,
+    is_worker,
+    run_as_worker,
+)
+
+
+def become_worker() -> Console:
+    """Continue only in a process group of our own; in the process that the person started, wait for that group.
+
+    Returns the terminal, to which the log goes from now on.
+    """
+    if not is_worker():
+        while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
+            pass
+        raise typer.Exit(code)
+    guard_process_group()
+    # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; that is nothing to a volunteer.
+    warnings.filterwarnings("ignore", message="`torch.jit", category=FutureWarning)
+    return _start_logging()
+
+
+def _start_logging() -> Console:
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("pipelines").setLevel(logging.INFO)
+    # A state that was taken over brings the schedule forward without steps of one's own: that is the intention.
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
+    if "HIVEMIND_LOGLEVEL" not in os.environ:
+        # A peer that vanishes is an everyday event here, reported by us in one line; hivemind prints its traceback.
+        logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+    return console

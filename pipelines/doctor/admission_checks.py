@@ -1,0 +1,65 @@
+"""Who may take part in a run, and is the service there that decides it?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+
+from pipelines.doctor.check_result import CheckResult, fail, ok, warn
+from pipelines.doctor.hub_checks import USER_ERRORS, retried
+from pipelines.training.run.training_run import TrainingRun
+
+SERVICE_SECONDS = 15.0
+"""A Space that has slept takes a while to answer."""
+
+
+def check_admission(repository: str, run: TrainingRun, caller: Mapping[str, Any] | None) -> list[CheckResult]:
+    """Ask the run's admission service for a sign of life; judge whether it will admit the caller.
+
+    `caller` is the Hub's answer to `whoami`, or None for somebody without a token.
+    """
+    if run.is_open:
+        return [ok("admission service", "an open run: everybody may take part, nobody is checked")]
+    try:
+        answer = retried(lambda: _describe(run.authorization_service))
+    except USER_ERRORS as error:
+        cure = f"Its organiser starts it: dalle-collab run authorize {repository}"
+        return [fail("admission service", f"{run.authorization_service} does not answer ({error})", "an answer", cure)]
+    return [judge_service(repository, run, answer), judge_membership(repository, caller)]
+
+
+def judge_service(repository: str, run: TrainingRun, answer: object) -> CheckResult:
+    """Compare what the service says about itself with the run's settings."""
+    name, expected = "admission service", f"the service of {repository} with the run's key"
+    values = answer if isinstance(answer, dict) else {}
+    if (values.get("repository"), values.get("authorization_key")) != (repository, run.authorization_key):
+        seen = f"{run.authorization_service} serves {values.get('repository', 'something else')}, or has another key"
+        cure = f"Write its address and key into the run again: dalle-collab run authorize {repository}"
+        return fail(name, seen, expected, cure)
+    if problem := values.get("lists_problem"):
+        cure = "Mend the allow and ban lists in the run's repository."
+        return warn(name, f"the service cannot read its lists: {problem}", "readable lists", cure)
+    return ok(name, f"{run.authorization_service} answers", expected)
+
+
+def judge_membership(repository: str, caller: Mapping[str, Any] | None) -> CheckResult:
+    """Members of the run's organisation are admitted; others only if its allow list names them."""
+    name, organisation = "membership", repository.partition("/")[0]
+    if caller is None:
+        return fail(name, "no token of the Hub", f"a member of {organisation}", "Log in: hf auth login")
+    belongs = {caller["name"], *(item["name"] for item in caller.get("orgs", ()))}
+    if organisation in belongs:
+        return ok(name, f"{caller['name']} belongs to {organisation}", f"a member of {organisation}")
+    return warn(
+        name,
+        f"{caller['name']} is no member of {organisation}",
+        f"a member of {organisation}, or a user on the run's allow list",
+        f"Ask an admin of {organisation} to add you, or a moderator of the run to put you on its allow list.",
+    )
+
+
+def _describe(service: str) -> object:
+    response = httpx2.get(service, timeout=SERVICE_SECONDS, follow_redirects=False)
+    if not response.is_success:
+        raise ConnectionError(f"it answers {response.status_code}")
+    return response.json()

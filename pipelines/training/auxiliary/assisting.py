@@ -1,0 +1,82 @@
+"""Assisting a run as a library call: the recipe of an auxiliary peer, from the run's name to its last checkpoint."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import SwarmUnreachableError, open_dht
+from pipelines.training.auxiliary.assembly import assembled_auxiliary_peer
+from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
+from pipelines.training.metrics.trackers import Trackers
+from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing
+from pipelines.training.peer.pausing import stop_on_signals
+from pipelines.training.peer.training_peer import RunFinishedError, finished_message
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assistance:
+    """An auxiliary peer that has announced itself."""
+
+    peer: AuxiliaryPeer
+    trackers: Trackers
+    stop: threading.Event
+    """Ends `peer.follow(stop)` when it is set, from any thread."""
+
+
+@contextlib.contextmanager
+def assist_run(
+    repository: str,
+    open_task: OpenTask,
+    *,
+    options: AuxiliaryOptions,
+    network: NetworkOptions = NetworkOptions(),
+    hear: Hear = hear_nothing,
+    takes_signals: bool = False,
+) -> Iterator[Assistance]:
+    """Start a run's auxiliary peer: it holds the newest state and hands it out, and newcomers can find it.
+
+    Call it in the main thread of a process that has not started others: hivemind forks. `hear` is told `asking`,
+    `starting anew` where no entry address answers, and `assisting`.
+
+    Raises:
+        RunFinishedError: the run is at its last epoch.
+        AdmissionRefusedError: the run's authority does not admit this user, now or any more.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    torch.set_num_threads(1)
+    snapshot = RunSnapshot.read(repository)
+    run, state = snapshot.run, snapshot.run_state
+    if state is not None and state["epoch"] >= run.num_epochs:
+        raise RunFinishedError(finished_message(run))
+    task = open_task(run, repository, snapshot.commit)
+    task.check()  # and reads the processor, which checkpoints need while the Hub may be away
+    with contextlib.ExitStack() as stack:
+        hear("asking", run=run)
+        network, admission = stack.enter_context(admitted(run, repository, network))
+        how = dict(admission=admission, reply_seconds=reply_seconds(run))
+        try:
+            dht = stack.enter_context(open_dht(repository, run.entry_addresses, network, **how))
+        except SwarmUnreachableError:
+            if not run.entry_addresses:
+                raise
+            hear("starting anew")
+            dht = stack.enter_context(open_dht(repository, (), network, **how))
+        peer, trackers = stack.enter_context(
+            assembled_auxiliary_peer(repository, task, dht, options, admission=admission)
+        )
+        stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
+        if admission is not None:
+            admission.on_refusal(stop.set)
+        epoch = peer.restore(snapshot.download_checkpoint() if state else None)
+        hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
+        yield Assistance(peer=peer, trackers=trackers, stop=stop)

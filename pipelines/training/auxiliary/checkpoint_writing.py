@@ -1,0 +1,27 @@
+"""Writing a checkpoint: what the task saves of the model, and the state from which the run continues."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from pipelines.training.run.task import TrainingTask
+from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
+
+
+def write_checkpoint(
+    folder: Path, task: TrainingTask, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: RunState
+) -> None:
+    """Write all that a checkpoint's manifest lists into an empty folder.
+
+    Raises:
+        OSError: it cannot be written; the disk may be full.
+    """
+    try:
+        task.save(folder, model)
+        save_training_state(folder, model, optimizer, state)
+    except Exception as error:
+        # safetensors and tokenizers say in errors of their own what the system has said, the latter in plain ones.
+        if isinstance(error, SafetensorError) or type(error) is Exception:
+            raise OSError(f"{folder} cannot be written: {error}") from error
+        raise

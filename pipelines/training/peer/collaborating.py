@@ -1,0 +1,89 @@
+"""A training loop of one's own in a swarm: the model, the loss and the data stay where they are, two lines change."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.peer.joining import admitted
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
+from pipelines.training.swarm_optimizer.local_steps import make_optimizer
+from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collaboration:
+    """One's own model among those of other peers."""
+
+    optimizer: SwarmOptimizer
+    addresses: tuple[str, ...]
+    """Multiaddresses at which others find this peer: their `entry_addresses`."""
+
+    @property
+    def epoch(self) -> int:
+        """Optimizer steps that the swarm has made."""
+        return self.optimizer.local_epoch
+
+    @property
+    def num_peers(self) -> int:
+        """Peers that train at the moment, this one among them."""
+        return self.optimizer.tracker.global_progress.num_peers
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has reached its last epoch."""
+        return self.epoch >= self.optimizer.run.num_epochs
+
+    def step(self, weight: int) -> bool:
+        """Count the gradient of a mean over `weight` samples, or whatever the run counts, and clear it.
+
+        At the end of an epoch, averages with the others and steps. Returns whether the gradient counts: one that is
+        not finite does not, nor does one of a state that the swarm has left behind.
+        """
+        self.optimizer.step(batch_size=weight)
+        self.optimizer.zero_grad()
+        return self.optimizer.last_gradient_was_used
+
+
+@contextlib.contextmanager
+def collaboration(
+    run: TrainingRun,
+    model: torch.nn.Module,
+    *,
+    entry_addresses: Sequence[str] = (),
+    network: NetworkOptions = NetworkOptions(),
+    name: str = "",
+) -> Iterator[Collaboration]:
+    """Train `model`, whose parameters are float32, together with peers that have the same run and the same parameters.
+
+    Joins the swarm at the addresses, or of the run's own ones; without any it begins the run. The swarm's newest state
+    is taken over first. Initial parameters must be equal on all peers: seed them. Call it in the main thread of a
+    process that has not started others: hivemind forks. `name` is the run's for messages and its authority.
+
+    Raises:
+        ConnectionError: no peer answers at the addresses.
+        AdmissionRefusedError: the run has an authority that does not admit this user, now or any more.
+    """
+    name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
+    with contextlib.ExitStack() as stack:
+        network, admission = stack.enter_context(admitted(run, name, network))
+        dht = stack.enter_context(open_dht(name, addresses, network, admission, reply_seconds=reply_seconds(run)))
+        records = SwarmRecords(dht, run.swarm_id)
+        optimizer = make_optimizer(
+            run=dataclasses.replace(run, entry_addresses=addresses),
+            dht=dht,
+            model=model,
+            records=records,
+            bandwidth_limit_mbit=network.bandwidth_limit_mbit,
+        )
+        stack.callback(optimizer.shutdown)
+        if optimizer.hand_off.newest_epoch() > 0:
+            optimizer.load_state_from_peers()
+        optimizer.share_state()
+        yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))

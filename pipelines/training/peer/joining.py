@@ -1,0 +1,238 @@
+"""Joining a run as a library call: the recipe of a training peer, from the run's name to its last report.
+
+`join_run` is what `dalle-collab join` and chaos do: everything is read from the run's repository. `enter_run` is the
+second half of it, for a run and a task that the caller has. `collaboration` has training loops of one's own in it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import get_token, whoami
+
+from pipelines.admission.client import PeerAdmission, seek_admission
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import open_dht
+from pipelines.torch_devices import compute_threads, torch_device
+from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
+from pipelines.training.peer.pausing import stop_on_signals
+from pipelines.training.peer.prefetching import prefetched
+from pipelines.training.peer.training_peer import RunFinishedError, StepReport, TrainingPeer, finished_message
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.door import door_of
+from pipelines.training.run.task import Batch, TrainingTask
+from pipelines.training.run.training_run import TrainingRun, stable_seed
+from pipelines.training.run.versions import package_version
+from pipelines.training.state.transfer import ShowProgress
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
+
+OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
+"""Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
+knows all of ours."""
+
+Hear = Callable[..., None]
+"""Is told the name of what happens, with values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
+`resumed`."""
+
+Check = Callable[[RunSnapshot, NetworkOptions, ComputeOptions], None]
+"""Looks at the machine before the swarm is entered; raises what keeps it from joining."""
+
+
+def hear_nothing(_event: str, **_values: object) -> None:
+    """Let nobody know."""
+
+
+def _check_nothing(_snapshot: RunSnapshot, _network: NetworkOptions, _compute: ComputeOptions) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerParts:
+    """What differs between peers of one kind: who they are, and who watches them."""
+
+    username: str | None = None
+    """Name under which the peer's figures are published; None: the Hub user's, or `anonymous`."""
+
+    package_version: str = dataclasses.field(default_factory=package_version)
+    hear: Hear = hear_nothing
+    show: ShowProgress | None = None
+    """Is told how far a download of the state is; otherwise the log is, now and then."""
+
+    takes_signals: bool = False
+    """Whether SIGINT and SIGTERM end the training in good order, and SIGUSR1 and SIGUSR2 pause it and let it go on."""
+
+    gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A peer that has joined a run and holds its newest state."""
+
+    peer: TrainingPeer
+    stop: threading.Event
+    """Ends the training when it is set, from any thread."""
+
+    watch: GenerationWatch | None
+    seed: int
+    """Order in which this peer reads the data."""
+
+    @property
+    def found_new_generation(self) -> bool:
+        """Whether the run was rolled back, which ends the training: join again."""
+        return self.watch is not None and self.watch.found_new_generation
+
+    def train(
+        self, through: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches
+    ) -> Iterator[StepReport]:
+        """Train until the run is over, `stop` is set, or a limit of the machine's own is reached.
+
+        Yields a report after every micro-batch. `through` may watch or delay the stream of batches.
+        """
+        compute = self.peer.compute
+        batch_size = self.peer.choose_micro_batch() * (compute.num_devices or 1)
+
+        def read() -> Iterator[Batch]:
+            return self.peer.task.batches(
+                batch_size=batch_size, seed=self.seed, shuffle_buffer_size=compute.shuffle_buffer_size
+            )
+
+        with prefetched(read, batch_size, self.stop) as batches:
+            yield from self.peer.train(through(batches), self.stop)
+
+
+@contextlib.contextmanager
+def join_run(
+    repository: str,
+    open_task: OpenTask,
+    *,
+    network: NetworkOptions = NetworkOptions(),
+    compute: ComputeOptions = ComputeOptions(device="auto"),
+    check: Check = _check_nothing,
+    parts: PeerParts = PeerParts(),
+    seed: int | None = None,
+) -> Iterator[Membership]:
+    """Join a run with nothing but its name; leave it in good order at the end of the block.
+
+    Call it in the main thread of a process that has not started others: hivemind forks. `seed` decides the order of
+    the data; it is the peer's own unless it is given.
+
+    Raises:
+        RunFinishedError: the run is at its last epoch.
+        ValueError: run, dataset and package do not fit each other, or the run names no entry address.
+        AdmissionRefusedError: the run's authority does not admit this user, now or any more.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    snapshot = RunSnapshot.read(repository)
+    run, state = snapshot.run, snapshot.run_state
+    if state is not None and state["epoch"] >= run.num_epochs:
+        raise RunFinishedError(finished_message(run))
+    if not run.entry_addresses:
+        raise ValueError(
+            f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
+            f"dalle-collab run assist {repository}"
+        )
+    task = open_task(run, repository, snapshot.commit)
+    task.check()
+    compute = with_devices(compute)
+    parts.hear("checking", run=run)
+    check(snapshot, network, compute)
+    with enter_run(
+        task,
+        repository,
+        network=network,
+        compute=compute,
+        parts=dataclasses.replace(parts, username=parts.username or hub_username()),
+        fetch_checkpoint=lambda: snapshot.download_checkpoint() if state else None,
+        watches_generation=True,
+        seed=seed,
+    ) as membership:
+        yield membership
+
+
+@contextlib.contextmanager
+def enter_run(
+    task: TrainingTask,
+    name: str,
+    *,
+    network: NetworkOptions,
+    compute: ComputeOptions,
+    parts: PeerParts = PeerParts(),
+    fetch_checkpoint: Callable[[], Path | None] = lambda: None,
+    watches_generation: bool = False,
+    seed: int | None = None,
+) -> Iterator[Membership]:
+    """Enter the swarm of a task's run and take over its newest state; `name` is the run's, for people.
+
+    Without entry addresses in the run's settings the peer is its first one. Raises as `join_run` does.
+    """
+    run = task.run
+    torch.set_num_threads(compute_threads(compute.cpu_threads, os.environ, os.cpu_count()))
+    with contextlib.ExitStack() as stack:
+        parts.hear("asking", run=run)
+        network, admission = stack.enter_context(admitted(run, name, network))
+        patience = reply_seconds(run)
+        dht = stack.enter_context(
+            open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
+        )
+        username = parts.username or (admission.username if admission else "anonymous")
+        peer = stack.enter_context(
+            TrainingPeer(
+                task,
+                dht,
+                network,
+                compute,
+                admission=admission,
+                username=username,
+                package_version=parts.package_version,
+                place=name,
+                gradient_averager_type=parts.gradient_averager_type,
+            )
+        )
+        # hivemind's children must die of signals, so they are forked before.
+        stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
+        if admission is not None:
+            admission.on_refusal(stop.set)
+        watch = stack.enter_context(watching_generation(name, run, stop)) if watches_generation else None
+        peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
+        parts.hear("entered", dht=dht)
+        parts.hear("synchronising")
+        source = peer.synchronise(fetch_checkpoint, parts.show)
+        own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
+        membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed)
+        parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
+        yield membership
+
+
+@contextlib.contextmanager
+def admitted(
+    run: TrainingRun, name: str, network: NetworkOptions
+) -> Iterator[tuple[NetworkOptions, PeerAdmission | None]]:
+    """Be admitted with this machine's Hub token as long as the block lasts; None for an open run.
+
+    After the block, raises the error with which the authority has refused to renew the admission, if it has.
+    """
+    with seek_admission(door_of(run, name), network.identity_file, get_token()) as (identity_file, admission):
+        yield dataclasses.replace(network, identity_file=identity_file), admission
+        if admission is not None:
+            admission.raise_refusal()
+
+
+def with_devices(compute: ComputeOptions) -> ComputeOptions:
+    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one was named."""
+    device = torch_device(compute.device)
+    return dataclasses.replace(
+        compute,
+        device=device,
+        num_devices=compute.num_devices or (torch.cuda.device_count() if device == "cuda" else 1),
+    )
+
+
+def hub_username() -> str:
+    """Return the Hub user's name, or `anonymous` without a token; a token that is refused is an error."""
+    return whoami()["name"] if get_token() else "anonymous"

@@ -1,0 +1,42 @@
+"""Creating a training run: its repository on the Model Hub, with all that peers need before they meet."""
+
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from hub_tools.run_files import CARD_FILE, TRAINING_RUN_FILE
+from pipelines.training.run.task import Processor
+from pipelines.training.run.training_run import TrainingRun
+
+
+def create_run_repository(repository: str, run: TrainingRun, processor: Processor, folder: Path) -> str:
+    """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
+
+    `folder` is an empty folder for the files. Raises ValueError if the repository already holds a run.
+    """
+    api = HfApi()
+    if api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE):
+        raise ValueError(
+            f"{repository} already holds a training run. Choose another name, or delete the repository: "
+            f"hf repos delete {repository}"
+        )
+    processor.save_pretrained(folder)
+    (folder / TRAINING_RUN_FILE).write_text(run.to_json(), encoding="utf-8")
+    (folder / CARD_FILE).write_text(_card_before_training(repository, run), encoding="utf-8")
+    api.create_repo(repository, exist_ok=True)
+    operations = [
+        CommitOperationAdd(path_in_repo=str(path.relative_to(folder)), path_or_fileobj=str(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return api.create_commit(repository, operations, commit_message=f"Create training run {run.run_id}").commit_url
+
+
+def _card_before_training(repository: str, run: TrainingRun) -> str:
+    return (
+        f"---\nlibrary_name: transformers\npipeline_tag: {run.task}\ntags: [collaborative-training, hivemind]\n"
+        f"datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
+        f"A {run.task} transformer that is being trained together. Give it GPU time:\n\n"
+        f"```bash\ndalle-collab join {repository}\n```\n\n"
+        "The first checkpoint is published by the run's auxiliary peer.\n"
+    )

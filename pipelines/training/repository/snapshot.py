@@ -1,0 +1,174 @@
+"""The run's repository at one commit: all that is read of it belongs together, whatever is published meanwhile."""
+
+import hashlib
+import json
+import logging
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from hub_tools.endpoint import current_endpoint
+from hub_tools.run_files import (
+    MANIFEST_FILE,
+    METRICS_FOLDER,
+    PUBLISHER_KEYS_FILE,
+    REEL_FOLDER,
+    RUN_STATE_FILE,
+    TRAINING_RUN_FILE,
+)
+from pipelines.training.repository.manifest import (
+    CheckpointManifest,
+    CheckpointRefusedError,
+    read_manifest,
+    verify_checkpoint,
+)
+from pipelines.training.repository.publisher_keys import keys_from_json
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSnapshot:
+    """A run's repository at one commit.
+
+    Settings are there from the start. All else is downloaded from the same commit when it is first asked for, and may
+    raise ConnectionError while the Hub is away.
+    """
+
+    repository: str
+    commit: str
+    run: TrainingRun
+    in_cache: bool = True
+    """Whether small files go through the Hub client's cache."""
+
+    @classmethod
+    def read(cls, repository: str, revision: str | None = None, *, in_cache: bool = True) -> Self:
+        """Read the newest commit, or that of a branch or tag; while the Hub is away, the one that the cache holds.
+
+        `in_cache=False` is for those who look every minute for months: nothing is left behind or taken from there.
+
+        Raises:
+            ValueError: there is no such repository, or it holds no training run.
+            OSError, httpx2.HTTPError: the Hub does not answer, and the cache holds nothing of the run.
+        """
+        with ExitStack() as stack:
+            try:
+                if not in_cache:
+                    # Fails at once while the Hub is away; a download without a copy in the cache would try for long.
+                    revision = HfApi().repo_info(repository, revision=revision).sha
+                path = _download(repository, TRAINING_RUN_FILE, revision, _cache_folder(stack, in_cache))
+            except RepositoryNotFoundError as error:
+                raise ValueError(
+                    f"There is no model repository {repository} on this Hub, or your token may not read it. "
+                    "Check the name and HF_ENDPOINT; log in with: hf auth login"
+                ) from error
+            if path is None:
+                raise ValueError(
+                    f"{repository} holds no {TRAINING_RUN_FILE}: it is not a training run. Its organiser creates one "
+                    f"with: dalle-collab run create {repository} --dataset ORG/DATASET"
+                )
+            # One request both names the commit and fetches the file; the client keeps it under snapshots/COMMIT.
+            run = TrainingRun.from_file(path)
+            return cls(repository=repository, commit=path.parent.name, run=run, in_cache=in_cache)
+
+    @cached_property
+    def run_state(self) -> dict[str, Any] | None:
+        """State of the newest checkpoint (`epoch`, ...); None while there is none."""
+        text = self._text(RUN_STATE_FILE)
+        return None if text is None else json.loads(text)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """Public keys of the run's publishers, in the order in which they were added; none before the first one."""
+        text = self._text(PUBLISHER_KEYS_FILE)
+        return () if text is None else keys_from_json(text)
+
+    @cached_property
+    def manifest(self) -> CheckpointManifest | None:
+        """The manifest of the newest checkpoint; None while there is no signed one.
+
+        Raises CheckpointRefusedError if no publisher of the run signed it, or if it is not of this run and generation.
+        """
+        return None if self._manifest_text is None else read_manifest(self._manifest_text, self.keys, self.run)
+
+    @property
+    def manifest_sha256(self) -> str | None:
+        """SHA-256 of the manifest's file."""
+        return None if self._manifest_text is None else hashlib.sha256(self._manifest_text.encode()).hexdigest()
+
+    @property
+    def signed_epoch(self) -> int:
+        """Epoch of the newest signed checkpoint, or 0; raises what `manifest` raises."""
+        return self.manifest.epoch if self.manifest else 0
+
+    @cached_property
+    def file_names(self) -> frozenset[str]:
+        """Names of all files."""
+        return frozenset(HfApi().list_repo_files(self.repository, revision=self.commit))
+
+    def download(self, name: str) -> Path | None:
+        """Download one file into the cache; None if the commit has none of that name."""
+        return _download(self.repository, name, self.commit)
+
+    def download_matching(self, *patterns: str, cache: Path | None = None) -> Path:
+        """Download the files whose names match, into a cache of one's own if one is given; return their folder."""
+        folder = snapshot_download(
+            self.repository, revision=self.commit, allow_patterns=list(patterns), cache_dir=cache
+        )
+        return Path(folder)
+
+    def download_checkpoint(self) -> Path:
+        """Download the newest checkpoint, check it, and return its folder.
+
+        A copy that this machine's disk has damaged is downloaded once more.
+
+        Raises:
+            CheckpointRefusedError: a file is not what the signed manifest says: with its name and that of the tensor;
+                or the checkpoint is not of this run and generation.
+        """
+        folder = self._download_checkpoint()
+        try:
+            verify_checkpoint(folder, self.keys, self.run)
+        except CheckpointRefusedError as error:
+            logger.warning("%s Downloading it again.", error)
+            folder = self._download_checkpoint(force_download=True)
+            verify_checkpoint(folder, self.keys, self.run)
+        return folder
+
+    def _download_checkpoint(self, **options: bool) -> Path:
+        ignored = list(NOT_OF_A_CHECKPOINT)
+        return Path(snapshot_download(self.repository, revision=self.commit, ignore_patterns=ignored, **options))
+
+    @cached_property
+    def _manifest_text(self) -> str | None:
+        return self._text(MANIFEST_FILE)
+
+    def _text(self, name: str) -> str | None:
+        with ExitStack() as stack:
+            path = _download(self.repository, name, self.commit, _cache_folder(stack, self.in_cache))
+            return None if path is None else path.read_text(encoding="utf-8")
+
+
+def _cache_folder(stack: ExitStack, in_cache: bool) -> str | None:
+    return None if in_cache else stack.enter_context(tempfile.TemporaryDirectory(prefix="dalle-collab-run-"))
+
+
+def _download(repository: str, name: str, revision: str | None, cache: str | None = None) -> Path | None:
+    try:
+        return Path(hf_hub_download(repository, name, revision=revision, cache_dir=cache))
+    except LocalEntryNotFoundError as error:  # how the client reports a Hub that does not answer
+        raise ConnectionError(
+            f"The Hub at {current_endpoint()} does not answer, and {name} of {repository} is not in the cache. "
+            "Check HF_ENDPOINT and the network, then try again."
+        ) from error
+    except EntryNotFoundError:
+        return None

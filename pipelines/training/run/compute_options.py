@@ -1,0 +1,45 @@
+"""What one machine gives to a run: devices and time. What peers must share is in `training_run`."""
+
+from dataclasses import dataclass
+
+from hub_tools.checks import check_choice, check_counts, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions:
+    """Local choices of one training peer."""
+
+    micro_batch_size: int | None = None
+    """Samples per local step and device, without effect on the result; None: found by trying what memory and speed
+    allow."""
+
+    device: str = "cpu"
+    """Torch device on which gradients are computed."""
+
+    num_devices: int | None = None
+    """Devices that compute gradients together as one peer: the GPUs from 0 on, or processes on the CPU; None: one."""
+
+    precision: str = "auto"
+    """What is computed in: `fp32`, `bf16`, or `fp16` with loss scaling; `auto` takes the best of the device.
+    Parameters, their averages and what travels between peers are the same for all of them."""
+
+    compile: str = "auto"
+    """Compile the model with `torch.compile`: `on`, `off`, or `auto`, where it pays."""
+
+    cpu_threads: int | None = None
+    """Threads for torch; None: what `OMP_NUM_THREADS` says, else all cores."""
+
+    shuffle_buffer_size: int = 2048
+    """Records held for shuffling."""
+
+    max_epochs: int | None = None
+    """Leave the run after this many epochs of one's own."""
+
+    max_hours: float | None = None
+    """Leave the run, in good order, after this many hours."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs")
+        check_positive(self, "max_hours")
+        check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        check_choice("compile", self.compile, ("auto", "on", "off"))

@@ -1,0 +1,110 @@
+"""Documents of a text dataset on the Hub: streamed, without empty ones, cut where they are gigantic."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import datasets
+from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+
+from hub_tools.one_line_errors import explain_error
+from pipelines.training.run.training_run import TrainingRun, stable_seed
+from pipelines.training.tasks.language_modeling.settings import LanguageSettings
+from pipelines.training.tasks.streaming import NUM_OPEN_SHARDS, is_held_out, prepare_streaming
+
+EVALUATION_SPLITS = ("validation", "test")
+DOCUMENTS_PER_READ = 64
+DOCUMENTS_LOOKED_AT = 1000
+"""How far a check looks for a document that is not empty."""
+
+MOST_CHARACTERS = 2**18
+"""Longest piece of a document that is tokenised at once: a gigantic one costs no more memory than this."""
+
+
+def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, datasets.IterableDataset]:
+    """Return the splits of the run's dataset, nothing of which is read yet.
+
+    Raises:
+        ValueError: there is no such dataset, or it has no split `train`.
+    """
+    prepare_streaming()
+    place = f"{run.dataset_repository} at revision {run.dataset_revision}"
+    try:
+        splits = datasets.load_dataset(
+            run.dataset_repository,
+            settings.dataset_subset or None,
+            revision=run.dataset_revision,
+            streaming=True,
+        )
+    except (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, ValueError) as error:
+        raise ValueError(f"The text dataset {place} cannot be read: {explain_error(error)}") from error
+    if "train" not in splits:
+        raise ValueError(f"Dataset {place} has no split train; it has {', '.join(splits)}.")
+    return splits
+
+
+def check_dataset(run: TrainingRun, settings: LanguageSettings) -> None:
+    """Raise ValueError unless the dataset has documents in the named column."""
+    documents = _texts(open_dataset(run, settings)["train"].take(DOCUMENTS_LOOKED_AT), run, settings)
+    if not any(is_text(document) for document in documents):
+        raise ValueError(
+            f"Dataset {run.dataset_repository} has no text in column {settings.text_column}: all of its first "
+            f"{DOCUMENTS_LOOKED_AT} records are empty, or it has none."
+        )
+
+
+def training_documents(
+    run: TrainingRun, settings: LanguageSettings, source: datasets.IterableDataset, *, seed: int, number: int
+) -> Iterator[str]:
+    """Yield the documents of pass `number`, shards in an order that the seed decides, without those held out."""
+    order = source.shuffle(
+        seed=stable_seed(seed, number) % 2**32, buffer_size=1, max_buffer_input_shards=NUM_OPEN_SHARDS
+    )
+    for document in _texts(order, run, settings):
+        if is_text(document) and not is_held_out(document.encode(), run.held_out_share):
+            yield document
+
+
+def held_out_documents(run: TrainingRun, settings: LanguageSettings) -> Iterator[str]:
+    """Yield the documents of the evaluation in the dataset's order: its own split's, else those training leaves out."""
+    splits = open_dataset(run, settings)
+    own = next((split for split in EVALUATION_SPLITS if split in splits), None)
+    if own is None and run.held_out_share == 0:
+        return
+    for document in _texts(splits[own or "train"], run, settings):
+        if is_text(document) and (own or is_held_out(document.encode(), run.held_out_share)):
+            yield document
+
+
+def is_text(document: str | None) -> bool:
+    """Tell whether there is anything to read in a document."""
+    return bool(document) and not document.isspace()
+
+
+def pieces(document: str, most_characters: int = MOST_CHARACTERS) -> Iterator[str]:
+    """Yield a document in pieces of at most `most_characters`, cut at white space where there is any."""
+    start = 0
+    while len(document) - start > most_characters:
+        end = start + most_characters
+        while end > start + most_characters // 2 and not document[end].isspace():
+            end -= 1
+        end = end if document[end].isspace() else start + most_characters
+        yield document[start:end]
+        start = end
+    yield document[start:]
+
+
+def _texts(
+    source: Iterable | datasets.IterableDataset, run: TrainingRun, settings: LanguageSettings
+) -> Iterator[str | None]:
+    for table in source.with_format("arrow").iter(DOCUMENTS_PER_READ):
+        if settings.text_column not in table.column_names:
+            raise ValueError(
+                f"Dataset {run.dataset_repository} has no column {settings.text_column}; it has "
+                f"{', '.join(table.column_names)}. Name the one with the text: --set text_column=COLUMN"
+            )
+        for document in table[settings.text_column].to_pylist():
+            if document is not None and not isinstance(document, str):
+                raise ValueError(
+                    f"Column {settings.text_column} of {run.dataset_repository} holds {type(document).__name__}, "
+                    "expected text."
+                )
+            yield document

@@ -1,0 +1,155 @@
+"""The model of a language run: any that transformers makes from a configuration, or starts from a checkpoint."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+from hub_tools.one_line_errors import explain_error
+from pipelines.training.run.training_run import TrainingRun, stable_seed
+from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
+
+MODELS = {
+    True: (AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING),
+    False: (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
+}
+"""By whether the model fills masks: the class that makes it, and the configurations that it knows."""
+
+NOT_SIZES = ("architectures", "auto_map", "dtype", "transformers_version")
+"""What a `config.json` says besides the model's sizes; a run's parameters are float32."""
+
+SHIFTED_POSITIONS = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
+"""Models that count positions from behind `pad_token_id`, so that they have fewer than they say."""
+
+LISTED_NAMES = 40
+
+
+def model_configuration(model_config: Mapping[str, Any], task: str) -> PretrainedConfig:
+    """Return the configuration of a run's model.
+
+    Raises:
+        ValueError: transformers has no such model for the task, a setting is unknown or of a wrong type.
+    """
+    settings = dict(model_config)
+    if "auto_map" in settings:
+        raise ValueError(
+            "The model needs code of its own (auto_map), which peers do not run. Choose a model_type of transformers."
+        )
+    model_type = settings.pop("model_type", None)
+    kind = _configuration_class(model_type)
+    known = {item.name for item in dataclasses.fields(kind)} | set(kind.attribute_map)
+    if unknown := sorted(set(settings) - known):
+        raise ValueError(
+            f"Unknown setting {', '.join(unknown)} of a model of type {model_type}; known: "
+            f"{', '.join(sorted(known - set(NOT_SIZES)))}. A newer transformers may know it."
+        )
+    try:
+        config = kind(**settings)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"The settings of the model cannot work: {' '.join(str(error).split())}") from error
+    _check_kind(config, task)
+    return config
+
+
+def _configuration_class(model_type: object) -> type[PretrainedConfig]:
+    try:
+        kind = type(AutoConfig.for_model(model_type))
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"model_type is {str(model_type)[:60]!r}, which transformers does not know; expected one such as albert, "
+            "bert, gpt2, llama or roberta. Models that bring code of their own cannot be trained."
+        ) from error
+    return kind
+
+
+def _check_kind(config: PretrainedConfig, task: str) -> None:
+    """Raise ValueError unless transformers has a model of this configuration for the task, and it is no cheat."""
+    _, known = MODELS[task == FILL_MASK]
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"A model of type {config.model_type} has an encoder and a decoder; {task} trains models of one stack."
+        )
+    if type(config) not in known:
+        raise ValueError(f"transformers has no {task} model of type {config.model_type}. Choose another model or task.")
+    if task != FILL_MASK and not getattr(config, "is_decoder", True):
+        raise ValueError(
+            f"A model of type {config.model_type} sees the tokens that it should predict unless is_decoder is true. "
+            "Set it in the model's settings, or choose the task fill-mask."
+        )
+
+
+def initial_model(run: TrainingRun, settings: LanguageSettings) -> PreTrainedModel:
+    """Return the model with the parameters with which the run begins, float32, equal in every bit on all peers.
+
+    They are drawn from the run's seed, or those of the checkpoint that the run starts from.
+
+    Raises:
+        ValueError: the configuration cannot work, or the checkpoint does not fit it.
+    """
+    config = model_configuration(run.model_config, run.task)
+    kind, _ = MODELS[run.task == FILL_MASK]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(run.run_id, run.seed) % 2**63)
+        if settings.start_from:
+            return _from_checkpoint(kind, config, settings)
+        try:
+            return kind.from_config(config, dtype=torch.float32)
+        except (RuntimeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"The sizes of the model cannot work together: {explain_error(error)}") from error
+
+
+def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSettings) -> PreTrainedModel:
+    place = f"{settings.start_from} at {settings.start_from_revision[:12]}"
+    try:
+        model, found = kind.from_pretrained(
+            settings.start_from,
+            revision=settings.start_from_revision,
+            config=config,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (HfHubHTTPError, ConnectionError, TimeoutError):
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"The run cannot start from {place}: {explain_error(error)}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"The run cannot start from {place}: it has no parameters for {', '.join(missing[:3])}"
+            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}. Is it a checkpoint of another task?"
+        )
+    model.config._name_or_path = ""
+    return model
+
+
+def checkpoint_settings(repository: str, revision: str) -> dict[str, Any]:
+    """Return the settings of a checkpoint's model, as `model_config` of a run that starts from it.
+
+    Raises:
+        ValueError: there is no such model, or it needs code of its own.
+    """
+    try:
+        config = AutoConfig.from_pretrained(repository, revision=revision, trust_remote_code=False)
+    except (HfHubHTTPError, ConnectionError, TimeoutError):
+        raise
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(
+            f"The model {repository} at {revision[:12]} cannot be used: {explain_error(error)} Models that need "
+            "code of their own cannot be trained."
+        ) from error
+    known = {item.name for item in dataclasses.fields(type(config))} - set(NOT_SIZES)
+    return {"model_type": config.model_type} | {
+        name: value for name, value in config.to_diff_dict().items() if name in known
+    }
+
+
+def num_positions(config: PretrainedConfig) -> int | None:
+    """Return the length of the longest sequence that the model takes; None: it has no limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in SHIFTED_POSITIONS:
+        return positions - config.pad_token_id - 1
+    return positions

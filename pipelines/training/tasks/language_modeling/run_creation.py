@@ -1,0 +1,102 @@
+"""Putting a new language run together from its dataset, tokenizer and settings."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import HfApi
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from pipelines.training.run.task import RunRequest
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.versions import package_version, required_versions
+from pipelines.training.tasks.language_modeling.documents import check_dataset
+from pipelines.training.tasks.language_modeling.model import checkpoint_settings, model_configuration
+from pipelines.training.tasks.language_modeling.settings import LANGUAGE_TASKS, LanguageSettings
+from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
+
+SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def compose(request: RunRequest) -> tuple[TrainingRun, PreTrainedTokenizerBase]:
+    """Return a new run and its tokenizer; see `tasks.choice`."""
+    tokenizer = read_tokenizer(request.tokenizer)
+    run = compose_language_run(
+        run_id=request.run_id,
+        task=request.task,
+        dataset_repository=request.dataset,
+        tokenizer=tokenizer,
+        settings=request.settings,
+    )
+    return run, tokenizer
+
+
+def compose_language_run(
+    *,
+    run_id: str,
+    task: str,
+    dataset_repository: str,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Mapping[str, Any],
+) -> TrainingRun:
+    """Return a run whose dataset, tokenizer and model fit each other.
+
+    Keys of `settings` are fields of `TrainingRun`, of `LanguageSettings`, or settings of the model: `model_type` and
+    what transformers' configuration of that type has. With `start_from` the model's settings are those of the
+    checkpoint, and its newest commit is taken unless `start_from_revision` names one. Size and special tokens of the
+    vocabulary are the tokenizer's.
+
+    Raises:
+        ValueError: a setting is unknown, or parts do not fit each other.
+    """
+    if task not in LANGUAGE_TASKS:
+        raise ValueError(f"task is {task!r}; expected {' or '.join(LANGUAGE_TASKS)}.")
+    run_settings, rest = _split(settings, TrainingRun)
+    task_settings, model_settings = _split(rest, LanguageSettings)
+    if start := task_settings.get("start_from"):
+        task_settings.setdefault("start_from_revision", HfApi().model_info(start).sha)
+    language = LanguageSettings.from_mapping(task_settings)
+    if start:
+        model_settings = checkpoint_settings(start, language.start_from_revision) | model_settings
+    elif "model_type" not in model_settings:
+        raise ValueError(
+            "The run has no model: --set model_type=TYPE (albert, gpt2, ...), or --set start_from=ORG/NAME"
+        )
+    else:
+        model_settings = _vocabulary(tokenizer) | model_settings
+    config = model_configuration(model_settings, task)
+    values = dict(
+        run_settings,
+        run_id=run_id,
+        task=task,
+        task_settings=task_settings,
+        model_config=model_settings,
+        dataset_repository=dataset_repository,
+        dataset_revision=HfApi().dataset_info(dataset_repository).sha,
+        package_version=package_version(),
+        required_versions=settings.get("required_versions", required_versions()),
+    )
+    run = TrainingRun.from_mapping(values)
+    check_language_run(run, language, config, tokenizer)
+    return run
+
+
+def check_language_run(
+    run: TrainingRun, settings: LanguageSettings, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raise ValueError unless the run's parts fit each other."""
+    check_tokenizer_fits(tokenizer, config, run.task, settings)
+    check_dataset(run, settings)
+
+
+def _split(settings: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = {item.name for item in dataclasses.fields(kind)}
+    return (
+        {name: value for name, value in settings.items() if name in names},
+        {name: value for name, value in settings.items() if name not in names},
+    )
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    special = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
+    return {"vocab_size": len(tokenizer)} | {name: value for name, value in special.items() if value is not None}

@@ -1,0 +1,159 @@
+"""Language models: masked ones as BERT and ALBERT, causal ones as GPT-2 and Llama.
+
+sahajBERT, which volunteers trained together in 2021, is an ALBERT whose loss also asked for the order of two segments
+(sentence order prediction). Here masked tokens are all that is predicted: any `AutoModelForMaskedLM` can be trained so,
+on any text, without knowing where its sentences end.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from PIL.Image import Image
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
+from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
+from pipelines.training.run.training_run import TrainingRun, stable_seed
+from pipelines.training.tasks.language_modeling.documents import (
+    check_dataset,
+    held_out_documents,
+    open_dataset,
+    training_documents,
+)
+from pipelines.training.tasks.language_modeling.memory import language_memory
+from pipelines.training.tasks.language_modeling.model import initial_model, model_configuration
+from pipelines.training.tasks.language_modeling.model_card import model_card
+from pipelines.training.tasks.language_modeling.samples import (
+    IGNORED,
+    Sample,
+    masked_samples,
+    packed_samples,
+    shuffled,
+    to_batches,
+)
+from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
+from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
+from pipelines.training.tasks.streaming import check_pass, passes_through_outages
+
+EVALUATION_BATCH_SIZE = 8
+
+
+class LanguageModelingTask:
+    """Trains a masked or a causal language model on a dataset of text; see `TrainingTask`.
+
+    Weights, and so the target batch, count predicted tokens: all but the first of a sequence of `text-generation`,
+    those that are masked of `fill-mask`.
+    """
+
+    unit = "tokens"
+    device_program = "pipelines.training.tasks.device_program"
+
+    def __init__(self, run: TrainingRun, place: str, revision: str | None = None) -> None:
+        self.run, self._place, self._revision = run, place, revision
+        self._fills_masks = run.task == FILL_MASK
+
+    @cached_property
+    def settings(self) -> LanguageSettings:
+        """Where the text is, and how it becomes sequences."""
+        return LanguageSettings.from_mapping(self.run.task_settings)
+
+    @cached_property
+    def config(self) -> PretrainedConfig:
+        """The model's sizes."""
+        return model_configuration(self.run.model_config, self.run.task)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The run's tokenizer."""
+        return read_tokenizer(self._place, self._revision)
+
+    @property
+    def sample_weight(self) -> float:
+        """Predicted tokens of a sequence of full length."""
+        length = self.settings.sequence_length
+        return max(1.0, length * self.settings.mask_probability) if self._fills_masks else length - 1.0
+
+    def check(self) -> None:
+        """See `TrainingTask.check`."""
+        check_tokenizer_fits(self.tokenizer, self.config, self.run.task, self.settings)
+        check_dataset(self.run, self.settings)
+
+    def new_model(self) -> PreTrainedModel:
+        """See `TrainingTask.new_model`."""
+        return initial_model(self.run, self.settings)
+
+    def compiling_pays(self) -> bool:
+        """Where all sequences are of one length: `torch.compile` starts again for each new shape."""
+        return not self._fills_masks
+
+    def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+        """See `TrainingTask.batches`. A sequence's masks follow from the run's seed and the pass, not from `seed`."""
+        source = open_dataset(self.run, self.settings)["train"]
+
+        def one_pass(number: int) -> Iterator[Batch]:
+            documents = training_documents(self.run, self.settings, source, seed=seed, number=number)
+            order = stable_seed(seed, number, "samples")
+            samples = shuffled(self._samples(documents, number), order, shuffle_buffer_size)
+            num_batches = 0
+            for batch in to_batches(samples, self.tokenizer, batch_size):
+                if num_samples(batch) == batch_size:
+                    yield batch
+                    num_batches += 1
+            check_pass(num_batches, self.run.dataset_repository, batch_size, "sequences")
+
+        return passes_through_outages(one_pass)
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        """Read the first `num_evaluation_records` sequences of held-out documents, masked in one way for good."""
+        samples = self._samples(held_out_documents(self.run, self.settings), "evaluation")
+        found = [sample for sample, _ in zip(samples, range(self.run.num_evaluation_records), strict=False)]
+        return list(to_batches(found, self.tokenizer, EVALUATION_BATCH_SIZE))
+
+    def _samples(self, documents: Iterable[str], number: object) -> Iterator[Sample]:
+        if self._fills_masks:
+            return masked_samples(documents, self.tokenizer, self.settings, stable_seed(self.run.seed, number))
+        return packed_samples(documents, self.tokenizer, self.settings)
+
+    def made_up_batch(self, size: int) -> Batch:
+        """See `TrainingTask.made_up_batch`: sequences of full length."""
+        input_ids = torch.full((self.settings.sequence_length,), self.config.vocab_size // 2)
+        labels = input_ids.clone()
+        labels[: -math.ceil(self.sample_weight)] = IGNORED
+        sample = dict(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), labels=labels)
+        return {name: tensor.repeat(size, 1) for name, tensor in sample.items()}
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Return the cross-entropy summed over predicted tokens, float32, and the number of those tokens."""
+        inputs, labels = {name: tensor for name, tensor in batch.items() if name != "labels"}, batch["labels"]
+        if self._fills_masks:
+            logits = model(**inputs).logits
+        else:
+            logits, labels = model(**inputs, use_cache=False).logits[:, :-1], labels[:, 1:]
+        total = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total, int((labels != IGNORED).sum())
+
+    def save(self, folder: Path, model: PreTrainedModel) -> None:
+        """See `TrainingTask.save`: safetensors and tokenizer, which transformers loads without further code."""
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def companions(self) -> Mapping[str, tuple[str, str | None]]:
+        """Return nothing: model and tokenizer are all that there is."""
+        return {}
+
+    def card(self, facts: CheckpointFacts) -> str:
+        """See `TrainingTask.card`."""
+        return model_card(self.run, self.settings, facts)
+
+    def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
+        """Return None: a language model draws nothing."""
+        return None
+
+    def memory(self, settings: MemorySettings) -> MemoryEstimate:
+        """See `TrainingTask.memory`."""
+        return language_memory(self.run, self.settings, settings)

@@ -1,0 +1,61 @@
+"""Settings of language runs that are known to work."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SAHAJBERT: Mapping[str, Any] = {
+    "model_type": "albert",
+    "embedding_size": 128,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "hidden_act": "gelu_new",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "sequence_length": 512,
+    "mask_probability": 0.15,
+    "whole_word_masks": False,
+    "target_batch_size": 314_573,
+    "num_epochs": 125_000,
+    "num_warmup_epochs": 5_000,
+    "peak_learning_rate": 1.76e-3,
+    "betas": (0.9, 0.999),
+    "epsilon": 1e-6,
+    "weight_decay": 0.01,
+    "max_gradient_norm": 1.0,
+    "averaging_compression": "float16",
+}
+"""The recipe of sahajBERT, the Bengali language model that some 40 volunteers trained in 2021 (Diskin et al., 2021,
+*Distributed Deep Learning In Open Collaborations*): ALBERT-large (Lan et al., 2020) with a vocabulary of 32,000, LAMB,
+batches of 4,096 sequences of 512 tokens. Optimizer, schedule, masking and batch are those of `sahajbert/arguments.py`
+and `run_trainer.py` in `yandex-research/DeDLOC`, which take betas and masked share from the defaults of transformers;
+sizes are those of `albert-large-v2`.
+
+Three things differ. The target batch counts predicted tokens: 4,096 x 512 x 0.15. sahajBERT's schedule reached to
+1,000,000 steps, with the remark that the model is ready after 125,000; this one ends there, as ALBERT's did. And the
+second loss, the order of two segments, is left out; see `task`.
+"""
+
+PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT)}
+"""Task and settings by name."""
+
+
+def preset_settings(name: str | None, task: str) -> dict[str, Any]:
+    """Return the settings of a preset, or none without one.
+
+    Raises:
+        ValueError: there is no such preset, or it is of another task.
+    """
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise ValueError(f"preset is {name!r}; expected {' or '.join(PRESETS)}.")
+    needed, settings = PRESETS[name]
+    if task != needed:
+        raise ValueError(f"Preset {name} is for --task {needed}, not {task}.")
+    return dict(settings)

@@ -1,0 +1,117 @@
+"""Text to image: image codes that follow a caption, as in *Training Transformers Together*."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from PIL.Image import Image
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.image_codes.codec_code import copy_codec_code
+from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.memory_estimate.estimate import MemoryEstimate, estimate_training_memory
+from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, image_code_batch, stream_batches
+from pipelines.training.tasks.text_to_image.model import initial_model, model_configuration, read_processor
+from pipelines.training.tasks.text_to_image.model_card import model_card
+from pipelines.training.tasks.text_to_image.reel_drawing import ReelDrawer
+from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
+
+
+class TextToImageTask:
+    """Trains `DalleCollabForConditionalGeneration` on a dataset of image codes; see `TrainingTask`."""
+
+    unit = "samples"
+    sample_weight = 1.0
+    device_program = "pipelines.training.tasks.device_program"
+
+    def __init__(self, run: TrainingRun, place: str, revision: str | None = None) -> None:
+        self.run, self._place, self._revision = run, place, revision
+
+    @cached_property
+    def config(self) -> DalleCollabConfig:
+        """The model's sizes."""
+        return model_configuration(self.run)
+
+    @cached_property
+    def processor(self) -> DalleCollabProcessor:
+        """The run's tokenizer, with the names of its codec and its CLIP."""
+        return read_processor(self._place, self._revision)
+
+    @cached_property
+    def layout(self) -> ImageCodeLayout:
+        """Which codec made the dataset's codes."""
+        return dataset_layout(self.run.dataset_repository, self.run.dataset_revision)
+
+    def check(self) -> None:
+        """See `TrainingTask.check`."""
+        check_codec_fits(self.layout, self.processor.image_codec_fingerprint, self.run.dataset_repository)
+        check_dataset_fits(self.run, self.layout)
+
+    def new_model(self) -> DalleCollabForConditionalGeneration:
+        """See `TrainingTask.new_model`."""
+        return initial_model(self.run)
+
+    def compiling_pays(self) -> bool:
+        """Not with reversible layers, which the compiler leaves out; see `reversible_dalle_collab`."""
+        return self.config.recompute != "reversible"
+
+    def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+        """See `TrainingTask.batches`."""
+        return stream_batches(
+            self.run.dataset_repository,
+            self.run.dataset_revision,
+            self.processor,
+            num_codes=self.layout.num_codes,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle_buffer_size=shuffle_buffer_size,
+            held_out_share=self.run.held_out_share,
+        )
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        """See `TrainingTask.held_out_batches`."""
+        return held_out_batches(self.run, self.processor, self.config.num_image_codes)
+
+    def made_up_batch(self, size: int) -> Batch:
+        """See `TrainingTask.made_up_batch`."""
+        input_ids = torch.ones(size, self.config.text_sequence_length, dtype=torch.int64)
+        return image_code_batch(input_ids, torch.zeros(size, self.config.num_image_codes, dtype=torch.int64))
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Return the sum over samples of each one's mean loss, and their number."""
+        number = num_samples(batch)
+        return model(**batch, return_logits=False).loss * number, number
+
+    def save(self, folder: Path, model: torch.nn.Module) -> None:
+        """See `TrainingTask.save`."""
+        model.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
+        copy_codec_code(folder)
+
+    def companions(self) -> Mapping[str, tuple[str, str | None]]:
+        """Return the codec, without which nobody can turn the model's codes into pictures."""
+        return {"codec": (self.processor.image_codec_repository, self.processor.image_codec_revision)}
+
+    def card(self, facts: CheckpointFacts) -> str:
+        """See `TrainingTask.card`."""
+        return model_card(self.run, facts)
+
+    def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image:
+        """See `TrainingTask.draw`: one row of pictures for each prompt."""
+        return self._drawer.draw(model, prompts)
+
+    @cached_property
+    def _drawer(self) -> ReelDrawer:
+        return ReelDrawer(self.processor)
+
+    def memory(self, settings: MemorySettings) -> MemoryEstimate:
+        """See `TrainingTask.memory`."""
+        sizes = DalleCollabSizes.from_mapping(self.run.model_config)
+        return estimate_training_memory(sizes, dataclasses.replace(settings, recompute=sizes.recompute))

@@ -1,0 +1,226 @@
+"""What peers of different versions must agree on: names of remote calls, DHT keys, schemas of records, signed texts."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from frozen_training import RUN_ID, lone_node, lone_optimizer
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.schema import SchemaValidator
+from hivemind.p2p import PeerID
+from hivemind.utils.serializer import MSGPackSerializer
+from parts import (
+    Admission,
+    AdmissionGate,
+    AdmissionRecords,
+    AdmissionRequest,
+    AuxiliaryStatus,
+    DialBack,
+    Offence,
+    PacedKeyManager,
+    PeerAdmission,
+    PeerIntroduction,
+    PeerMetrics,
+    PublisherKey,
+    StateManifest,
+    StateRecord,
+    Suspect,
+    SwarmDHT,
+    SwarmRecords,
+    access_token,
+    candidacy,
+    door_of,
+    farewell_request,
+    initial_model,
+    issue_token,
+    manifest_request,
+    public_text,
+    suspect_record,
+    tensors_request,
+    tiny_run,
+)
+
+SECONDS = 60.0
+EPOCH = 7
+DIGEST = "ab" * 32
+PEER_ID = bytes.fromhex("1220" + DIGEST)
+
+
+def fixed_key() -> Ed25519PrivateKey:
+    """Return a key that signs the same thing in the same way every time."""
+    return Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+class NotingDHT(SwarmDHT):
+    """A DHT node that notes the keys that this process stores and asks for, and the schemas that records must fit."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.keys: set[str] = set()
+        self.schemas: dict[str, Any] = {}
+        super().__init__(**kwargs)
+
+    def store(self, key: Any, *args: Any, **kwargs: Any) -> Any:
+        self.keys.add(key)
+        return super().store(key, *args, **kwargs)
+
+    def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
+        self.keys.add(key)
+        return super().get(key, *args, **kwargs)
+
+    def add_validators(self, record_validators: Any) -> None:
+        for validator in record_validators:
+            if isinstance(validator, SchemaValidator):
+                self.schemas |= dict(_schemas(validator))
+        super().add_validators(record_validators)
+
+
+class NotingP2P:
+    """Notes the remote calls that a libp2p node would be given to answer."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[str]] = {}
+
+    async def add_protobuf_handler(self, name: str, handler: Any, input_protobuf_type: Any, **options: Any) -> None:
+        streams = [option for option in ("stream_input", "stream_output") if options.get(option)]
+        self.calls[name] = [input_protobuf_type.DESCRIPTOR.full_name, *streams]
+
+
+def protocol() -> dict[str, Any]:
+    """Return the names and forms that a running peer shares with others."""
+    run = tiny_run(run_id=RUN_ID)
+    with lone_node(NotingDHT) as dht, lone_optimizer(dht, run, initial_model(run)) as (optimizer, records):
+        averagers = dict(gradients=optimizer.grad_averager, state=optimizer.state_averager)
+        _use_all_records(records)
+        _ask_who_is_admitted(dht)
+        return dict(
+            remote_calls=asyncio.run(_remote_calls(averagers.values())),
+            group_keys={
+                name: [_group_key(dht, averager.prefix, epoch) for epoch in (None, EPOCH)]
+                for name, averager in averagers.items()
+            },
+            vector_schemas={name: averager.schema_hash.hex() for name, averager in averagers.items()},
+            progress_key=optimizer.tracker.training_progress_key,
+            keys_used=sorted(dht.keys),
+            records=dht.schemas,
+            offences=sorted(Offence.__members__),
+            suspect=suspect_record(Suspect(peer_id="a", offence=Offence.FAR_OFF, num_rounds=1)).dict(),
+            group_proof=_group_proof(),
+            texts=_texts(),
+        )
+
+
+async def _remote_calls(averagers: Any) -> dict[str, list[str]]:
+    p2p = NotingP2P()
+    for averager in averagers:
+        await averager.add_p2p_handlers(p2p, namespace=averager.prefix)
+    await DialBack(p2p).add_p2p_handlers(p2p)
+    await DHTProtocol(_initialized_with_create=True).add_p2p_handlers(p2p)
+    return dict(sorted(p2p.calls.items()))
+
+
+def _group_key(dht: SwarmDHT, prefix: str, epoch: int | None) -> str:
+    manager = PacedKeyManager(GroupKeyManager(dht, prefix, "", None), pause_seconds=1.0)
+    manager.epoch = epoch
+    return manager.current_key
+
+
+def _use_all_records(records: SwarmRecords) -> None:
+    figures = dict(
+        epoch=1, loss=1.0, num_samples=1, samples_per_second=1.0, share_averaged=1.0, bytes_sent=0, num_rounds=0,
+        round_seconds=0.0, num_refused_gradients=0,
+    )  # fmt: skip
+    who = dict(username="ann", client_mode=False, package_version="0")
+    records.publish_metrics(PeerMetrics(**figures, **who), SECONDS)
+    records.introduce(PeerIntroduction(device="CPU", **who))
+    records.publish_auxiliary(AuxiliaryStatus(held_epoch=1, published_epoch=1, addresses=[]), SECONDS)
+    records.publish_state(StateRecord(peer_id="a", epoch=1, digest=DIGEST, shares=True), SECONDS)
+    records.call_for_state_averaging(1, SECONDS)
+    records.progress_reports()
+    records.trainers()
+
+
+def _ask_who_is_admitted(dht: SwarmDHT) -> None:
+    anything: Any = ...  # whoever has an admission asks for those of others
+    AdmissionRecords(dht, RUN_ID, admission=anything).admitted([b"nobody"])
+
+
+def _schemas(validator: SchemaValidator) -> Iterator[tuple[str, Any]]:
+    (schema,) = validator._schemas
+    for name, form in _form(schema.schema())["fields"].items():
+        key = f"{RUN_ID}_{name}"
+        assert validator._key_id_to_field_name[DHTID.generate(source=key).to_bytes()] == name
+        yield key, form
+
+
+def _form(schema: dict[str, Any]) -> Any:
+    """Return a JSON schema without what says nothing about the record: titles, docstrings, names of classes."""
+    definitions = schema.get("definitions", {})
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, list):
+            return [plain(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return plain(definitions[part["$ref"].rsplit("/", 1)[1]])
+        if "allOf" in part and len(part["allOf"]) == 1:
+            return plain(part["allOf"][0])
+        if isinstance(part.get("properties"), dict):
+            fields = {name: plain(field) for name, field in part["properties"].items()}
+            return {"fields": fields, "required": part.get("required", [])}
+        return {key: plain(value) for key, value in part.items() if key not in ("title", "description", "definitions")}
+
+    return plain(schema)
+
+
+def _admission(**values: Any) -> Admission:
+    return Admission(username="ann", run_id=RUN_ID, peer_id=PEER_ID.hex(), confirmed_at=1.0, **values)
+
+
+def _group_proof() -> dict[str, Any]:
+    """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
+    key = public_text(fixed_key())
+    run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
+    peer = PeerAdmission(door_of(run, "org/golden"), peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
+    public_key = peer.record_key.get_public_key()
+    token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
+    peer._token.write(token)
+    fields, dumps = [1.0, 0, b"data"], MSGPackSerializer.dumps
+    proof = AdmissionGate(peer, "prefix", SECONDS).prove(dumps(fields), PeerID(PEER_ID))
+    *shown, time, signature = MSGPackSerializer.loads(proof)
+    signed = [b"dalle-collab group 1", "prefix", PEER_ID, time, hashlib.sha256(dumps(fields)).digest()]
+    return dict(
+        is_signed=public_key.verify(dumps(signed), signature),
+        fields=["token" if part == token else repr(part) for part in shown] + [type(time).__name__, "signature"],
+        shows_token_as_username=access_token(peer).username == token,
+        shows_record_key=access_token(peer).public_key == public_key.to_bytes(),
+    )
+
+
+def _texts() -> dict[str, str]:
+    """Return what peers sign and send each other as text, made of fixed values."""
+    admission = _admission(record_key="key", expires_at=2.0)
+    request = AdmissionRequest(run_id=RUN_ID, peer_key="peer", record_key="record", time=1.5)
+    manifest = StateManifest(swarm_id=RUN_ID, epoch=EPOCH, tensors=(("parameter.0", "float32 (2, 3)", DIGEST),))
+    return dict(
+        admission_request=request.signed_bytes().decode(),
+        admission_claims=_claims(issue_token(admission, fixed_key())),
+        admission_token=hashlib.sha256(issue_token(admission, fixed_key()).encode()).hexdigest(),
+        candidacy=candidacy(PublisherKey(fixed_key()), RUN_ID, b"owner").proof,
+        state_manifest=manifest.encode().decode(),
+        state_digest=manifest.digest,
+        manifest_request=manifest_request(DIGEST).decode(),
+        tensors_request=tensors_request(DIGEST, [0, 2]).decode(),
+        farewell_request=farewell_request(DIGEST).decode(),
+    )
+
+
+def _claims(token: str) -> str:
+    claims = token.partition(".")[0]
+    return base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)).decode()

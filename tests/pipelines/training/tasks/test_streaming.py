@@ -1,0 +1,43 @@
+"""What streams of every task share."""
+
+import time
+
+import pytest
+
+from pipelines.training.tasks.streaming import is_held_out, passes_through_outages
+
+
+def test_a_pass_that_the_hubs_absence_ends_is_followed_by_the_next(caplog):
+    def one_pass(number):
+        yield from (number, number)
+        if number < 2:
+            raise ConnectionError("Server Disconnected")
+        if number == 3:
+            raise ValueError("records are damaged")
+
+    batches = passes_through_outages(one_pass, pauses=(0.0,))
+    assert [next(batches) for _ in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match="records are damaged"):
+        next(batches)
+    assert caplog.text.count("The dataset cannot be read (Server Disconnected). Trying again") == 2
+
+
+def test_pauses_grow_until_there_is_a_batch_again(caplog):
+    def one_pass(number):
+        if number in (0, 1, 2, 4):
+            raise TimeoutError("the Hub does not answer")
+        yield number
+
+    batches = passes_through_outages(one_pass, pauses=(0.0, 0.1))
+    started = time.monotonic()
+    assert [next(batches) for _ in range(2)] == [3, 5]
+    assert 0.2 <= time.monotonic() - started < 2
+    assert [record.args[1] for record in caplog.records] == [0.0, 0.1, 0.1, 0.0]
+
+
+def test_a_record_is_held_out_by_its_content_alone():
+    contents = [f"record {number}".encode() for number in range(2000)]
+    held_out = [content for content in contents if is_held_out(content, 0.1)]
+    assert 150 < len(held_out) < 250
+    assert all(is_held_out(content, 0.2) for content in held_out), "a larger share holds out these and more"
+    assert not any(is_held_out(content, 0.0) for content in contents)

@@ -1,0 +1,189 @@
+"""All that the project uses of hivemind beyond its public interface, and why: the contract with its next release.
+
+A row: what it is, as a path below `hivemind`; how hivemind's source writes it (a method's signature, or what is first
+assigned to an attribute); our files, below `pipelines`, that use it; the reason. `test_hivemind_contract.py` prints the
+row that is missing or wrong, ready to be put in here.
+"""
+
+from typing import NamedTuple
+
+AVERAGER = "training/averaging/averager.py"
+DELAYED = "training/swarm_optimizer/delayed_rounds.py"
+DIALLING = "swarm/dialling.py"
+FORKS = "swarm/forked_peers.py"
+GATE = "admission/averaging_gate.py"
+GRADIENTS = "training/swarm_optimizer/gradient_averager.py"
+INCOMPLETE = "training/swarm_optimizer/incomplete_rounds.py"
+LOCAL_STEPS = "training/swarm_optimizer/local_steps.py"
+NAMES = "admission/protocol_names.py"
+NODE = "admission/dht_gate.py"
+OPTIMIZER = "training/swarm_optimizer/optimizer.py"
+REDUCER = "training/averaging/reduce/reducer.py"
+RUNNER = "training/averaging/runner.py"
+SEARCH = "training/averaging/group/matchmaking.py"
+STATE = "training/state/averager.py"
+TRACKER = "training/swarm_optimizer/progress_tracking.py"
+
+
+class Row(NamedTuple):
+    """One name of hivemind's."""
+
+    name: str
+    form: str
+    files: tuple[str, ...]
+    reason: str
+
+
+NOT_HIVEMINDS = {"epoch": "PacedKeyManager's own", "value": "cells of shared memory"}
+"""Attributes that our files set on other objects, whose names hivemind happens to use too."""
+
+# fmt: off
+CONTRACT = (
+    Row("p2p.servicer.ServicerBase._get_handle_name",
+        "@classmethod (cls, namespace: Optional[str], method_name: str) -> str",
+        (NAMES,), "overridden: a call has the name of the protocol, not of a class"),
+    Row("p2p.servicer.ServicerBase._rpc_handlers", ": Optional[List[RPCHandler]] = None",
+        (NAMES,), "cleared per class: a subclass would be handed its parent's list of calls"),
+    Row("p2p.servicer.ServicerBase._stub_type", ": Optional[Type[StubBase]] = None",
+        (NAMES,), "cleared per class: a subclass would be handed its parent's stub"),
+    Row("p2p.servicer.ServicerBase.get_stub",
+        "@classmethod (cls, p2p: P2P, peer: PeerID, *, namespace: Optional[str]=None) -> StubBase",
+        (GATE,), "replaced on the object: states are fetched through it, after both sides have introduced themselves"),
+    Row("p2p.p2p_daemon.P2P._client", "= None",
+        (DIALLING,), "called: only there can a daemon that runs be told an address of a peer"),
+    Row("dht.protocol.DHTProtocol.wait_timeout", ": float",
+        (NODE,), "set: a node that is gone must not hold every look up for three seconds"),
+    Row("utils.mpfuture.SharedBytes._lock", "= mp.Lock()",
+        (FORKS,), "replaced: forked peers would share the lock, and a killed one would keep it"),
+    Row("utils.mpfuture.MPFuture._initialization_lock", "= mp.Lock()",
+        (FORKS,), "replaced: as SharedBytes._lock"),
+    Row("utils.mpfuture.MPFuture._update_lock", "= mp.Lock()",
+        (FORKS,), "replaced: as SharedBytes._lock"),
+    Row("averaging.averager.DecentralizedAverager._run_internal", "(self)",
+        (GATE,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
+    Row("averaging.averager.DecentralizedAverager._p2p", ": P2P",
+        (AVERAGER, GATE, STATE), "read: the process's own connection, for calls to other averagers"),
+    Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
+        (AVERAGER,), "called: the one way to have something done in the averager's process"),
+    Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
+        (AVERAGER,), "read: its searches are paced, and changed after a round that was given up"),
+    Row("averaging.averager.DecentralizedAverager._step",
+        "async (self, *, step: StepControl, future_for_init: MPFuture)",
+        (AVERAGER, GATE), "overridden: adds the proof of admission, counts attempts, begins a search"),
+    Row("averaging.averager.DecentralizedAverager._aggregate_with_group",
+        "async (self, group_info: GroupInfo, min_vector_size: int, **kwargs) -> GatheredData",
+        (GATE,), "overridden: checks all members' admissions before anything is aggregated"),
+    Row("averaging.averager.DecentralizedAverager._run_allreduce_inplace_",
+        "async (self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: Optional[bytes]=None, "
+        "**kwargs)",
+        (AVERAGER,), "overridden: runs rounds that check, bound, and are given up in time"),
+    Row("averaging.averager.DecentralizedAverager._running_groups",
+        ": Dict[GroupID, asyncio.Future[AllReduceRunner]] = {}",
+        (AVERAGER, GATE), "read and filled: parts may come before this peer has checked the group"),
+    Row("averaging.averager.DecentralizedAverager._pending_groups_registered", ": asyncio.Event",
+        (GATE,), "awaited: as _running_groups"),
+    Row("averaging.averager.DecentralizedAverager._declare_for_download_periodically", "async (self)",
+        (AVERAGER,), "overridden to do nothing: states are in signed records, and the DHT is spared"),
+    Row("averaging.averager.DecentralizedAverager._shutdown", "async (self, timeout: Optional[float]) -> None",
+        (AVERAGER,), "overridden: senders that are still being served get their answers first"),
+    Row("averaging.control.StepControl._data_for_gather", "= (data_for_gather, deadline, allow_retries)",
+        (GATE,), "set: the proof of admission is added after the step has been scheduled"),
+    Row("averaging.control.StepControl._cancel", ": Optional[MPFuture] = None",
+        (SEARCH,), "awaited: the only event of a cancelled step"),
+    Row("averaging.control.StepControl.wait_for_cancel", "async (self)",
+        (AVERAGER,), "replaced on the object: hivemind looks once, sometimes too early, and searches on for ever"),
+    Row("averaging.matchmaking.Matchmaking.group_key_manager",
+        "= GroupKeyManager(dht, prefix, initial_group_bits, target_group_size)",
+        (SEARCH,), "replaced: the DHT is asked at a pace, and not at all when members meet again"),
+    Row("averaging.matchmaking.Matchmaking.min_matchmaking_time", "= (min_matchmaking_time, request_timeout)",
+        (SEARCH,), "set: a search after a round that was given up is short"),
+    Row("averaging.matchmaking.Matchmaking.target_group_size", "= (target_group_size, min_group_size)",
+        (SEARCH,), "set: such a search ends when the members are there"),
+    Row("averaging.matchmaking.PotentialLeaders.min_matchmaking_time", "= (peer_id, min_matchmaking_time)",
+        (SEARCH,), "set: as Matchmaking.min_matchmaking_time"),
+    Row("averaging.allreduce.AllReduceRunner._communicate_with_peer", "async (self, peer_id: PeerID)",
+        (RUNNER,), "overridden: parallel streams, checked answers, names for who fails"),
+    Row("averaging.allreduce.AllReduceRunner._get_peer_stub", "(self, peer: PeerID) -> StubBase",
+        (RUNNER,), "called: to open those streams"),
+    Row("averaging.allreduce.AllReduceRunner._check_reasons_to_reject",
+        "(self, request: averaging_pb2.AveragingData, context: P2PContext) -> Optional[averaging_pb2.AveragingData]",
+        (RUNNER,), "called: hivemind's own reasons stay in force"),
+    Row("averaging.allreduce.AllReduceRunner._ban_sender", "async (self, peer_id: PeerID)",
+        (RUNNER,), "overridden: who was left out is remembered and named"),
+    Row("averaging.allreduce.AllReduceRunner._future", "= asyncio.Future()",
+        (RUNNER,), "read: whether the round is over, after which nobody is to blame"),
+    Row("averaging.allreduce.AllReduceRunner.tensor_part_reducer",
+        "= TensorPartReducer(tuple((part.shape for part in self.parts_for_local_averaging)), "
+        "len(self.sender_peer_ids))",
+        (RUNNER,), "replaced: by one that aggregates by the run's rule"),
+    Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
+        (RUNNER,), "read: parts go over several streams, and are compressed again for answers"),
+    Row("averaging.partition.TensorPartContainer.return_deltas", "= return_deltas",
+        (RUNNER,), "set: answers are averages where members must agree in every bit"),
+    Row("averaging.partition.TensorPartReducer.accumulator", "= None",
+        (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
+    Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",
+        (REDUCER,), "counted: as hivemind's method would, which is replaced"),
+    Row("optim.state_averager.TrainingStateAverager._init_tensor_infos", "(self) -> Sequence[CompressionInfo]",
+        (STATE,), "overridden: the last call before the fork, when the snapshot's memory must be there"),
+    Row("optim.state_averager.TrainingStateAverager._do",
+        "(self, wait_for_trigger: Optional[Callable[[], Any]], optimizer_step: bool, zero_grad: bool, "
+        "averaging_round: bool, averaging_control: Optional[StepControl], grad_scaler: Optional[GradScaler], "
+        "set_to_none: bool, timeout: Optional[float]=None, **kwargs)",
+        (STATE,), "overridden: no snapshot is taken while the state changes"),
+    Row("optim.state_averager.TrainingStateAverager._update_scheduler", "(self)",
+        (STATE,), "called: the learning rate follows an epoch that is set from outside"),
+    Row("optim.state_averager.TrainingStateAverager._apply_optimizer_parameters_", "@torch.no_grad() (self)",
+        (STATE,), "overridden: with local steps new parameters go under what the model has learnt since"),
+    Row("optim.state_averager.TrainingStateAverager.local_epoch", "= 0",
+        (OPTIMIZER, STATE), "set: the state's epoch, after it was taken over"),
+    Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
+        (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
+    Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",
+        (GRADIENTS,), "read: the unit of what is gathered"),
+    Row("optim.grad_averager.GradientAverager._accumulators_used_in_step", "= False",
+        (GRADIENTS,), "cleared: a round that was not had does not use up its gradient"),
+    Row("optim.grad_averager.GradientAverager.local_samples_accumulated", "= 0",
+        (GRADIENTS, LOCAL_STEPS), "set: of local steps, and after an epoch with momentum"),
+    Row("optim.grad_averager.GradientAverager.local_times_accumulated", "= 0",
+        (GRADIENTS, LOCAL_STEPS), "set: as local_samples_accumulated"),
+    Row("optim.optimizer.Optimizer._make_state_averager", "(self, **kwargs) -> TrainingStateAverager",
+        (OPTIMIZER,), "overridden: ours"),
+    Row("optim.optimizer.Optimizer._make_progress_tracker",
+        "(self, target_batch_size: int, **kwargs) -> ProgressTracker",
+        (OPTIMIZER,), "overridden: ours; called again after a rest"),
+    Row("optim.optimizer.Optimizer._check_and_accumulate_gradients",
+        "(self, batch_size: int, grad_scaler: Optional[GradScaler]) -> bool",
+        (OPTIMIZER,), "overridden: gradients that are not finite are dropped and counted"),
+    Row("optim.optimizer.Optimizer._maybe_schedule_gradient_averaging", "(self) -> None",
+        (DELAYED, INCOMPLETE), "overridden: one group at a time; calls for averaging the state are read"),
+    Row("optim.optimizer.Optimizer._begin_averaging_gradients", "(self, grad_scaler: Optional[GradScaler]) -> bool",
+        (INCOMPLETE, LOCAL_STEPS), "overridden: weights are bounded by records; local steps end in a pseudo-gradient"),
+    Row("optim.optimizer.Optimizer._average_gradients_and_load_into_optimizer",
+        "(self, maybe_step_control: Optional[StepControl])",
+        (OPTIMIZER,), "overridden: a failed round steps along one's own gradient, not along nothing"),
+    Row("optim.optimizer.Optimizer._load_averaged_gradients_into_optimizer_", "(self)",
+        (OPTIMIZER,), "called: by that"),
+    Row("optim.optimizer.Optimizer._update_global_epoch", "(self, grad_scaler: Optional[GradScaler]) -> None",
+        (DELAYED,), "overridden: a delayed round is over before the next epoch begins"),
+    Row("optim.optimizer.Optimizer._should_load_state_from_peers", "(self) -> bool",
+        (OPTIMIZER,), "overridden: a peer that is behind, missed a round or is outvoted takes the state over"),
+    Row("optim.optimizer.Optimizer._tag_along_with_zero_weight", "(self, control: StepControl)",
+        (DELAYED, OPTIMIZER), "called: a round that is left counts on this peer's part of the vector"),
+    Row("optim.optimizer.Optimizer.scheduled_grads", ": Optional[StepControl] = None",
+        (DELAYED, OPTIMIZER), "cleared: a round that was left"),
+    Row("optim.optimizer.Optimizer.scheduled_state", ": Optional[StepControl] = None",
+        (OPTIMIZER,), "cleared: a round that was left"),
+    Row("optim.optimizer.Optimizer.averaging_timeout", "= (averaging_timeout, allreduce_timeout)",
+        (OPTIMIZER,), "set: learnt from the last rounds"),
+    Row("optim.optimizer.Optimizer.tracker",
+        "= self._make_progress_tracker(target_batch_size, performance_ema_alpha=performance_ema_alpha, **tracker_opts "
+        "or {})",
+        (OPTIMIZER,), "replaced: a peer that rests has none, and gets a new one"),
+    Row("optim.progress_tracker.ProgressTracker._parse_swarm_progress_data",
+        "(self, metadata: TrainingProgressSchema) -> GlobalTrainingProgress",
+        (TRACKER,), "overridden: only admitted and witnessed progress counts"),
+    Row("optim.progress_tracker.ProgressTracker.should_report_progress", "= (threading.Event(), threading.Event())",
+        (TRACKER,), "replaced: by an event that paces reports"),
+)
+# fmt: on

@@ -1,0 +1,37 @@
+"""Reads a run's settings, rolls the run back, reads the rest: python rollback_between_reads.py REPOSITORY EPOCH.
+
+Prints one JSON object: what was read before, and what a reader sees who begins afterwards.
+"""
+
+import json
+import sys
+
+from hub_tools.endpoint import prepare_hub_client
+from pipelines.training.metrics.history import read_history
+from pipelines.training.repository.rollback import carry_out, plan_rollback
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.state.checkpoint_tensors import run_state_in
+
+
+def all_of(snapshot: RunSnapshot) -> dict[str, object]:
+    return dict(
+        commit=snapshot.commit,
+        generation=snapshot.run.generation,
+        state=snapshot.run_state["epoch"],
+        manifest=snapshot.signed_epoch,
+        history=[point["epoch"] for point in read_history(snapshot)],
+        checkpoint=run_state_in(snapshot.download_checkpoint()).epoch,
+        num_keys=len(snapshot.keys),
+    )
+
+
+def main(repository: str, epoch: str) -> None:
+    prepare_hub_client()
+    snapshot, fresh = RunSnapshot.read(repository), RunSnapshot.read(repository, in_cache=False)
+    rolled_back = carry_out(plan_rollback(repository, int(epoch)))
+    after = all_of(RunSnapshot.read(repository))
+    print(json.dumps(dict(before=all_of(snapshot), fresh=all_of(fresh), after=after, rolled_back=rolled_back)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""What maintainers expect to find beside the code parses, and names things that exist."""
+
+import configparser
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+FIELDS = {"markdown": "value", "input": "label", "textarea": "label", "dropdown": "label", "checkboxes": "label"}
+
+
+def read_yaml(name: str) -> dict:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def setup():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+@pytest.fixture(scope="module")
+def job():
+    (job,) = read_yaml(".github/workflows/ci.yml")["jobs"].values()
+    return job
+
+
+def test_the_workflow_runs_on_exactly_the_pythons_that_setup_cfg_names(job, setup):
+    named = re.findall(r"Python :: (\d+\.\d+)$", setup["metadata"]["classifiers"], re.MULTILINE)
+    assert job["strategy"]["matrix"]["python"] == named
+    assert all(Requirement(f"x{setup['options']['python_requires']}").specifier.contains(f"{name}.1") for name in named)
+
+
+def test_the_workflow_runs_all_checks_with_the_python_that_it_set_up(job):
+    (step,) = [step for step in job["steps"] if "run" in step]
+    assert os.access(ROOT / step["run"], os.X_OK)
+    # Make takes the variable from the environment; without it the first Python that fits would be chosen.
+    assert step["env"]["PYTHON"] == "python${{ matrix.python }}"
+    assert "$(PYTHON)" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_a_commit_is_checked_by_the_linters_of_make_lint():
+    (repository,) = read_yaml(".pre-commit-config.yaml")["repos"]
+    hooks = [shlex.split(hook["entry"]) for hook in repository["hooks"]]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [words[:2] for words in hooks] == [[".venv/bin/ruff", "check"], [".venv/bin/ruff", "format"]]
+    assert all(f"$(VENV)/bin/ruff {words[1]} " in makefile for words in hooks)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_an_issue_form_has_what_github_asks_for(path):
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= form.keys()
+    assert all(part["attributes"][FIELDS[part["type"]]] for part in form["body"])
+    asked = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert asked and len(set(asked)) == len(asked)
+
+
+def test_the_citation_is_of_this_version_and_licence_and_names_the_paper(setup):
+    citation = read_yaml("CITATION.cff")
+    assert citation["version"] == setup["metadata"]["version"]
+    assert (citation["license"], citation["title"]) == (setup["metadata"]["license"], setup["metadata"]["name"])
+    (paper,) = citation["references"]
+    assert len(paper["authors"]) == 8
+    assert re.search(
+        rf"^## {re.escape(citation['version'])}$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
