@@ -19,6 +19,10 @@ from pipelines.training.run.training_run import TrainingRun
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
 
+PATIENT = dict(matchmaking_seconds=3.0, averaging_timeout_seconds=80.0, progress_expiration_seconds=30.0)
+"""Changes of a tiny run in which every round has to succeed: how long peers wait follows from these, and on a busy
+machine an answer takes a second."""
+
 
 TINY_TASKS = {
     "text-to-image": dict(model_config=TINY_MODEL),

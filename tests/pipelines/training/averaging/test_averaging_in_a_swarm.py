@@ -8,7 +8,7 @@ import torch
 from made_up_tasks import made_up_batch
 from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
-from swarm_of_processes import Swarm, tiny_run
+from swarm_of_processes import PATIENT, Swarm, tiny_run
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -25,7 +25,7 @@ def run_two_peers(folder, run, **settings_of_second):
 
 
 def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
-    run = tiny_run(num_epochs=4)
+    run = tiny_run(num_epochs=4, **PATIENT)
     peers = run_two_peers(tmp_path, run, seconds_per_batch=0.15)
     finished = [peer.events("finished")[0] for peer in peers]
     steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
@@ -52,6 +52,7 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
         optimizer_bits=8,
         delay_optimizer_step=True,
         average_state_every=2,
+        **PATIENT,
     )
     peers = run_two_peers(tmp_path, run)
     finished = [peer.events("finished")[0] for peer in peers]
@@ -196,7 +197,7 @@ def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path, task):
 
 
 def test_a_peer_behind_a_firewall_trains_with_others_that_average_for_it(tmp_path):
-    run = tiny_run(num_epochs=4)
+    run = tiny_run(num_epochs=4, **PATIENT)
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         reachable = swarm.start("reachable")
         client = swarm.start("client", client_mode=True)

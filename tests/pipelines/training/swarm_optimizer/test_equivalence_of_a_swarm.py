@@ -9,7 +9,7 @@ from made_up_tasks import made_up_batch, made_up_task
 from plain_training import train_alone
 from safetensors.torch import load_file
 from support_files import SUPPORT
-from swarm_of_processes import Swarm, tiny_run
+from swarm_of_processes import PATIENT, Swarm, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -34,7 +34,7 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
 
     In a language run it weighs predicted tokens: samples are unlike long, and padded to the longest of a micro-batch.
     """
-    run = tiny_run(task, target_batch_size=40, num_epochs=8, momentum_before_averaging=has_momentum)
+    run = tiny_run(task, target_batch_size=40, num_epochs=6, momentum_before_averaging=has_momentum, **PATIENT)
     sizes = {"first": 7, "second": 3}
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         peers = [swarm.start(name, micro_batch_size=size, seconds_per_batch=0.25) for name, size in sizes.items()]
