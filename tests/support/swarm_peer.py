@@ -75,7 +75,7 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
 def main(settings: dict) -> None:
     guard = guard_process_group()
     torch.set_num_threads(1)
-    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
     events = folder / f"{name}.jsonl"
     network = NetworkOptions(
         host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=settings.get("client_mode", False),
