@@ -19,7 +19,6 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture
 
-from pipelines.admission.averaging_gate import GatedAverager
 from pipelines.swarm.upload_limit import pass_bytes
 from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.wire.streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
@@ -50,7 +49,7 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 """How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
 
 
-class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
+class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
 
     All peers of a run use it, the auxiliary peer too. What it hands out is a snapshot, so that epoch and tensors agree

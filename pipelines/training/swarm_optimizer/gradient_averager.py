@@ -8,11 +8,10 @@ from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import PeerID
 
-from pipelines.admission.averaging_gate import GatedAverager
 from pipelines.training.averaging.averager import RobustAverager
 
 
-class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
+class SwarmGradientAverager(RobustAverager, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
     PROTOCOL_NAME = "SwarmGradientAverager"

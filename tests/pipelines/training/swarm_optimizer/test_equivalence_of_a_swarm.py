@@ -14,15 +14,10 @@ from swarm_of_processes import PATIENT, Swarm, tiny_run
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
-WITHOUT_GRADIENT = "attention.key.bias"
-"""Attention does not depend on it: its gradient is rounding errors alone, which LAMB scales to steps of full length."""
-
-
 def relative_difference(first: dict, second: dict) -> float:
     """Return the L2 norm of all differences, relative to that of the second's values."""
     assert first.keys() == second.keys()
-    names = [name for name in first if not name.endswith(WITHOUT_GRADIENT)]
-    differences, values = ((first[n] - second[n]).norm() for n in names), (second[n].norm() for n in names)
+    differences, values = ((first[n] - second[n]).norm() for n in first), (second[n].norm() for n in first)
     return (torch.stack(list(differences)).norm() / torch.stack(list(values)).norm()).item()
 
 
