@@ -36,6 +36,7 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
         for peer in peers:
             peer.wait_for("finished")
     used = [(step, sizes[peer.name]) for peer in peers for step in peer.events("step") if step["was_used"]]
+    assert {step["share_averaged"] for step, _ in used if step["ended_epoch"]} == {1.0}, "every round is whole"
     shares = [sum(size for _, size in used if size == own) / sum(size for _, size in used) for own in (7, 3)]
     assert shares == pytest.approx([0.7, 0.3], abs=0.1)
     epochs = [
