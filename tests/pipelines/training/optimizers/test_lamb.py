@@ -154,9 +154,7 @@ def test_statistics_take_two_bytes_per_parameter_and_small_tensors_stay_in_float
 
 
 def test_parameters_of_another_type_are_refused():
-    with pytest.raises(
-        ValueError, match=r"A parameter is torch.bfloat16; expected float32: model.float()"
-    ):
+    with pytest.raises(ValueError, match=r"A parameter is torch.bfloat16; expected float32: model.float()"):
         Lamb([torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))], **SETTINGS)
 
 
