@@ -9,7 +9,7 @@ from swarm_of_processes import Swarm, tiny_run
 from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.compute_options import ComputeOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -100,16 +100,15 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     examination = Examination(
         repository=REPOSITORY,
         network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
-        snapshot=RunSnapshot(
-            repository=REPOSITORY, commit="0" * 40, run=service.run.replace(entry_addresses=entry_addresses)
-        ),
+        compute=ComputeOptions(),
     )
+    run = service.run.replace(entry_addresses=entry_addresses)
     monkeypatch.setenv("HF_TOKEN", tokens["third"])
-    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}
+    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination, run)}
     assert found["admission"].seen == "the authority admits third-of-door"
     assert found["entry address"].status == "ok" and "2 training peers" in found["entry address"].seen
     monkeypatch.delenv("HF_TOKEN")
-    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}
+    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination, run)}
     assert found["admission"].status == "fail" and found["admission"].cure == "Log in: hf auth login."
     assert found["entry address"].status == "fail" and "refuses" in found["entry address"].seen
 
