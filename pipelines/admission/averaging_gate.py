@@ -11,13 +11,16 @@ import contextlib
 import hashlib
 import inspect
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import achain, as_aiter
@@ -71,7 +74,7 @@ class AdmissionGate:
             raise TokenRefusedError(f"{admission.username} has not signed what it sends to the group.")
         return MSGPackSerializer.dumps(fields)
 
-    def check(self, token: str, peer_id: PeerID) -> Admission:
+    def check(self, token: object, peer_id: PeerID) -> Admission:
         """Check a peer's token and remember that it is admitted; raises TokenRefusedError."""
         now = get_dht_time()
         admission = self.admission.check.check(token, now, peer_id=peer_id.to_bytes())
@@ -84,7 +87,7 @@ class AdmissionGate:
         admission = self._admitted.get(peer_id.to_bytes())
         return admission if admission is not None and get_dht_time() < admission.expires_at else None
 
-    def _signed(self, fields: list[Any], peer_id: PeerID, time: float) -> bytes:
+    def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
         # The prefix is what stays of a group's key: its bits may change between the request and the round.
         digest = hashlib.sha256(MSGPackSerializer.dumps(fields)).digest()
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
@@ -92,6 +95,8 @@ class AdmissionGate:
 
 class GatedAverager(NamedServicer):
     """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
+
+    get_stub: Callable[..., StubBase]
 
     def __init__(self, *args: Any, admission: PeerAdmission | None, **kwargs: Any) -> None:
         """`admission` is this peer's; None: the run is open, and the averager deals with everybody."""
@@ -112,7 +117,7 @@ class GatedAverager(NamedServicer):
         self.get_stub = self._introducing_stub
         super()._run_internal()
 
-    async def add_p2p_handlers(self, p2p: Any, wrapper: Any = None, **kwargs: Any) -> None:
+    async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
         """Answer calls, those of strangers with a refusal."""
         if self.gate is not None:
             wrapper = _GuardedCalls(self, self.gate, self._seconds_of_a_round)
@@ -143,16 +148,16 @@ class GatedAverager(NamedServicer):
             auth_pb2.RequestAuthInfo(client_access_token=token), timeout=self.request_timeout * 2
         )
 
-    def _introducing_stub(self, p2p: Any, peer: PeerID, **kwargs: Any) -> Any:
+    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> "StubBase | _IntroducingStub":
         stub = type(self).get_stub(p2p, peer, **kwargs)
         return stub if self.gate is None else _IntroducingStub(stub, self, peer)
 
-    async def _step(self, *, step: Any, **kwargs: Any) -> None:
+    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         if self.gate is not None:
             step._data_for_gather = self.gate.prove(step.data_for_gather, self.peer_id)
         await super()._step(step=step, **kwargs)
 
-    async def _aggregate_with_group(self, group_info: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kwargs: Any) -> Any:
         if self.gate is not None:
             try:
                 pairs = zip(group_info.gathered, group_info.peer_ids, strict=True)
@@ -196,7 +201,9 @@ class _GuardedCalls:
 
         return answer if inspect.isasyncgenfunction(call) else answer_once
 
-    async def _check_joining(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> Any:
+    async def _check_joining(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> averaging_pb2.JoinRequest:
         self._gate.open(request.gather, context.remote_id)
         return request
 
@@ -205,7 +212,9 @@ class _GuardedCalls:
             raise TokenRefusedError(f"{context.remote_id} has not introduced itself, or its token has expired.")
         return request
 
-    async def _check_sender(self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext) -> Any:
+    async def _check_sender(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
         if self._gate.admission_of(context.remote_id) is not None:
             return stream
         try:
@@ -221,7 +230,7 @@ class _GuardedCalls:
 class _IntroducingStub:
     """A stub that introduces this peer before each call."""
 
-    def __init__(self, stub: Any, averager: GatedAverager, peer: PeerID) -> None:
+    def __init__(self, stub: StubBase, averager: GatedAverager, peer: PeerID) -> None:
         self._stub, self._averager, self._peer = stub, averager, peer
 
     def __getattr__(self, name: str) -> Any:

@@ -15,7 +15,9 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.averager import DecentralizedAverager
 from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -45,8 +47,8 @@ not given up before it has lasted as long as the search for that group would."""
 PLAIN_RULE = AggregationRule()
 
 
-class RobustAverager:
-    """Mixed into an averager: its rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
+class RobustAverager(DecentralizedAverager):
+    """An averager whose rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     notices_replays: bool
@@ -144,8 +146,10 @@ class RobustAverager:
         self._epoch = epoch
 
     async def _run_allreduce_inplace_(
-        self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any
+        self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
+        search, control = self._search, self._control
+        assert search is not None and control is not None, "hivemind averages in a step alone"
         group_id = group_info.group_id if group_id is None else group_id
         modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
         is_helper = modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX
@@ -163,11 +167,11 @@ class RobustAverager:
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
         seconds = self._attempt_seconds()
-        self._search.begin()
+        search.begin()
         members = group_info.peer_ids
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
         watching = asyncio.create_task(
-            self._watch_late_round([peer for peer in members if peer not in clients | {self.peer_id}], seconds)
+            self._watch_late_round(search, [peer for peer in members if peer not in clients | {self.peer_id}], seconds)
         )
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -185,25 +189,25 @@ class RobustAverager:
             self._attempt_times.note_failure()
             reason = AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s")
             if self.may_be_skipped:
-                self._control.set_exception(reason)
+                control.set_exception(reason)
             # hivemind looks for a group again after this kind of error, unless the step has ended.
             raise reason from error
         finally:
             watching.cancel()
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             if is_half or not succeeded:
-                self._search.meet_again(members, clients, runner.late_senders)
+                search.meet_again(members, clients, runner.late_senders)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
             # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
 
-    async def _watch_late_round(self, others: Collection[PeerID], seconds: float | None) -> None:
+    async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
         """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""
         if seconds is not None:
             await asyncio.sleep(seconds / 2)
-            await self._search.watch(others, self.greet)
+            await search.watch(others, self.greet)
 
     def _attempt_seconds(self) -> float | None:
         is_last = self._num_attempts_left == 0
