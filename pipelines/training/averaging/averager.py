@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
@@ -20,6 +20,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
@@ -58,6 +59,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     `TrustedAllReduceRunner`; the figures are for the trainer, in whose process this object is made.
     """
 
+    get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     notices_replays: bool
     answers_are_averages: bool
@@ -213,11 +215,13 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
         seconds = self._attempt_seconds()
-        self._search.begin()
+        search, control = self._search, self._control
+        assert search is not None and control is not None, "a round is only begun by `_step`"
+        search.begin()
         members = group_info.peer_ids
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
         watching = asyncio.create_task(
-            self._watch_late_round([peer for peer in members if peer not in clients | {self.peer_id}], seconds)
+            self._watch_late_round(search, [peer for peer in members if peer not in clients | {self.peer_id}], seconds)
         )
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -235,25 +239,25 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             self._attempt_times.note_failure()
             reason = AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s")
             if self.may_be_skipped:
-                self._control.set_exception(reason)
+                control.set_exception(reason)
             # hivemind looks for a group again after this kind of error, unless the step has ended.
             raise reason from error
         finally:
             watching.cancel()
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             if is_half or not succeeded:
-                self._search.meet_again(members, clients, runner.late_senders)
+                search.meet_again(members, clients, runner.late_senders)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
             # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
 
-    async def _watch_late_round(self, others: Collection[PeerID], seconds: float | None) -> None:
+    async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
         """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""
         if seconds is not None:
             await asyncio.sleep(seconds / 2)
-            await self._search.watch(others, self.greet)
+            await search.watch(others, self.greet)
 
     def _attempt_seconds(self) -> float | None:
         is_last = self._num_attempts_left == 0

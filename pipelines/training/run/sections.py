@@ -7,6 +7,7 @@ Transformers Together*, section 3.
 import math
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from hub_tools.checks import check_choice, check_positive
 from pipelines.admission.settings import check_admission_settings
@@ -277,7 +278,7 @@ class VersionSettings:
                 )
 
 
-SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, type[Any]] = {
     "data": DataSettings,
     "optimizer": OptimizerSettings,
     "local_steps": LocalStepSettings,
