@@ -35,9 +35,10 @@ test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
 	$(VENV)/bin/python -m pytest -m slow $(AT_ONCE) 3
 
-lint: $(STAMP)  ## Check style
+lint: $(STAMP)  ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 
 # A benchmark is a file that knows --quick; other files there are what benchmarks share.
 bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short look

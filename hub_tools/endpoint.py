@@ -38,8 +38,7 @@ def prepare_hub_client() -> None:
             os.environ.setdefault(name, value)
         constants = sys.modules.get("huggingface_hub.constants")
         if constants is not None:
-            constants.HF_HUB_DISABLE_XET = True
-            constants.HF_HUB_DISABLE_TELEMETRY = True
+            vars(constants).update(HF_HUB_DISABLE_XET=True, HF_HUB_DISABLE_TELEMETRY=True)
     from hub_tools.hub_client import install_hub_client  # imports the client, which reads the settings above
 
     install_hub_client()

@@ -4,28 +4,29 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 GRACEFUL_SHUTDOWN_SECONDS = 1
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def serve_application(
-    application: Any,
+    application: ASGIApp,
     host: str,
     port: int,
     on_ready: Callable[[str], None],
     *,
     command: str,
     on_server: Callable[[uvicorn.Server], None] = lambda server: None,
-    **options: Any,
+    trusted_proxies: str | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted.
 
-    `command` is what to type with another `--port`; `on_server` is given the server before it runs; `options` are
-    those of `uvicorn.Config`. Raises ValueError when the port is in use.
+    `command` is what to type with another `--port`; `on_server` is given the server before it runs;
+    `trusted_proxies` are believed what they say of the client (`*`: all of them). Raises ValueError when the
+    port is in use.
     """
     with contextlib.closing(_listen(host, port, command)) as listener:
         server = _QuietServer(
@@ -35,7 +36,7 @@ def serve_application(
                 log_level="warning",
                 lifespan="off",
                 timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
-                **options,
+                forwarded_allow_ips=trusted_proxies,
             )
         )
         on_server(server)

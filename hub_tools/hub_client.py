@@ -28,7 +28,7 @@ def install_hub_client(timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None
         client = _http.default_client_factory()
         client.timeout = timeout_seconds
         close, owner = client.close, os.getpid()
-        client.close = lambda: close() if os.getpid() == owner else None
+        vars(client)["close"] = lambda: close() if os.getpid() == owner else None
         return client
 
     set_client_factory(make_client)

@@ -5,9 +5,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .endpoint import current_endpoint
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
 OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab"})
@@ -70,8 +73,8 @@ def _explain_hub_error(error: BaseException) -> str | None:
     return _explain_answer(error, endpoint)
 
 
-def _explain_answer(error: BaseException, endpoint: str) -> str:
-    response = error.response  # type: ignore[attr-defined]
+def _explain_answer(error: "HfHubHTTPError", endpoint: str) -> str:
+    response = error.response
     said = _server_words(error)
     kind = type(error).__name__
     if kind == "RepositoryNotFoundError":
@@ -90,8 +93,8 @@ def _explain_answer(error: BaseException, endpoint: str) -> str:
     return f"The Hub at {endpoint} answers {response.status_code}: {said}"
 
 
-def _server_words(error: BaseException) -> str:
-    said = getattr(error, "server_message", None) or error.response.headers.get("X-Error-Message")  # type: ignore[attr-defined]
+def _server_words(error: "HfHubHTTPError") -> str:
+    said = error.server_message or error.response.headers.get("X-Error-Message")
     return said or str(error).strip().partition("\n")[0]
 
 

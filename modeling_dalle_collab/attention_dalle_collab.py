@@ -184,7 +184,8 @@ class DalleCollabAttention(nn.Module):
         """Return rotated queries, keys and values, each (batch, head, position, head_size); values turn as well."""
         qkv = apply_linear(self.qkv, x).unflatten(-1, (3 * self.config.num_attention_heads, self.config.head_dim))
         qkv = rotate_pairs(qkv, rotations[:, None])
-        return qkv.transpose(1, 2).chunk(3, dim=1)
+        query, key, value = qkv.transpose(1, 2).chunk(3, dim=1)
+        return query, key, value
 
     def attend(
         self,

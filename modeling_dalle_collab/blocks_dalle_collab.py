@@ -8,9 +8,11 @@ weights of f to the group of layers that share them.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from .attention_dalle_collab import AttentionTables, DalleCollabAttention
 from .configuration_dalle_collab import DalleCollabConfig
@@ -18,16 +20,21 @@ from .feed_forward_dalle_collab import DalleCollabFeedForward
 from .reversible_dalle_collab import BranchCall, run_layer, run_reversibly
 
 
+class _ShiftContext(FunctionCtx):
+    block: int
+    size: int
+
+
 class _TokenShift(torch.autograd.Function):
     """Writes each output once; the mapping is one to one, so the gradient is the same copy backwards."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, block: int, size: int) -> Tensor:  # noqa: ANN001
+    def forward(ctx: _ShiftContext, x: Tensor, block: int, size: int) -> Tensor:
         ctx.block, ctx.size = block, size
         return _shift(x, block, size, _copy_forward)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN001
+    def backward(ctx: _ShiftContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return _shift(grad, ctx.block, ctx.size, _copy_backward), None, None
 
 
@@ -106,6 +113,8 @@ class Taps:
 class DalleCollabStack(nn.Module):
     """All layers over their shared groups."""
 
+    _gradient_checkpointing_func: Callable[..., tuple[Tensor, Tensor]]  # given by transformers
+
     def __init__(self, config: DalleCollabConfig) -> None:
         super().__init__()
         self.config = config
@@ -140,13 +149,16 @@ class DalleCollabStack(nn.Module):
         layers = {"reversible": len(self.layers), "partial": len(self.layers) // 2, "none": 0}[self.config.recompute]
         return 2 * layers
 
+    def parts_of_layers(self) -> list[tuple[DalleCollabLayer, str, DalleCollabSharedGroup]]:
+        """Return for each layer its own weights, its kind of attention and the weights that it shares."""
+        kinds, groups = self.config.layer_kinds, self.config.layer_groups
+        parts = [(layer, kind, self.groups[at]) for layer, kind, at in zip(self.layers, kinds, groups, strict=True)]
+        return cast("list[tuple[DalleCollabLayer, str, DalleCollabSharedGroup]]", parts)
+
     def _calls(
         self, tables: AttentionTables, on_weights: Callable[[Tensor], None] | None = None
     ) -> Iterator[BranchCall]:
-        for layer, kind, group_index in zip(
-            self.layers, self.config.layer_kinds, self.config.layer_groups, strict=True
-        ):
-            group = self.groups[group_index]
+        for layer, kind, group in self.parts_of_layers():
             attend = partial(group.attention, kind=kind, tables=tables, on_weights=on_weights)
             yield self._call(layer.attention, attend, group.attention)
             yield self._call(layer.feed_forward, group.feed_forward, group.feed_forward)

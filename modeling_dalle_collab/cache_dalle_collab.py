@@ -5,6 +5,7 @@ and values of the text are kept once for each prompt, whatever the number of can
 """
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from .attention_dalle_collab import (
 )
 from .blocks_dalle_collab import DalleCollabStack, shift_tokens
 from .configuration_dalle_collab import DalleCollabConfig
+
+Place = TypeVar("Place", int, Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +77,7 @@ def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Pref
         return shift_tokens(normed, config)
 
     first = second = x
-    for layer, kind, index in zip(stack.layers, config.layer_kinds, config.layer_groups, strict=True):
-        group = stack.groups[index]
+    for layer, kind, group in stack.parts_of_layers():
         query, key, value = group.attention.project(shift(layer.attention.norm(second)), tables.rotations[: x.shape[1]])
         keep("keys", key)
         keep("values", value)
@@ -105,13 +107,13 @@ class ShiftCache:
     def shift(self, x: Tensor, place: int | Tensor) -> Tensor:
         """Return `x`, the normalised (sample, hidden) at image `place`, shifted; places must come in order."""
         quarter, column = self.quarter, place % self.size
-        if isinstance(place, Tensor):
+        if isinstance(column, Tensor):
             pair = self.seen.index_select(0, torch.stack([column, (column - 1) % (self.size + 1)]))
             shown = [pair[0, :, :quarter], pair[1, :, quarter:]]
         else:
             shown = [self.seen[column, :, :quarter], self.seen[column - 1, :, quarter:]]
         shifted = torch.cat([*shown, x[:, 2 * quarter :]], dim=1)
-        if isinstance(place, Tensor):
+        if isinstance(column, Tensor):
             self.seen.index_copy_(0, column.view(1), x[None, :, : 2 * quarter])
         else:
             self.seen[column] = x[:, : 2 * quarter]
@@ -165,7 +167,7 @@ class ImageCache:
         seen = grid_offsets_visible(self.config, self.kind, rows_back, places[:, None] % size - held % size)
         return seen & (held >= 0)
 
-    def _slot(self, place: int | Tensor) -> int | Tensor:
+    def _slot(self, place: Place) -> Place:
         if self.kind == "column":
             size = self.config.image_grid_size
             return place % size * size + place // size
@@ -223,10 +225,7 @@ class GenerationCache:
         `place` is an int, or a tensor without dimensions if the cache is static.
         """
         first = second = x
-        for index, (layer, group_index) in enumerate(
-            zip(self.stack.layers, self.stack.config.layer_groups, strict=True)
-        ):
-            group = self.stack.groups[group_index]
+        for index, (layer, _, group) in enumerate(self.stack.parts_of_layers()):
             shifted = self.shifts[2 * index].shift(layer.attention.norm(second), place)
             first = torch.addcmul(first, layer.attention.scale, self._attend(group.attention, shifted, index, place))
             shifted = self.shifts[2 * index + 1].shift(layer.feed_forward.norm(first), place)
@@ -235,9 +234,12 @@ class GenerationCache:
 
     def _attend(self, attention: DalleCollabAttention, x: Tensor, index: int, place: int | Tensor) -> Tensor:
         image = self.images[index]
-        at = place.view(1) if self.static else slice(place, place + 1)
+        at = place.view(1) if isinstance(place, Tensor) else slice(place, place + 1)
         query, key, value = attention.project(x[:, None], self.rotations[at])
-        keys, values = (image.add_at if self.static else image.add)(key[:, :, 0], value[:, :, 0], place)
+        if isinstance(place, Tensor):
+            keys, values = image.add_at(key[:, :, 0], value[:, :, 0], place)
+        else:
+            keys, values = image.add(key[:, :, 0], value[:, :, 0], place)
         text_keys, text_values = self.prefix.text_keys[index], self.prefix.text_values[index]
         if self.num_candidates == 1 and not self.static:  # nobody to share the text with: one fused product
             keys, values = torch.cat([text_keys, keys], dim=2), torch.cat([text_values, values], dim=2)

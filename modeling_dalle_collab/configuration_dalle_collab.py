@@ -86,7 +86,7 @@ class DalleCollabConfig(PreTrainedConfig):
     """Share of the captions that are replaced by padding in training, so that guidance has something to compare with;
     0.1 is common. The original run had none."""
 
-    def __post_init__(self, **kwargs) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         self.attention_pattern = tuple(self.attention_pattern)
         super().__post_init__(**kwargs)
         self._check_counts()

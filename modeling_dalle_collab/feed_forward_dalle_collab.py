@@ -6,21 +6,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .configuration_dalle_collab import DalleCollabConfig
-from .linear_dalle_collab import apply_linear, current_gradient_sums, is_plain_product, linear_gradients
+from .linear_dalle_collab import LinearContext, apply_linear, current_gradient_sums, is_plain_product, linear_gradients
 
 
 class _GatedGelu(torch.autograd.Function):
     """Keeps its input alone, and writes its gradient in one piece: autograd would keep three tensors of that size."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx: LinearContext, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         value, gate = x.chunk(2, dim=-1)
         return F.gelu(gate).mul_(value)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+    def backward(ctx: LinearContext, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         value, gate = x.chunk(2, dim=-1)
         out = torch.empty_like(x)
@@ -46,7 +46,7 @@ class _GatedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx: LinearContext, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         value, gate = (
             torch.addmm(bias_part, rows, weight_part.t())
@@ -58,7 +58,7 @@ class _GatedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(ctx: LinearContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, value, gate = ctx.saved_tensors
         grad = grad.flatten(0, -2)
         gate_grad = torch.ops.aten.gelu_backward(grad * value, gate)

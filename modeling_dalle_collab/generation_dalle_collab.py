@@ -5,20 +5,31 @@ Axes: prompt, candidate, sample (prompt-major), image (the places of all codes),
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from .cache_dalle_collab import GenerationCache, Prefix, read_prefix
+from .configuration_dalle_collab import DalleCollabConfig
 from .inputs_dalle_collab import check_image_prompt, check_text
 from .linear_dalle_collab import multiply
 from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
 
+if TYPE_CHECKING:
+    from .modeling_dalle_collab import DalleCollabModel
 
-class ImageCodeGeneration:
-    """Generation for a model that has `config`, `model` (with `token_embedding`, `stack`, `norm`) and `output_bias`."""
+
+class ImageCodeGeneration(nn.Module):
+    """Generation for a model with these parts."""
+
+    if TYPE_CHECKING:  # transformers looks all other annotations up
+        model: DalleCollabModel
+    config: DalleCollabConfig
+    output_bias: nn.Parameter
+    generation_config: GenerationConfig
 
     def set_generation_defaults(self) -> None:
         """Store the paper's sampling in `generation_config`, which is saved with the model."""
@@ -51,7 +62,7 @@ class ImageCodeGeneration:
         codes sampled so far and in all. Raises `ValueError` for captions or image prompts of another shape or range and
         for options that mean nothing.
         """
-        options = SamplingOptions(**sampling)
+        options = SamplingOptions.from_mapping(sampling)
         _check_counts(num_candidates, candidate_batch_size)
         self._check_prompts(input_ids, image_prompt, null_input_ids)
         num_given, length = self._places(image_prompt, options)
@@ -65,7 +76,7 @@ class ImageCodeGeneration:
                 batches = []
                 for part in parts:
                     numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
-                    for codes in self._sample(prefix, given, numbers, options):  # noqa: B007 - the last counts
+                    for codes in self._sample_codes(prefix, given, numbers, options):  # noqa: B007 - the last counts
                         report.add(len(numbers))
                     batches.append(codes)
                 rows.append(torch.cat(batches, dim=1))
@@ -90,7 +101,7 @@ class ImageCodeGeneration:
         draw many in smaller batches, let each begin with `first_candidate` where the one before has ended.
         Stop when you have seen enough: what is not asked for is not computed.
         """
-        options = SamplingOptions(**sampling)
+        options = SamplingOptions.from_mapping(sampling)
         _check_counts(num_candidates, every, names=("num_candidates", "every"))
         self._check_prompts(input_ids, image_prompt, null_input_ids)
         candidates = range(first_candidate, first_candidate + num_candidates)
@@ -98,11 +109,11 @@ class ImageCodeGeneration:
         with self._in_evaluation_mode():
             prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]
-            for codes in self._sample(prefix, image_prompt, numbers, options):
+            for codes in self._sample_codes(prefix, image_prompt, numbers, options):
                 if codes.shape[2] % every == 0 or codes.shape[2] == length:
                     yield codes
 
-    def generate(self, input_ids: Tensor, generation_config: GenerationConfig | None = None, **options) -> Tensor:
+    def generate(self, input_ids: Tensor, generation_config: GenerationConfig | None = None, **options: Any) -> Tensor:
         """Sample as `generation_config` says: (batch, text) to (batch * num_return_sequences, image) int64 codes.
 
         `options` override the configuration (`top_k`, `top_p`, `temperature`, `do_sample`, `num_return_sequences`,
@@ -147,10 +158,10 @@ class ImageCodeGeneration:
             return prefix
         if null_input_ids is None:
             shape = (1, self.config.text_sequence_length)
-            null_input_ids = torch.full(shape, self.config.pad_token_id, device=self.device)
+            null_input_ids = torch.full(shape, self.config.pad_token_id, device=input_ids.device)
         return prefix.join(self.read_text(null_input_ids.expand(len(input_ids), -1), image_prompt))
 
-    def _sample(
+    def _sample_codes(
         self, prefix: Prefix, given: Tensor | None, numbers: Tensor, options: SamplingOptions
     ) -> Iterator[Tensor]:
         """Yield the codes so far, (prompt, candidate, number), after each new one."""

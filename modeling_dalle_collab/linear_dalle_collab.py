@@ -6,11 +6,12 @@ Axes: row (batch and position in one), input, output.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 # Up to this many rows, a product with a large matrix on a CPU streams it up to twice as fast if it comes first: 8
 # rows through the linear layers of the paper's size took 42 ms against 63 on one thread.
@@ -62,7 +63,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.contiguous().view(*x.shape[:-1], -1)
 
 
-def is_plain_linear(layer: nn.Module) -> bool:
+def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether it is a linear layer that nobody (peft, accelerate, a quantiser, a hook) has changed."""
     changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return type(layer) is nn.Linear and not changed
@@ -80,18 +81,27 @@ def is_plain_product(x: Tensor, layer: nn.Module) -> bool:
     )
 
 
+class LinearContext(FunctionCtx):
+    """What a linear layer's forward pass leaves to the backward pass."""
+
+    sums: Gradients | None
+    parameters: tuple[Tensor, Tensor | None]
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
 class _SummingLinear(torch.autograd.Function):
     """`F.linear` that adds the gradients of its weights to the sums of the surrounding `add_gradients_to`."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN001
+    def forward(ctx: LinearContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.sums, ctx.parameters = current_gradient_sums(), (weight, bias)
         ctx.save_for_backward(x, weight)
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(ctx: LinearContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_rows, rows = grad.flatten(0, -2), x.flatten(0, -2)
         x_grad = grad @ weight if ctx.needs_input_grad[0] else None
@@ -115,4 +125,6 @@ def linear_gradients(
     if bias is not None and bias.requires_grad:
         bias_grad = torch.cat([part.sum(0) for part in grad_parts])
         own[bias] = own[bias].add_(bias_grad) if bias in own else bias_grad
-    return (own.get(weight), own.get(bias)) if sums is None else (None, None)
+    if sums is not None:
+        return None, None
+    return own.get(weight), None if bias is None else own.get(bias)

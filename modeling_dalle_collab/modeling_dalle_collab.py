@@ -6,6 +6,7 @@ Axes: batch, text (`text_sequence_length`), image (`num_image_codes`), position 
 import math
 import os
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -49,12 +50,13 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
     config: DalleCollabConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
-    input_modalities = ("text", "image")
+    # transformers declares lists, or None alone, for what its own models have, too.
+    input_modalities = ("text", "image")  # type: ignore[assignment]
     output_modalities = ("image",)
     supports_gradient_checkpointing = True  # in place of `config.recompute`, which is the cheaper dial
-    _no_split_modules = ("DalleCollabStack",)
+    _no_split_modules = ("DalleCollabStack",)  # type: ignore[assignment]
     _supports_sdpa = True
-    _auto_class = "AutoModel"
+    _auto_class = "AutoModel"  # type: ignore[assignment]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -62,8 +64,8 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Linear | nn.Embedding):
             bound = 1 / math.sqrt(module.weight.shape[1])
             init.uniform_(module.weight, -bound, bound)
-            if getattr(module, "bias", None) is not None:
-                init.uniform_(module.bias, -bound, bound)
+            if (bias := getattr(module, "bias", None)) is not None:
+                init.uniform_(bias, -bound, bound)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
@@ -90,7 +92,7 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
                 f"The table is to have {size} text pieces, expected more than {self.config.pad_token_id}, "
                 "the padding id. Pass the tokenizer's length."
             )
-        table, bias = self.get_input_embeddings(), getattr(self, "output_bias", None)
+        table, bias = cast("nn.Embedding", self.get_input_embeddings()), getattr(self, "output_bias", None)
         fresh = table.weight.new_empty(max(0, size - old), table.embedding_dim)
         bound = 1 / math.sqrt(table.embedding_dim)
         fresh = fresh.uniform_(-bound, bound) if not mean_resizing else fresh.copy_(table.weight[:old].mean(dim=0))
@@ -102,11 +104,11 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
         self.config.text_vocab_size = size
         return table
 
-    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save weights (safetensors), configuration and the code that reads them, for `trust_remote_code=True`."""
         self.config.auto_map = dict(AUTO_MAP)
         self.config.custom_pipelines = {task: dict(parts) for task, parts in CUSTOM_PIPELINES.items()}
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class DalleCollabModel(DalleCollabPreTrainedModel):
@@ -176,7 +178,10 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
         return F.pad(self.text_labels(input_ids), (1, 0), value=BOS_ID)
 
 
-class DalleCollabForConditionalGeneration(DalleCollabPreTrainedModel, ImageCodeGeneration, GenerationMixin):
+# Its `generate` takes fewer arguments than the one of transformers that it replaces.
+class DalleCollabForConditionalGeneration(  # type: ignore[misc]
+    DalleCollabPreTrainedModel, ImageCodeGeneration, GenerationMixin
+):
     """The transformer with its tied head: losses, logits and generated image codes.
 
     Example:

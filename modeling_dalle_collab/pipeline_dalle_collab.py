@@ -6,17 +6,41 @@ Axes: prompt, candidate, image (the codes of one picture), height, width.
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import Pipeline
+from torch import Tensor
+from transformers import BatchFeature, Pipeline
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+if TYPE_CHECKING:
+    from .modeling_dalle_collab import DalleCollabForConditionalGeneration
 
 OUTPUT_TYPES = ("pil", "codes")
 CODEC_CLASS = "vqgan_codec.VQGANCodec"
 NUM_DECODED_TOGETHER = 16
 CODES_ALONE = 'Or ask for image codes alone, which need no codec: output_type="codes".'
+
+
+class CodecConfig(Protocol):
+    """Sizes of a codec's codes."""
+
+    num_codes: int
+    codebook_size: int
+
+
+class Codec(Protocol):
+    """What turns image codes into pictures; its class comes from the model's repository."""
+
+    config: CodecConfig
+    fingerprint: str
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike, *, revision: str | None, device: torch.device) -> "Codec":
+        """Load a codec."""
+
+    def decode(self, image_codes: Tensor) -> Tensor:
+        """(picture, image) codes to (picture, 3, height, width) in [0, 1]."""
 
 
 class TextToImagePipeline(Pipeline):
@@ -25,20 +49,26 @@ class TextToImagePipeline(Pipeline):
     Example:
         draw = pipeline("text-to-image", model="ORG/RUN", trust_remote_code=True)
         pictures = draw("a red circle", num_images_per_prompt=4, top_k=64, seed=1)
+
+    Its methods take what this pipeline needs, and not what transformers' pipelines for all purposes do.
     """
 
-    _load_processor = True
-    _load_tokenizer = False
-    _load_image_processor = False
-    _load_video_processor = False
-    _load_feature_extractor = False
+    model: "DalleCollabForConditionalGeneration"
+    processor: Any  # a DalleCollabProcessor; importing it would put its file beside every model
+    # transformers declares these as None alone.
+    _load_processor = True  # type: ignore[assignment]
+    _load_tokenizer = False  # type: ignore[assignment]
+    _load_image_processor = False  # type: ignore[assignment]
+    _load_video_processor = False  # type: ignore[assignment]
+    _load_feature_extractor = False  # type: ignore[assignment]
 
     def __init__(self, *args: Any, codec: str | os.PathLike | None = None, **kwargs: Any) -> None:
         """Take what `Pipeline` takes; `codec` is a folder or repository in place of the one the processor names."""
-        self._codec_source, self._codec = codec, None
+        self._codec_source = codec
+        self._codec: Codec | None = None
         super().__init__(*args, **kwargs)
 
-    def __call__(self, prompts: str | Iterable[str], **options: Any) -> Any:
+    def __call__(self, prompts: str | Iterable[str], **options: Any) -> Any:  # type: ignore[override]
         """Draw for one caption, or for many together.
 
         One caption gives a list of `num_images_per_prompt` PIL pictures, and several give a list of such lists. With
@@ -62,13 +92,13 @@ class TextToImagePipeline(Pipeline):
             raise ValueError(f"output_type is {output_type!r}, expected one of {', '.join(OUTPUT_TYPES)}.")
         return {}, generate_kwargs | ({} if output_type is None else {"output_type": output_type}), {}
 
-    def preprocess(self, prompts: tuple[str, ...]) -> dict[str, Tensor]:
+    def preprocess(self, prompts: tuple[str, ...]) -> BatchFeature:  # type: ignore[override]
         """Return the model's `input_ids`: (prompt, text) int64."""
         return self.processor(text=list(prompts))
 
-    def _forward(
+    def _forward(  # type: ignore[override]
         self,
-        model_inputs: dict[str, Tensor],
+        model_inputs: BatchFeature,
         *,
         output_type: str = "pil",
         num_images_per_prompt: int = 1,
@@ -76,11 +106,11 @@ class TextToImagePipeline(Pipeline):
     ) -> dict[str, Tensor]:
         codec = self.codec if output_type == "pil" else None  # a missing codec is told before the work begins
         image_codes = self.model.generate_image_codes(
-            **model_inputs, num_candidates=num_images_per_prompt, **generate_kwargs
+            model_inputs["input_ids"], num_candidates=num_images_per_prompt, **generate_kwargs
         )
         return {"image_codes": image_codes} if codec is None else {"pixels": _decode(codec, image_codes)}
 
-    def postprocess(self, model_outputs: dict[str, Tensor]) -> Any:
+    def postprocess(self, model_outputs: dict[str, Tensor]) -> Any:  # type: ignore[override]
         """Return image codes as they are, pixels as PIL pictures."""
         if "image_codes" in model_outputs:
             return model_outputs["image_codes"]
@@ -101,7 +131,7 @@ class TextToImagePipeline(Pipeline):
             custom_object_save(self._codec, save_directory)
 
     @property
-    def codec(self) -> nn.Module:
+    def codec(self) -> Codec:
         """The codec that turns image codes into pictures; loaded when it is first asked for.
 
         Raises what calling the pipeline raises.
@@ -110,9 +140,9 @@ class TextToImagePipeline(Pipeline):
             self._codec = self._load_codec()
         return self._codec
 
-    def codec_class(self) -> type[nn.Module]:
+    def codec_class(self) -> type[Codec]:
         """Return the codec's class, read from the same commit of the model's repository as this file."""
-        repository, own_folder = self.model.name_or_path, Path(__file__).parent
+        repository, own_folder = str(self.model.name_or_path), Path(__file__).parent
         if not __name__.startswith("transformers_modules."):
             raise ValueError(
                 f"This pipeline is installed code and runs none of {repository}'s, where the codec's class is. "
@@ -132,7 +162,7 @@ class TextToImagePipeline(Pipeline):
                 f"model's, as `dalle-collab` publishes it. {CODES_ALONE}"
             ) from error
 
-    def _load_codec(self) -> nn.Module:
+    def _load_codec(self) -> Codec:
         source = self._codec_source or self.processor.image_codec_repository
         if source is None:
             raise ValueError(
@@ -144,7 +174,7 @@ class TextToImagePipeline(Pipeline):
         self._check_codec(codec, str(source))
         return codec
 
-    def _check_codec(self, codec: nn.Module, source: str) -> None:
+    def _check_codec(self, codec: Codec, source: str) -> None:
         config, expected = self.model.config, self.processor.image_codec_fingerprint
         if expected is not None and codec.fingerprint != expected:
             raise ValueError(
@@ -163,7 +193,7 @@ class TextToImagePipeline(Pipeline):
             )
 
 
-def _decode(codec: nn.Module, image_codes: Tensor) -> Tensor:
+def _decode(codec: Codec, image_codes: Tensor) -> Tensor:
     """(prompt, candidate, image) codes to (prompt, candidate, 3, height, width) uint8."""
     parts = image_codes.flatten(0, 1).split(NUM_DECODED_TOGETHER)
     pixels = torch.cat([(codec.decode(part) * 255).round().to(torch.uint8) for part in parts])

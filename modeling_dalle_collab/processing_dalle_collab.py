@@ -11,7 +11,7 @@ class DalleCollabProcessor(ProcessorMixin):
     `processor_config.json`: the run's images were encoded with that codec, its candidates are ranked with that CLIP.
     """
 
-    _auto_class = "AutoProcessor"
+    _auto_class = "AutoProcessor"  # type: ignore[assignment]  # transformers declares it as None alone
 
     def __init__(
         self,

@@ -4,12 +4,13 @@ After the reversible residual network of Gomez et al., 2017. Axes: batch, positi
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from .linear_dalle_collab import add_gradients_to
 
@@ -39,6 +40,13 @@ def run_reversibly(first: Tensor, second: Tensor, calls: list[BranchCall]) -> tu
     return _ReversibleLayers.apply(first, second, calls, *parameters)
 
 
+class _LayersContext(FunctionCtx):
+    calls: list[BranchCall]
+    parameters: tuple[Tensor, ...]
+    replays: list["_Replay"]
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _ReversibleLayers(torch.autograd.Function):
     """Keeps only the last value of the two streams; the backward pass recomputes every branch from it.
 
@@ -48,7 +56,7 @@ class _ReversibleLayers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,  # noqa: ANN001
+        ctx: _LayersContext,
         first: Tensor,
         second: Tensor,
         calls: list[BranchCall],
@@ -65,7 +73,7 @@ class _ReversibleLayers(torch.autograd.Function):
         return first, second
 
     @staticmethod
-    def backward(ctx, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(ctx: _LayersContext, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor | None, ...]:
         first, second = ctx.saved_tensors
         grads: dict[Tensor, Tensor] = {}
         for index in range(len(ctx.calls) - 2, -1, -2):
@@ -75,7 +83,7 @@ class _ReversibleLayers(torch.autograd.Function):
 
 
 def _undo(
-    ctx,  # noqa: ANN001
+    ctx: _LayersContext,
     index: int,
     target: Tensor,
     source: Tensor,
@@ -103,7 +111,7 @@ class _Replay:
     def __init__(self, device: torch.device, keep_random_state: bool) -> None:
         self.devices = [device] if device.type == "cuda" else []
         self.random_states = _random_states(self.devices) if keep_random_state else None
-        self.autocast = nullcontext
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext
         if device.type != "meta":
             enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
             self.autocast = partial(torch.autocast, device.type, dtype=dtype, enabled=enabled)

@@ -5,7 +5,7 @@ Axes: prompt, candidate, sample (prompt-major), code.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,12 @@ class SamplingOptions:
     """`dynamic` computes what is visible; `static` keeps all sizes equal, for compiled code and CUDA graphs."""
     compile_step: bool = False
     """Compile the step from code to code (`torch.compile`), with a static cache: minutes once, for many images."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> "SamplingOptions":
+        """Make options of a caller's arguments; raises `TypeError` for one that is unknown."""
+        make: Callable[..., SamplingOptions] = cls
+        return make(**values)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.guidance_scale):

@@ -1,9 +1,7 @@
 """The web application of the embedded Hub: all routes over one storage."""
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from .protocol.hub_error import HubError, disk_full
 from .routes import (
@@ -29,7 +28,6 @@ from .store.storage import HubStorage
 
 logger = logging.getLogger(__name__)
 HEADERS_FOR_PAGES = ("X-Repo-Commit", "X-Error-Code", "X-Error-Message", "ETag")
-Message = MutableMapping[str, Any]
 
 
 def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPaths":
@@ -69,12 +67,7 @@ class EncodedPaths:
             application, allow_origins=["*"], allow_methods=["GET", "HEAD"], expose_headers=HEADERS_FOR_PAGES
         )
 
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
         is_file = "/resolve/" in scope.get("path", "")

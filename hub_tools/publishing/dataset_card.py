@@ -119,9 +119,9 @@ def _feature(column: pa.Field) -> dict | None:
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         item = _scalar_type(kind.value_type)
-        return item and {"name": column.name, "list": item}
+        return {"name": column.name, "list": item} if item else None
     scalar = _scalar_type(kind)
-    return scalar and {"name": column.name, "dtype": scalar}
+    return {"name": column.name, "dtype": scalar} if scalar else None
 
 
 def _scalar_type(kind: pa.DataType) -> str | None:

@@ -54,7 +54,7 @@ def publish_checked_dataset(
     api = HfApi()
     api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
     found = api.dataset_info(repo_id)
-    check_visibility(found, private=private)
+    check_visibility(repo_id, found.private, wanted=private)
     operations = _operations(api, dataset, repo_id, dataset_card(dataset, repo_id, license=license))
     commit = api.create_commit(
         repo_id,

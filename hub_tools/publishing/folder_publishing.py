@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -42,7 +41,7 @@ def publish_folder(
     api = HfApi()
     api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk)
     found = api.repo_info(repo_id, repo_type=repo_type)
-    check_visibility(found, private=private)
+    check_visibility(repo_id, found.private, wanted=private)
     commit = api.upload_folder(
         folder_path=source,
         repo_id=repo_id,
@@ -54,11 +53,11 @@ def publish_folder(
     return Published(url=str(commit.commit_url), changed=commit.oid != found.sha)
 
 
-def check_visibility(found: Any, *, private: bool) -> None:
+def check_visibility(repository: str, is_private: bool | None, *, wanted: bool) -> None:
     """Raise ValueError when something meant to be private would go to a repository that everybody can read."""
-    if private and not found.private:
+    if wanted and not is_private:
         raise ValueError(
-            f"{found.id} is there already and is public, --private expects a private one. "
+            f"{repository} is there already and is public, --private expects a private one. "
             "Make it private in its settings, or choose another name"
         )
 

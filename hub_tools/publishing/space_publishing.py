@@ -6,11 +6,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from ..run_files import CARD_FILE, TRAINING_RUN_FILE
 from .folder_publishing import Published, check_visibility, publish_folder
 from .page_settings import SETTINGS_FILE, check_repository
 from .space_bundling import bundle_space, find_space
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, SpaceHardware
 
 SPACE_SUFFIXES = {
     "landing_page": "together",
@@ -81,7 +85,7 @@ def publish_space(plan: SpacePlan) -> Published:
         if not plan.is_static:
             # Before the files: a Space that starts without its settings would stop with an error.
             api.create_repo(plan.repository, repo_type="space", space_sdk="gradio", private=plan.private, exist_ok=True)
-            check_visibility(api.space_info(plan.repository), private=plan.private)
+            check_visibility(plan.repository, api.space_info(plan.repository).private, wanted=plan.private)
             changed = _set_up(api, plan)
         else:
             changed = False
@@ -171,7 +175,7 @@ def looks_like_a_token(value: str) -> bool:
     return value.startswith("hf_") and len(value) > 20
 
 
-def _set_up(api: object, plan: SpacePlan) -> bool:
+def _set_up(api: "HfApi", plan: SpacePlan) -> bool:
     """Set variables that differ, all secrets (nobody can read which they are), and hardware that differs."""
     present = {name: item.value for name, item in api.get_space_variables(plan.repository).items()}
     changed = {name: value for name, value in plan.settings.items() if present.get(name) != value}
@@ -180,12 +184,12 @@ def _set_up(api: object, plan: SpacePlan) -> bool:
     for name in plan.secrets:
         api.add_space_secret(plan.repository, name, os.environ[name])
     if plan.hardware and _hardware_of(api, plan.repository) != plan.hardware:
-        api.request_space_hardware(plan.repository, plan.hardware)
+        api.request_space_hardware(plan.repository, cast("SpaceHardware", plan.hardware))  # sent as it is
         return True
     return bool(changed)
 
 
-def _hardware_of(api: object, repository: str) -> str | None:
+def _hardware_of(api: "HfApi", repository: str) -> str | None:
     runtime = api.get_space_runtime(repository)
     return runtime.requested_hardware or runtime.hardware
 

@@ -163,6 +163,7 @@ class PeerAdmission:
             token=self.token,
         )
         record_key = serialization.load_der_private_key(self.record_key.to_bytes(), password=None)
+        assert isinstance(record_key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
         signed = sign_request(request, self._peer_key, record_key)
         answer = self._ask(dict(vars(signed)))
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")

@@ -6,6 +6,7 @@ from typing import Any
 
 import hivemind
 from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.p2p import P2PContext
 from hivemind.proto import auth_pb2
 from hivemind.utils import get_dht_time
@@ -85,7 +86,7 @@ class _PeerBoundCalls:
     hivemind's wrapper checks a token without looking at who calls: a member could lend the record key to strangers.
     """
 
-    def __init__(self, protocol: Any, authorizer: SwarmAuthorizer) -> None:
+    def __init__(self, protocol: DHTProtocol, authorizer: SwarmAuthorizer) -> None:
         self._calls, self._authorizer = AuthRPCWrapper(protocol, AuthRole.SERVICER, authorizer), authorizer
 
     def __getattr__(self, name: str) -> Any:
@@ -103,6 +104,7 @@ async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -
 
 
 async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:
+    assert dht.authorizer is not None, "only a run with an authority binds its peers"
     protocol = node.protocol
     await protocol.remove_p2p_handlers(protocol.p2p)
     await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht.authorizer))

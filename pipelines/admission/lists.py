@@ -67,7 +67,7 @@ class ListsOnHub:
     problem: str | None = None
     """What is wrong with the newest version, while an older one is in force."""
 
-    _commit: str = ""
+    _commit: str | None = None
 
     def read(self) -> AdmissionLists:
         """Return the lists as they are on the Hub now.
@@ -76,11 +76,11 @@ class ListsOnHub:
             Exception: an error of the Hub's client, when the Hub does not answer; the last valid lists are kept.
         """
         commit = self.api.repo_info(self.repository).sha
-        if commit != self._commit:
+        if commit is None or commit != self._commit:
             self._take_over(commit)
         return self.lists
 
-    def _take_over(self, commit: str) -> None:
+    def _take_over(self, commit: str | None) -> None:
         try:
             path = self.api.hf_hub_download(
                 self.repository, ADMISSION_LISTS_FILE, revision=commit, cache_dir=self.cache

@@ -4,7 +4,8 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
@@ -15,6 +16,8 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
+
+Record = TypeVar("Record")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_FOR_A_LOOK = 5.0
@@ -38,10 +41,10 @@ class AdmissionRecords:
     def keep_published(self) -> None:
         """Publish this peer's token now and after every renewal; needs validators that sign records."""
         if self.admission is not None:
-            self.admission.on_renewal(self._publish)
-            self._publish()
+            self.admission.on_renewal(partial(self._publish, self.admission))
+            self._publish(self.admission)
 
-    def counted(self, records: Mapping[bytes, Any]) -> dict[bytes, Any]:
+    def counted(self, records: Mapping[bytes, Record]) -> dict[bytes, Record]:
         """Return the records, by their owners, that count: all of an open run, those of admitted peers otherwise."""
         if self.admission is None:
             return dict(records)
@@ -57,7 +60,7 @@ class AdmissionRecords:
         if self.admission is None:
             return {}
         if not self._are_known(owners) and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
-            self._look()
+            self._look(self.admission)
         now = get_dht_time()
         found = {owner: self._known.get(owner) for owner in owners}
         return {owner: held for owner, held in found.items() if held is not None and now < held.expires_at}
@@ -66,7 +69,7 @@ class AdmissionRecords:
         now = get_dht_time()
         return all(owner in self._known and now < self._known[owner].expires_at for owner in owners)
 
-    def _look(self) -> None:
+    def _look(self, admission: PeerAdmission) -> None:
         try:
             found = self._dht.get(self._key, latest=True, return_future=True).result(SECONDS_FOR_A_LOOK)
         except (FutureTimeoutError, TimeoutError):
@@ -74,27 +77,21 @@ class AdmissionRecords:
             return
         self._last_look = time.monotonic()
         values = found.value if found is not None and isinstance(found.value, dict) else {}
-        read = {owner: self._read(owner, entry.value) for owner, entry in values.items()}
-        self._known |= {owner: admission for owner, admission in read.items() if admission is not None}
+        read = {owner: _read(admission, owner, entry.value) for owner, entry in values.items()}
+        self._known |= {owner: held for owner, held in read.items() if held is not None}
 
-    def _read(self, owner: bytes, token: Any) -> Admission | None:
-        try:
-            return self.admission.check.check(token, get_dht_time(), record_key=_key_of(owner))
-        except TokenRefusedError:
-            return None
-
-    def _publish(self) -> None:
-        held = self.admission.check.check(self.admission.token, now=0.0)
+    def _publish(self, admission: PeerAdmission) -> None:
+        held = admission.check.check(admission.token, now=0.0)
         self._dht.store(
             key=self._key,
             subkey=_owner_of(held.record_key.encode()),
-            value=self.admission.token,
+            value=admission.token,
             expiration_time=held.expires_at,
             return_future=True,
         )
 
 
-def speaks_for(record: Any, admission: Admission) -> bool:
+def speaks_for(record: object, admission: Admission) -> bool:
     """Tell whether the peer and the user that a record names, if it names them, are those of an admission."""
     peer_id, username = getattr(record, "peer_id", None), getattr(record, "username", None)
     if isinstance(peer_id, str):
@@ -103,6 +100,13 @@ def speaks_for(record: Any, admission: Admission) -> bool:
         except ValueError:
             return False
     return peer_id in (None, bytes.fromhex(admission.peer_id)) and username in (None, admission.username)
+
+
+def _read(admission: PeerAdmission, owner: bytes, token: object) -> Admission | None:
+    try:
+        return admission.check.check(token, get_dht_time(), record_key=_key_of(owner))
+    except TokenRefusedError:
+        return None
 
 
 def _owner_of(record_key: bytes) -> bytes:

@@ -7,7 +7,6 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from huggingface_hub import HfApi
@@ -82,17 +81,24 @@ def open_service(
 
 
 def serve_admission(
-    service: AdmissionService, host: str, port: int, on_ready: Callable[[str], None], **options: object
+    service: AdmissionService,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+    *,
+    trusted_proxies: str | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted."""
+    """Serve until SIGINT or SIGTERM; see `serve_application`."""
     command = f"dalle-collab run authorize {service.repository}"
-    serve_application(build_application(service), host, port, on_ready, command=command, **options)
+    serve_application(
+        build_application(service), host, port, on_ready, command=command, trusted_proxies=trusted_proxies
+    )
 
 
-def serve_as_space(environment: Mapping[str, str], **of_run: Any) -> None:
+def serve_as_space(environment: Mapping[str, str], *, run_id: str, averaging_timeout_seconds: float) -> None:
     """Serve as a Space on the Hub, with the settings in its variables and the key in its secret.
 
-    `of_run`: `run_id` and `averaging_timeout_seconds` of the run, as for `open_service`.
+    The run's id and time-out of a round are given, as for `open_service`.
     """
     try:
         repository, key_text = environment["RUN_REPOSITORY"], environment["AUTHORIZATION_KEY"]
@@ -105,9 +111,9 @@ def serve_as_space(environment: Mapping[str, str], **of_run: Any) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
         key = key_from_text(key_text, "AUTHORIZATION_KEY")
-        service = open_service(repository, key, HfApi(), Path(cache), options, **of_run)
-        # A Space is reached through the Hub's proxy alone, which says who asks.
-        serve_admission(
-            service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."),
-            proxy_headers=True, forwarded_allow_ips="*",
+        service = open_service(
+            repository, key, HfApi(), Path(cache), options,
+            run_id=run_id, averaging_timeout_seconds=averaging_timeout_seconds,
         )  # fmt: skip
+        # A Space is reached through the Hub's proxy alone, which says who asks.
+        serve_admission(service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."), trusted_proxies="*")

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx2
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -182,7 +181,7 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
     limit = RateLimit(service.options.requests_per_minute)
 
     @application.get("/")
-    def describe() -> dict[str, Any]:
+    def describe() -> dict[str, object]:
         return dict(
             service="dalle-collab authorization",
             repository=service.repository,

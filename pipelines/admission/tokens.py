@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -95,8 +95,11 @@ class AdmissionRequest:
             raise ValueError(f"the body has unknown fields: {', '.join(map(repr, unknown[:3]))}")
         for name, kind in names.items():
             value = values.get(name, "" if name == "token" else None)
-            fits = isinstance(value, str) if kind is str else isinstance(value, (int, float)) and math.isfinite(value)
-            if not fits or (kind is str and len(value) > MAX_TOKEN_CHARACTERS):
+            if kind is str:
+                fits = isinstance(value, str) and len(value) <= MAX_TOKEN_CHARACTERS
+            else:
+                fits = isinstance(value, (int, float)) and math.isfinite(value)
+            if not fits:
                 raise ValueError(f"field {name} is missing, of a wrong type or too long")
         return cls(**values)
 
@@ -116,13 +119,15 @@ class TokenCheck:
     """The authority's Ed25519 public key, as in `training_run.json`."""
 
     def check(
-        self, token: str, now: float, *, peer_id: bytes | None = None, record_key: bytes | None = None
+        self, token: object, now: float, *, peer_id: bytes | None = None, record_key: bytes | None = None
     ) -> Admission:
         """Return what a token says, if it is the authority's, of this run, still valid, and the given keys' own.
 
         Raises:
             TokenRefusedError: it is not; the message says why.
         """
+        if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
+            raise TokenRefusedError("There is no token, or it is too long.")
         admission = _read_signed(token, self.authority_key)
         if admission.run_id != self.run_id:
             raise TokenRefusedError(f"The token admits to the run {admission.run_id!r}, not to {self.run_id!r}.")
@@ -189,15 +194,12 @@ def public_text(key: ed25519.Ed25519PrivateKey) -> str:
 @lru_cache(maxsize=4096)
 def _read_signed(token: str, authority_key: str) -> Admission:
     # Cached: the same few tokens come with every call of the DHT. What depends on time is checked by the caller.
-    if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
-        raise TokenRefusedError("There is no token, or it is too long.")
     claims_text, _, signature = token.partition(".")
     try:
         claims = _decode(claims_text, altchars=b"-_")
         key = ed25519.Ed25519PublicKey.from_public_bytes(_decode(authority_key))
         key.verify(_decode(signature, altchars=b"-_"), TOKEN_DOMAIN + claims)
-        values: dict[str, Any] = json.loads(claims)
-        return Admission(**values)
+        return Admission(**json.loads(claims))
     except InvalidSignature as error:
         raise TokenRefusedError("The token is not signed by the run's authority.") from error
     except (ValueError, TypeError) as error:

@@ -36,6 +36,21 @@ SECONDS_TO_SEEK_ADMISSION = 10.0
 """A joining peer is more patient; whoever asks a doctor wants to know."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenedRun:
+    """A run whose settings were read and whose task this package knows."""
+
+    snapshot: RunSnapshot
+    """The run's repository as it was when the examination began."""
+
+    task: TrainingTask
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run's settings."""
+        return self.snapshot.run
+
+
 @dataclass(kw_only=True)
 class Examination:
     """What the checks learn about one run on one machine, one after the other."""
@@ -49,21 +64,15 @@ class Examination:
     announce: Callable[[str], None] = lambda name: None
     """Hears what is looked at next."""
 
-    snapshot: RunSnapshot | None = None
-    """The run's repository as it was when the examination began."""
+    opened: OpenedRun | None = None
+    """The run, once it is read; what needs it is given it."""
 
-    task: TrainingTask | None = None
     fits: bool = False
     """Whether dataset, processor and model fit each other."""
 
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
     startup_timeouts: tuple[float, ...] = STARTUP_TIMEOUTS
-
-    @property
-    def run(self) -> TrainingRun | None:
-        """The run's settings, once they are read."""
-        return None if self.snapshot is None else self.snapshot.run
 
 
 def run_checks(
@@ -84,17 +93,20 @@ def run_checks(
     announce("machine")
     yield from check_machine(examination)
     yield check_ports(network)
-    if examination.run is not None:
+    if (opened := examination.opened) is not None:
         announce("dataset and data stream")
-        yield from check_data(examination)
-        yield from check_swarm(examination)
+        yield from check_data(examination, opened.task)
+        yield from check_swarm(examination, opened.run)
 
 
 def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
     """Return the findings that need little more than a second: this machine, the versions, and the Hub's clock."""
     task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
     examination = Examination(
-        repository=snapshot.repository, network=network, compute=compute, snapshot=snapshot, task=task
+        repository=snapshot.repository,
+        network=network,
+        compute=compute,
+        opened=OpenedRun(snapshot=snapshot, task=task),
     )
     hub, clock_offset = hub_checks.check_hub(examination.now)
     return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
@@ -118,23 +130,23 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         yield unknown("training run", "cannot be read with a token that is refused")
         return
     try:
-        examination.snapshot = snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
-        examination.task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
+        snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
+        task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return
-    yield ok("training run", f"{examination.run.run_id}, created with {PACKAGE} {examination.run.package_version}")
-    yield from check_admission(examination.repository, examination.run, examination.caller)
+    examination.opened, run = OpenedRun(snapshot=snapshot, task=task), snapshot.run
+    yield ok("training run", f"{run.run_id}, created with {PACKAGE} {run.package_version}")
+    yield from check_admission(examination.repository, run, examination.caller)
 
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
     """Check what can be seen on this machine alone, against the run's needs as far as they are known."""
-    run = examination.run
     machine = read_machine(examination.compute.device)
     yield machine_checks.check_platform(machine)
-    if run is not None:
-        yield from check_versions(run, machine)
-        yield check_wire_codec(run)
+    if (opened := examination.opened) is not None:
+        yield from check_versions(opened.run, machine)
+        yield check_wire_codec(opened.run)
     needs = _needs(examination)
     yield machine_checks.check_open_files(machine)
     yield machine_checks.check_shared_memory(machine, needs)
@@ -183,18 +195,18 @@ def check_ports(network: NetworkOptions) -> CheckResult:
     return swarm_checks.check_hosts(network.host_addresses, objections)
 
 
-def check_data(examination: Examination) -> Iterator[CheckResult]:
+def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:
     """Check that the dataset is there, fits the run, and that records arrive."""
-    result = hub_checks.check_dataset(examination.task)
+    result = hub_checks.check_dataset(task)
     yield result
     examination.fits = result.status == "ok"
     if examination.fits:
-        yield hub_checks.check_stream(examination.task, examination.compute.micro_batch_size or 1)
+        yield hub_checks.check_stream(task, examination.compute.micro_batch_size or 1)
 
 
-def check_swarm(examination: Examination) -> Iterator[CheckResult]:
+def check_swarm(examination: Examination, run: TrainingRun) -> Iterator[CheckResult]:
     """Look at the swarm through every entry address, and let another peer call this machine."""
-    results, finding = look_at_swarm(examination)
+    results, finding = look_at_swarm(examination, run)
     yield from results
     yield swarm_checks.check_daemon(finding)
     if finding.daemon_seconds is None:
@@ -206,12 +218,12 @@ def check_swarm(examination: Examination) -> Iterator[CheckResult]:
     yield swarm_checks.check_reachability(finding, client_mode=examination.network.client_mode)
 
 
-def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFinding]:
+def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[CheckResult], SwarmFinding]:
     """Look at the swarm as the peer would, with an admission where the run asks for one; a stranger sees less.
 
     Returns what came of asking for the admission, nothing on an open run, and what was seen.
     """
-    run, repository, name = examination.run, examination.repository, "admission"
+    repository, name = examination.repository, "admission"
     network, admission, results = examination.network, None, []
     with contextlib.ExitStack() as stack:
         try:
@@ -242,9 +254,9 @@ def look_at_swarm(examination: Examination) -> tuple[list[CheckResult], SwarmFin
 
 def _needs(examination: Examination) -> PeerNeeds:
     nothing = PeerNeeds(memory=None, shared_memory=None, gpu_memory=None, disk=None)
-    if examination.task is None:
+    if (opened := examination.opened) is None:
         return nothing
     try:
-        return peer_needs(examination.task, examination.compute, checkpoint_bytes(examination.snapshot))
+        return peer_needs(opened.task, examination.compute, checkpoint_bytes(opened.snapshot))
     except hub_checks.USER_ERRORS:
         return nothing

@@ -39,28 +39,28 @@ def run_checklist(
     )
     announce("Hub")
     yield from check_hub_and_run(examination)
-    if examination.run is None:
+    if (opened := examination.opened) is None:
         return
-    run = examination.run
+    run = opened.run
     yield organiser_checks.check_required_versions(run)
     yield organiser_checks.check_protection(run, repository)
     announce("dataset")
-    yield from check_dataset(examination)
+    yield from check_dataset(examination, opened.task)
     announce("course of the run so far")
-    yield from check_course(examination.snapshot)
+    yield from check_course(opened.snapshot)
     announce("companions and card")
-    yield from check_companions(examination.task)
-    yield check_card(examination.snapshot)
+    yield from check_companions(opened.task)
+    yield check_card(opened.snapshot)
     announce("checkpoint")
-    yield check_restoring(examination.snapshot, examination.task)
-    yield from check_entry_peers(examination)
+    yield check_restoring(opened.snapshot, opened.task)
+    yield from check_entry_peers(examination, run)
 
 
-def check_dataset(examination: Examination) -> Iterator[CheckResult]:
+def check_dataset(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:
     """Check that the dataset is pinned and readable, and fits the schedule."""
-    run = examination.run
+    run = task.run
     yield organiser_checks.check_pinned(run)
-    yield from check_data(examination)
+    yield from check_data(examination, task)
     files = dataset_files(run) if examination.fits else []
     splits = sorted({split for split in SPLITS if any(split in Path(file).name for file in files)})
     yield organiser_checks.check_evaluation(run, splits)
@@ -155,14 +155,14 @@ def restore(folder: Path, task: TrainingTask) -> dict[str, Any]:
     return dict(epoch=state.epoch, not_finite=not_finite)
 
 
-def check_entry_peers(examination: Examination) -> Iterator[CheckResult]:
+def check_entry_peers(examination: Examination, run: TrainingRun) -> Iterator[CheckResult]:
     """Look at where the entry peers are, and call each of them."""
-    run, repository = examination.run, examination.repository
+    repository = examination.repository
     try:
         yield organiser_checks.check_entry_places(repository, run.entry_addresses)
     except ValueError as error:
         yield fail("entry places", str(error), "addresses", f"dalle-collab run assist {repository}")
-    results, finding = look_at_swarm(examination)
+    results, finding = look_at_swarm(examination, run)
     yield from results
     if finding.daemon_seconds is None:
         yield swarm_checks.check_daemon(finding)

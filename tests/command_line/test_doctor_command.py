@@ -9,10 +9,12 @@ import subprocess
 import sys
 
 import pytest
+from admission_material import publish_run
 from entry_peers import started_entry_peers
 from poor_machine import NOT_ALLOWED
 from published_runs import LOOPBACK, command_environment
 from support_files import SUPPORT
+from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
 
@@ -231,3 +233,11 @@ def test_the_list_for_people_has_a_line_for_each_finding_with_its_cure(commands,
     assert done.returncode == 3 and "FAIL    entry addresses: the run names none" in done.stdout
     assert "cure: Its organiser starts the auxiliary peer" in done.stdout
     assert done.stdout.strip().endswith("checks fail.")
+
+
+def test_a_task_that_is_unknown_here_is_one_finding_of_both_examinations(hub, commands):
+    publish_run(hub, "org/speaks", json.dumps(json.loads(tiny_run().to_json()) | {"task": "text-to-speech"}))
+    for command in (("doctor", "org/speaks", "--host", LOOPBACK), ("run", "check", "org/speaks")):
+        code, findings = findings_of(commands.run(*command, "--json", is_worker=True))
+        assert code == 3 and "text-to-speech" in findings["training run"]["seen"]
+        assert [name for name, result in findings.items() if result["status"] == "fail"] == ["training run"]

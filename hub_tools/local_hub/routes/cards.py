@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from typing import cast
 
 import yaml
 
@@ -31,7 +32,7 @@ def front_matter(text: str) -> dict:
         return {}
     if not isinstance(data, dict):
         raise CardError(f"The YAML block of README.md must be a mapping, not {type(data).__name__}")
-    return _PlainValues().plain(data)
+    return cast("dict", _PlainValues().plain(data))
 
 
 def card_of_commit(connection: sqlite3.Connection, objects: ObjectStore, commit: sqlite3.Row) -> dict:

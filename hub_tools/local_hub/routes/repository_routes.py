@@ -175,6 +175,7 @@ def describe(
         "tags": tags_of_card(card),
         "cardData": card,
     }
+    extra: dict[str, object]
     if repository.type == "model":
         extra = {"modelId": repository.full_name}
         extra |= {key: card[key] for key in ("pipeline_tag", "library_name", "model-index") if card.get(key)}

@@ -113,11 +113,11 @@ async def receive_body(request: Request, write: Callable[[bytes], object], *, ma
     return received
 
 
-def hashing_writer(file: BinaryIO, digest: "object") -> Callable[[bytes], None]:
-    """Return a function that writes to `file` and updates `digest` (a hashlib object) with the same bytes."""
+def hashing_writer(file: BinaryIO, update: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return a function that writes to `file` and gives the same bytes to `update`, a hashlib object's method."""
 
     def write(piece: bytes) -> None:
-        digest.update(piece)  # type: ignore[attr-defined]
+        update(piece)
         file.write(piece)
 
     return write

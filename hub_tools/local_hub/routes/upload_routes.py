@@ -62,7 +62,7 @@ async def receive_object(request: Request, storage: Storage, hub: Settings) -> R
     grant = grant_of_query(request.query_params, hub.signing_key, now())
     digest = hashlib.sha256()
     with storage.objects.incoming_file() as (path, file):
-        received = await receive_body(request, hashing_writer(file, digest), max_bytes=grant.size)
+        received = await receive_body(request, hashing_writer(file, digest.update), max_bytes=grant.size)
         _check_content(grant, received, digest.hexdigest())
         await anyio.to_thread.run_sync(storage.objects.adopt, path, file, grant.sha256)
     await anyio.to_thread.run_sync(_record, storage, grant)
@@ -82,7 +82,7 @@ async def receive_part(number: int, request: Request, storage: Storage, hub: Set
     whole.touch(mode=0o600)
     with disk_full_as_answer(), whole.open("r+b") as file:
         file.seek(start)
-        received = await receive_body(request, hashing_writer(file, digest), max_bytes=expected)
+        received = await receive_body(request, hashing_writer(file, digest.update), max_bytes=expected)
     if received != expected:
         raise bad_request(f"Part {number} has {received} bytes, expected {expected}: send it again")
     return Response(headers={"ETag": f'"{digest.hexdigest()}"'})

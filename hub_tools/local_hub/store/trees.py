@@ -25,6 +25,7 @@ def find_entry(connection: sqlite3.Connection, commit: sqlite3.Row, path: str) -
 
 def entries_below(connection: sqlite3.Connection, commit: sqlite3.Row, folder: str) -> list[sqlite3.Row]:
     """Return the entries of all files in a folder and its subfolders, by path; "" is the whole commit."""
+    arguments: tuple[object, ...]
     if not folder:
         query, arguments = "SELECT * FROM entries WHERE commit_id=? ORDER BY path", (commit["id"],)
     else:

@@ -82,6 +82,9 @@ class TrustedAllReduceRunner(AllReduceRunner):
       part through the codec like everybody's, so that members that agreed before a round agree after it.
     """
 
+    tensor_part_reducer: RobustPartReducer
+    """In place of hivemind's own."""
+
     def __init__(
         self,
         *,
@@ -177,7 +180,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
             container.register_failed_reducer(peer_index)
             raise
 
-    async def _own_answers(self) -> AsyncIterator[torch.Tensor]:
+    async def _own_answers(self) -> AsyncGenerator[torch.Tensor, None]:
         loop, sender_index = asyncio.get_running_loop(), self.sender_peer_ids.index(self.peer_id)
         for part_index, part in enumerate(self.parts_for_local_averaging):
             if not self.answers_are_averages:
@@ -303,7 +306,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
 
     async def _answers_to_stream(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+    ) -> AsyncGenerator[averaging_pb2.AveragingData]:
         """Aggregate the parts of a sender's stream and answer in the run's own codec."""
         sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
         part_indices = self._streams.part_indices(number)

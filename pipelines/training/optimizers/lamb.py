@@ -4,12 +4,12 @@ LAMB: You et al., 2020, algorithm 2. Block-wise 8-bit statistics: Dettmers et al
 of 0.50 computes Adam (no trust ratio), so the formula here is our own on top of the library's quantisation.
 """
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import torch
 from bitsandbytes import functional as quantization
+from torch.optim.optimizer import ParamsT, StateDict
 
 from pipelines.training.optimizers.gradient_norm import global_norm
 
@@ -36,7 +36,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         *,
         lr: float,
         betas: tuple[float, float] = (0.9, 0.96),
@@ -50,11 +50,11 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.dtype != torch.float32:
-                    raise ValueError(f"A parameter is {parameter.dtype}; LAMB keeps float32 parameters: model.float().")
+                    raise ValueError(f"A parameter is {parameter.dtype}; expected float32: model.float().")
                 self.state[parameter] = _initial_state(parameter, bits)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; nobody has one
         """Update all parameters that have a gradient; a gradient that is not finite is refused.
 
         Raises:
@@ -63,20 +63,19 @@ class Lamb(torch.optim.Optimizer):
         scale = self._gradient_scale()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group, scale)
+                if (gradient := parameter.grad) is not None:
+                    self._update(parameter, gradient.reshape(-1), group, scale)
 
     def _gradient_scale(self) -> float:
         norm = global_norm(self)
         return min(1.0, self.max_gradient_norm / (norm + 1e-6)) if self.max_gradient_norm else 1.0
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any], scale: float) -> None:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any], scale: float) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         state["step"] += 1
         step = int(state["step"])
         correction1, correction2 = 1 - beta1**step, 1 - beta2**step
         direction = torch.empty_like(parameter).view(-1)
-        gradient = parameter.grad.reshape(-1)
         for start in range(0, gradient.numel(), CHUNK_ELEMENTS):
             span = slice(start, start + CHUNK_ELEMENTS)
             part = gradient[span] * scale
@@ -87,9 +86,15 @@ class Lamb(torch.optim.Optimizer):
             direction[span] = (mean / correction1).div_((square / correction2).sqrt_().add_(group["eps"]))
         if group["weight_decay"]:
             direction.add_(parameter.view(-1), alpha=group["weight_decay"])
-        parameter.view(-1).add_(direction, alpha=-group["lr"] * _trust_ratio(parameter, direction))
+        parameter.view(-1).add_(direction, alpha=-group["lr"] * self.trust_ratio(parameter, direction))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def trust_ratio(self, parameter: torch.Tensor, direction: torch.Tensor) -> float:
+        """Return the norm of the weights over that of the step's direction; 1 where either is 0."""
+        weight_norm = min(torch.linalg.vector_norm(parameter).item(), MAX_WEIGHT_NORM)
+        direction_norm = torch.linalg.vector_norm(direction).item()
+        return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state exactly: torch's own loader would turn the 8-bit statistics into float32.
 
         Raises:
@@ -104,12 +109,6 @@ class Lamb(torch.optim.Optimizer):
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in loaded.items() if key != "params"})
             group["betas"] = tuple(group["betas"])
-
-
-def _trust_ratio(parameter: torch.Tensor, direction: torch.Tensor) -> float:
-    weight_norm = min(torch.linalg.vector_norm(parameter).item(), MAX_WEIGHT_NORM)
-    direction_norm = torch.linalg.vector_norm(direction).item()
-    return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
 
 @cache

@@ -1,9 +1,7 @@
 """Nesterov steps along the averaged progress: the outer optimizer of local steps (Douillard et al., 2023)."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
+from torch.optim.optimizer import ParamsT
 
 from pipelines.training.optimizers.gradient_norm import global_norm
 
@@ -15,14 +13,14 @@ class Nesterov(torch.optim.Optimizer):
     that are not finite; torch's own begins without state and differs in its settings from release to release.
     """
 
-    def __init__(self, params: Iterable[Any], *, lr: float, momentum: float) -> None:
+    def __init__(self, params: ParamsT, *, lr: float, momentum: float) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum))
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {"momentum": torch.zeros_like(parameter, requires_grad=False)}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; nobody has one
         """Update all parameters that have a gradient.
 
         Raises:

@@ -13,7 +13,7 @@ from pipelines.admission.settings import check_admission_settings
 
 AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
-INNER_OPTIMIZERS = ("lamb", "adamw")
+OPTIMIZERS = ("lamb", "adamw")
 MOST_PROMPTS = 16
 
 
@@ -51,6 +51,9 @@ class OptimizerSettings:
     num_warmup_epochs: int = 3_125
     """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero."""
 
+    optimizer: str = "lamb"
+    """`lamb`, or `adamw`, which wants smaller learning rates, such as 1e-3."""
+
     peak_learning_rate: float = 2.5e-3
     betas: tuple[float, float] = (0.9, 0.96)
     epsilon: float = 1e-6
@@ -59,7 +62,7 @@ class OptimizerSettings:
     """Global norm to which the averaged gradient is clipped."""
 
     optimizer_bits: int = 8
-    """8: block-wise quantised LAMB statistics; 32: float32 statistics."""
+    """8: block-wise quantised statistics; 32: float32 statistics."""
 
     momentum_before_averaging: bool = False
     """Peers average exponential means of their gradients, with the first of `betas` as momentum, and LAMB takes them as
@@ -76,6 +79,7 @@ class OptimizerSettings:
             raise ValueError(
                 f"num_warmup_epochs is {self.num_warmup_epochs}; expected 0 to num_epochs ({self.num_epochs})."
             )
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas is {self.betas}; expected two numbers of at least 0 and less than 1.")
@@ -113,7 +117,7 @@ class LocalStepSettings:
     def check(self) -> None:
         """Raise ValueError unless the settings can work."""
         check_positive(self, "local_steps", "inner_batch_size", "outer_learning_rate")
-        check_choice("inner_optimizer", self.inner_optimizer, INNER_OPTIMIZERS)
+        check_choice("inner_optimizer", self.inner_optimizer, OPTIMIZERS)
         if not 0 <= self.outer_momentum < 1:
             raise ValueError(f"outer_momentum is {self.outer_momentum}; expected at least 0 and less than 1.")
 

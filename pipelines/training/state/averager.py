@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -110,7 +110,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
 
     def _do(
         self,
-        wait_for_trigger: Callable[[], Any] | None,
+        wait_for_trigger: Callable[[], object] | None,
         optimizer_step: bool,
         zero_grad: bool,
         averaging_round: bool,
@@ -246,7 +246,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     def _count_received(self, number: int) -> None:
         self._num_received.value += number
 
-    async def _ask(self, donor: str, request: bytes) -> AsyncIterator[bytes]:
+    async def _ask(self, donor: str, request: bytes) -> AsyncGenerator[bytes, None]:
         stub = self.get_stub(self._p2p, PeerID.from_base58(donor), namespace=self.prefix)
         async with aclosing(await stub.rpc_download_state(averaging_pb2.DownloadData(metadata=request))) as messages:
             async for message in messages:
@@ -260,7 +260,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             await pass_bytes(self._upload_limit, message.ByteSize())
             yield message
 
-    async def _hand_out(self, request: bytes) -> AsyncIterator[averaging_pb2.DownloadData]:
+    async def _hand_out(self, request: bytes) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
         want, digest, indices = read_request(request, len(self.snapshot.layout))
         generation, manifest = self.snapshot.generation, self.snapshot.manifest()
         if not self.allow_state_sharing or manifest is None or manifest.digest != digest:

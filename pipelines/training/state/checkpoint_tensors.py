@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -101,7 +100,7 @@ def _named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
         yield names[id(parameter)], copy
 
 
-def _named_statistics(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+def _named_statistics(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in _named_parameters(model, optimizer):
         for key, tensor in optimizer.state[parameter].items():
             yield f"{name}.{key}", tensor

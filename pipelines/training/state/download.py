@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.training.averaging.reduce.finite_values import is_finite
@@ -18,7 +18,7 @@ from pipelines.training.state.votes import cut_into_jobs
 
 logger = logging.getLogger(__name__)
 
-OpenStream = Callable[[str, bytes], AsyncIterator[bytes]]
+OpenStream = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 """Asks a peer (libp2p id, request) and yields the bytes of its answer."""
 
 WANTS = WANT_MANIFEST, WANT_TENSORS, WANT_NOTHING = "manifest", "tensors", "nothing"

@@ -9,7 +9,6 @@ from swarm_of_processes import Swarm, tiny_run
 from pipelines.admission.tokens import public_text
 from pipelines.doctor.examination import Examination, check_swarm
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
@@ -44,7 +43,7 @@ def swarm(service, tokens, tmp_path_factory):
     """Two members who train and have averaged with each other."""
     with Swarm(tmp_path_factory.mktemp("swarm"), service.run, num_peers=2) as swarm:
         for name in ("first", "second"):
-            swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3, ignores_refusal=True)
+            swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3)
         for peer in swarm.peers:
             peer.wait_for("step", has_averaged=True)
         yield swarm
@@ -102,16 +101,14 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
         repository=REPOSITORY,
         network=NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)),
         compute=ComputeOptions(),
-        snapshot=RunSnapshot(
-            repository=REPOSITORY, commit="0" * 40, run=service.run.replace(entry_addresses=entry_addresses)
-        ),
     )
+    run = service.run.replace(entry_addresses=entry_addresses)
     monkeypatch.setenv("HF_TOKEN", tokens["third"])
-    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}
+    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination, run)}
     assert found["admission"].seen == "the authority admits third-of-door"
     assert found["entry address"].status == "ok" and "2 training peers" in found["entry address"].seen
     monkeypatch.delenv("HF_TOKEN")
-    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination)}
+    found = {" ".join(result.name.split()[:2]): result for result in check_swarm(examination, run)}
     assert found["admission"].status == "fail" and found["admission"].cure == "Log in: hf auth login."
     assert found["entry address"].status == "fail" and "refuses" in found["entry address"].seen
 

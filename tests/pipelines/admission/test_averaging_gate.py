@@ -58,10 +58,11 @@ def test_an_admitted_peer_gets_through_and_is_known_until_its_token_expires():
         (b"", "shows no token"),
         (b"\xff\x00", "shows no token"),
         (MSGPackSerializer.dumps([*FIELDS, "token", "time", b"signature"]), "shows no token"),
+        (MSGPackSerializer.dumps([*FIELDS, ["token"], 0.0, b"signature"]), "There is no token"),
         (MSGPackSerializer.dumps([*FIELDS, "token", 1.0, b"signature"]), "token is damaged"),
         (MSGPackSerializer.dumps([*FIELDS, 3, 1.0, b"signature"]), "There is no token"),
     ],
-    ids=["nothing", "empty", "no msgpack", "wrong types", "damaged", "number"],
+    ids=["nothing", "empty", "no msgpack", "wrong types", "list", "damaged", "number"],
 )
 def test_who_shows_no_token_is_refused(gathered, message):
     with pytest.raises(TokenRefusedError, match=message):

@@ -67,8 +67,8 @@ def test_a_token_whose_claims_were_changed_is_refused():
 
 @pytest.mark.parametrize(
     "token",
-    ["", ".", "a.b", "é.é", "x" * 5000, "e30=.e30=", None],
-    ids=["empty", "dot", "letters", "accents", "long", "json", "none"],
+    ["", ".", "a.b", "é.é", "x" * 5000, "e30=.e30=", None, ["token"]],
+    ids=["empty", "dot", "letters", "accents", "long", "json", "none", "list"],
 )
 def test_what_is_no_token_is_refused(token):
     with pytest.raises(TokenRefusedError):

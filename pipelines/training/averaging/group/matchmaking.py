@@ -87,7 +87,7 @@ class GroupSearch:
         self._members, self._clients, self._late = tuple(members), frozenset(clients), frozenset(late)
         self._update()
 
-    async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[Any]]) -> None:
+    async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[object]]) -> None:
         """Ask the other members of a round that is late whether they are there; note who does not until cancelled.
 
         They are avoided in the next search, unless it is most of them: then it is this peer who is cut off or slow.

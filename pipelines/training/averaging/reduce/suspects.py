@@ -1,5 +1,6 @@
 """Peers that did what honest, healthy peers do not: what it was, how often, and the ledger that counts it."""
 
+import ctypes
 import json
 import multiprocessing
 from collections import Counter
@@ -53,7 +54,7 @@ class SuspectLedger:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, Offence]] = Counter()
-        self._shared = multiprocessing.Array("c", LEDGER_BYTES)
+        self._shared = multiprocessing.Array(ctypes.c_char, LEDGER_BYTES)
 
     def record_round(self, offences: Iterable[tuple[str, Offence]]) -> None:
         """Count one round's offences; one peer's same offence counts once a round."""

@@ -26,7 +26,9 @@ PAUSE_SECONDS = 0.25
 """Between two attempts to open a stream."""
 
 
-async def until_reader_closes(messages: AsyncIterable[Message], seconds: float = SECONDS_FOR_A_READER):  # noqa: ANN201
+async def until_reader_closes(
+    messages: AsyncIterable[Message], seconds: float = SECONDS_FOR_A_READER
+) -> AsyncGenerator[Message, None]:
     """Yield all messages, then keep the stream open: when the reader closes it, hivemind cancels this generator."""
     async for message in messages:
         yield message
@@ -35,7 +37,7 @@ async def until_reader_closes(messages: AsyncIterable[Message], seconds: float =
 
 async def first_messages(
     stream: AsyncGenerator[Message, None], count: int, all_sent: asyncio.Event
-) -> AsyncIterator[Message]:
+) -> AsyncGenerator[Message, None]:
     """Yield `count` messages, then close the stream, but not before our own side of it is `all_sent`."""
     num_received = 0
     try:
@@ -98,7 +100,7 @@ async def _after_greeting(
         yield message
 
 
-async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> AsyncIterator[Message]:
+async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> AsyncGenerator[Message, None]:
     """Collect answers from now on and yield them after an event: a client writes first and reads then."""
     collected: asyncio.Queue[Message | None] = asyncio.Queue()
 
@@ -120,14 +122,18 @@ async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> As
         collecting.cancel()
 
 
-async def with_farewell(messages: AsyncIterable[averaging_pb2.DownloadData]) -> AsyncIterator[Any]:
+async def with_farewell(
+    messages: AsyncIterable[averaging_pb2.DownloadData],
+) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
     """Yield all parts of a state, then an empty one that says: this was all."""
     async for message in messages:
         yield message
     yield averaging_pb2.DownloadData()
 
 
-async def until_farewell(stream: AsyncGenerator[averaging_pb2.DownloadData, None]) -> AsyncIterator[Any]:
+async def until_farewell(
+    stream: AsyncGenerator[averaging_pb2.DownloadData, None],
+) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
     """Yield the parts of a state and close the stream.
 
     Raises:

@@ -14,15 +14,10 @@ from swarm_of_processes import PATIENT, Swarm, tiny_run
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
-WITHOUT_GRADIENT = "attention.key.bias"
-"""Attention does not depend on it: its gradient is rounding errors alone, which LAMB scales to steps of full length."""
-
-
 def relative_difference(first: dict, second: dict) -> float:
     """Return the L2 norm of all differences, relative to that of the second's values."""
     assert first.keys() == second.keys()
-    names = [name for name in first if not name.endswith(WITHOUT_GRADIENT)]
-    differences, values = ((first[n] - second[n]).norm() for n in names), (second[n].norm() for n in names)
+    differences, values = ((first[n] - second[n]).norm() for n in first), (second[n].norm() for n in first)
     return (torch.stack(list(differences)).norm() / torch.stack(list(values)).norm()).item()
 
 
@@ -41,6 +36,7 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
         for peer in peers:
             peer.wait_for("finished")
     used = [(step, sizes[peer.name]) for peer in peers for step in peer.events("step") if step["was_used"]]
+    assert {step["share_averaged"] for step, _ in used if step["ended_epoch"]} == {1.0}, "every round is whole"
     shares = [sum(size for _, size in used if size == own) / sum(size for _, size in used) for own in (7, 3)]
     assert shares == pytest.approx([0.7, 0.3], abs=0.1)
     epochs = [

@@ -91,6 +91,7 @@ def test_uneven_peers_synchronise_to_the_parameters_of_the_formulas_and_send_a_f
         ]
         finished = [peer.wait_for("finished") for peer in peers]
     steps = [[step for step in peer.events("step") if step["was_used"]] for peer in peers]
+    assert {s["share_averaged"] for own in steps for s in own if s["ended_epoch"]} == {1.0}, "every round is whole"
     seeds = [[[s["seed"] for s in own if s["epoch"] == epoch] for own in steps] for epoch in range(run.num_epochs)]
     names = [name for name, _ in initial_model(run).named_parameters()]
     for epoch, expected in enumerate(synchronised_parameters(run, seeds)):
