@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-openmoji test lint bench constraints
+.PHONY: help install demo demo-language demo-openmoji test lint bench constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -24,6 +24,9 @@ install: $(STAMP)  ## Install everything into .venv (about 6 GB); PYTHON=... cho
 
 demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at demo-output/
 	$(VENV)/bin/dalle-collab demo run --output demo-output
+
+demo-language: $(STAMP)  ## Train a small language model together, beside n-grams; then look at demo-language-output/
+	$(VENV)/bin/dalle-collab demo language --output demo-language-output
 
 demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an hour); then look at demo-openmoji-output/
 	$(VENV)/bin/dalle-collab demo openmoji --output demo-openmoji-output

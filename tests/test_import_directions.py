@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
     "pipelines.demo.scenes": (CODES, HUB),
-    "pipelines.demo.language": (RUN, STREAMING, LANGUAGE),
+    "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
     "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
     "pipelines.chaos.faults": (AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (

@@ -11,15 +11,14 @@ import contextlib
 import hashlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils import get_dht_time
@@ -29,7 +28,6 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import access_token
-from pipelines.admission.protocol_names import NamedServicer
 from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
@@ -93,92 +91,77 @@ class AdmissionGate:
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
 
 
-class GatedAverager(NamedServicer):
-    """Mixed into an averager, before all else: it deals with admitted peers only, unless the run is open."""
+class AnsweringAverager(Protocol):
+    """What the gate needs of the averager that it stands before, besides the calls that it answers."""
 
-    get_stub: Callable[..., StubBase]
+    async def until_group_is_checked(self, group_id: bytes) -> None:
+        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
 
-    def __init__(self, *args: Any, admission: PeerAdmission | None, **kwargs: Any) -> None:
-        """`admission` is this peer's; None: the run is open, and the averager deals with everybody."""
-        self._admission, self._seconds_of_a_round = admission, kwargs.get("allreduce_timeout")
-        super().__init__(*args, **kwargs)
 
-    @cached_property
-    def gate(self) -> AdmissionGate | None:
-        """The gate of this averager's process; None in an open run."""
-        if self._admission is None:
-            return None
-        seconds_valid = max(60.0, 6 * (self._seconds_of_a_round or 60.0))
-        return AdmissionGate(self._admission, self.prefix, seconds_valid)
+class AveragingGate:
+    """The gate of one averager, in its process: whom it deals with; with everybody if the run is open."""
 
-    def _run_internal(self) -> None:
-        # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
-        # object for those with which states are fetched.
-        self.get_stub = self._introducing_stub
-        super()._run_internal()
+    def __init__(self, admission: PeerAdmission | None, prefix: str, seconds_of_a_round: float | None) -> None:
+        """`admission` is this peer's, None in an open run; `prefix` is the averager's."""
+        self._seconds = seconds_of_a_round
+        seconds_valid = max(60.0, 6 * (seconds_of_a_round or 60.0))
+        self._gate = None if admission is None else AdmissionGate(admission, prefix, seconds_valid)
 
-    async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
-        """Answer calls, those of strangers with a refusal."""
-        if self.gate is not None:
-            wrapper = _GuardedCalls(self, self.gate, self._seconds_of_a_round)
-        await super().add_p2p_handlers(p2p, wrapper, **kwargs)
+    def prove(self, step: StepControl, peer_id: PeerID) -> None:
+        """Add this peer's token and signature to what it will send round in the group."""
+        if self._gate is not None:
+            step._data_for_gather = self._gate.prove(step.data_for_gather, peer_id)
 
-    async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
+    def checked(self, group: GroupInfo) -> GroupInfo:
+        """Check all members of a group; return it with hivemind's own part of what they sent.
+
+        Raises:
+            MatchmakingException: a member is not admitted.
+        """
+        if self._gate is None:
+            return group
+        try:
+            pairs = zip(group.gathered, group.peer_ids, strict=True)
+            return replace(group, gathered=tuple(self._gate.open(data, peer) for data, peer in pairs))
+        except TokenRefusedError as error:
+            logger.warning("A group was given up: %s", error)
+            raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
+
+    def introduction(self) -> auth_pb2.RequestAuthInfo:
+        """Return what this peer shows to another one."""
+        return auth_pb2.RequestAuthInfo(client_access_token=self._token())
+
+    def answer(self, request: auth_pb2.RequestAuthInfo, peer_id: PeerID) -> auth_pb2.ResponseAuthInfo:
         """Check a peer's token and show one's own; in an open run there is nothing to show."""
-        if self.gate is None:
-            return auth_pb2.ResponseAuthInfo()
-        self.gate.check(request.client_access_token.username, context.remote_id)
-        return auth_pb2.ResponseAuthInfo(service_access_token=access_token(self.gate.admission))
+        if self._gate is not None:
+            self._gate.check(request.client_access_token.username, peer_id)
+        return auth_pb2.ResponseAuthInfo(service_access_token=self._token())
 
-    async def introduce(self, peer: PeerID) -> None:
-        """Show this peer's token to another one and check the other's; do so before any request but to average.
+    async def introduce(self, greet: Callable[[PeerID], Awaitable[auth_pb2.ResponseAuthInfo]], peer_id: PeerID) -> None:
+        """`greet` another peer and check its token; do so before any request but to average.
 
         Raises:
             TokenRefusedError: the other peer is not admitted.
         """
-        if self.gate is not None:
-            answer = await self.greet(peer)
-            self.gate.check(answer.service_access_token.username, peer)
+        if self._gate is not None:
+            self._gate.check((await greet(peer_id)).service_access_token.username, peer_id)
 
-    async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
-        """Call another averager; return its answer, in which it shows its token if the run has an authority."""
-        stub = type(self).get_stub(self._p2p, peer, namespace=self.prefix)
-        token = None if self.gate is None else access_token(self.gate.admission)
-        return await stub.rpc_introduce(
-            auth_pb2.RequestAuthInfo(client_access_token=token), timeout=self.request_timeout * 2
-        )
+    def guarded(self, averager: AnsweringAverager) -> "_GuardedCalls | None":
+        """Return the averager's handlers behind the gate; None: the averager may answer itself."""
+        return None if self._gate is None else _GuardedCalls(averager, self._gate, self._seconds)
 
-    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> "StubBase | _IntroducingStub":
-        stub = type(self).get_stub(p2p, peer, **kwargs)
-        return stub if self.gate is None else _IntroducingStub(stub, self, peer)
+    def introducing(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> "StubBase | _IntroducingStub":
+        """Return a stub that introduces this peer before each call."""
+        return stub if self._gate is None else _IntroducingStub(stub, introduce)
 
-    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
-        if self.gate is not None:
-            step._data_for_gather = self.gate.prove(step.data_for_gather, self.peer_id)
-        await super()._step(step=step, **kwargs)
-
-    async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kwargs: Any) -> Any:
-        if self.gate is not None:
-            try:
-                pairs = zip(group_info.gathered, group_info.peer_ids, strict=True)
-                group_info = replace(group_info, gathered=tuple(self.gate.open(data, peer) for data, peer in pairs))
-            except TokenRefusedError as error:
-                logger.warning("A group was given up: %s", error)
-                raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
-        return await super()._aggregate_with_group(group_info, *args, **kwargs)
-
-    async def until_group_is_checked(self, group_id: bytes) -> None:
-        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
-        if group_id not in self._running_groups:
-            await self._pending_groups_registered.wait()
-        if (group := self._running_groups.get(group_id)) is not None:
-            await asyncio.wait([group])
+    def _token(self) -> auth_pb2.AccessToken | None:
+        return None if self._gate is None else access_token(self._gate.admission)
 
 
 class _GuardedCalls:
     """An averager's handlers behind the gate; a handler that nobody has thought of is closed to strangers."""
 
-    def __init__(self, averager: GatedAverager, gate: AdmissionGate, seconds: float | None) -> None:
+    def __init__(self, averager: AnsweringAverager, gate: AdmissionGate, seconds: float | None) -> None:
         """`seconds`: how long a stranger's first part waits for a group in which it is a member; None: for ever."""
         self._averager, self._gate, self._seconds = averager, gate, seconds
 
@@ -230,14 +213,14 @@ class _GuardedCalls:
 class _IntroducingStub:
     """A stub that introduces this peer before each call."""
 
-    def __init__(self, stub: StubBase, averager: GatedAverager, peer: PeerID) -> None:
-        self._stub, self._averager, self._peer = stub, averager, peer
+    def __init__(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> None:
+        self._stub, self._introduce = stub, introduce
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._stub, name)
 
         async def introduce_and_call(*args: Any, **kwargs: Any) -> Any:
-            await self._averager.introduce(self._peer)
+            await self._introduce()
             return await call(*args, **kwargs)
 
         return introduce_and_call

@@ -178,18 +178,17 @@ class ObservedTraining:
                 self._control = control
 
     def _write_epoch(self, report: Any) -> None:
-        optimizer = self.peer.optimizer
-        averaging = optimizer.grad_averager.last_round
+        progress = self.peer.optimizer.progress()
+        averaging = progress.gradient_round
         was_averaged = averaging.num_rounds > self._num_rounds
-        num_kept = optimizer.grad_averager.local_samples_accumulated  # of a missed round, for the next one
+        num_kept = progress.num_gathered  # of a missed round, for the next one
         num_sent = self._num_samples - num_kept
         if self.peer.run.delay_gradient_averaging:  # the round that is over had the samples of the epoch before
-            has_begun = optimizer.scheduled_grads is not None and optimizer.scheduled_grads.triggered
-            num_sent, self._num_in_round = self._num_in_round, num_sent if has_begun else 0
+            num_sent, self._num_in_round = self._num_in_round, num_sent if progress.has_begun_round else 0
         self._events.write(
             "epoch",
             epoch=report.epoch,
-            new_epoch=optimizer.local_epoch,
+            new_epoch=progress.epoch,
             num_samples=num_sent,
             share_averaged=averaging.share_averaged if was_averaged else 0.0,
             group_size=averaging.group_size if was_averaged else 1,

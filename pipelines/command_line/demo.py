@@ -64,6 +64,70 @@ def run_openmoji(
         look_around(output, console)
 
 
+@app.command("language")
+def run_language(output: OutputOption = Path("demo-language-output")) -> None:
+    """Train a small language model of real text on this machine, by two peers, and compare it with n-grams.
+
+    The text is the documentation of Python's standard library, which is on every machine. It takes about a quarter of
+    an hour on two cores. Look at OUTPUT/summary.html afterwards.
+
+    \b
+    Examples:
+      dalle-collab demo language
+      dalle-collab demo language --output my-language
+    """
+    from rich.console import Console
+
+    from pipelines.demo.language.language_demo import run_language_demo, show_language_end
+
+    console = Console(stderr=True)
+    show_language_end(run_language_demo(output, console), output, console)
+
+
+@app.command()
+def text(
+    output: OutputOption,
+    vocabulary_size: Annotated[int, typer.Option(help="Tokens of the tokenizer.")] = 2048,
+    sequence_length: Annotated[int, typer.Option(help="Longest sequence that the tokenizer expects.")] = 128,
+    masks: Annotated[bool, typer.Option("--masks", help="A tokenizer for fill-mask.")] = False,
+) -> None:
+    """Write the documentation of Python's standard library as a text dataset, and a tokenizer trained on it.
+
+    \b
+    Examples:
+      dalle-collab demo text --output text
+      dalle-collab demo text --output text --vocabulary-size 4096 --masks
+    """
+    from pipelines.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER, documents, write_text_dataset
+    from pipelines.demo.language.tokenizer import train_text_tokenizer
+
+    train, validation = write_text_dataset(output / TEXT_FOLDER, documents())
+    tokenizer = train_text_tokenizer(train, vocabulary_size, fills_masks=masks, sequence_length=sequence_length)
+    tokenizer.save_pretrained(output / TOKENIZER_FOLDER)
+    num_characters = sum(map(len, train))
+    typer.echo(
+        f"Wrote {len(train)} documents ({num_characters:,} characters), {len(validation)} held out, to {output}."
+    )
+
+
+@app.command()
+def judge_text(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Run of a language model.")],
+    text: Annotated[Path, typer.Option(help="Folder of its dataset, as `demo text` has written it.")],
+) -> None:
+    """Print as JSON the perplexity of a run's newest checkpoint beside that of an n-gram model, and what it writes.
+
+    \b
+    Example:
+      dalle-collab demo judge-text demo/language --text text/dataset
+    """
+    import json
+
+    from pipelines.demo.language.language_judge import judge_language_run
+
+    typer.echo(json.dumps(judge_language_run(repository, text)))
+
+
 @app.command()
 def spaces(output: OutputOption = Path("demo-output")) -> None:
     """Open the Hub and the five pages of a demo that has been run, until Ctrl-C.

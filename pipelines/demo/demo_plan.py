@@ -18,10 +18,11 @@ class DemoPlan:
     output: Path
     """Folder for everything; `hub/`, `work/` and `logs/` lie in it beside the results."""
 
-    codec_folder: Path
-    clip_folder: Path
     run_settings: Mapping[str, Any]
-    """Fields of `TrainingRun` and `DalleCollabConfig`."""
+    """Fields of `TrainingRun`, of the task and of the model's configuration."""
+
+    codec_folder: Path = Path()
+    clip_folder: Path = Path()
 
     micro_batch_size: int = 32
     num_trainers: int = 2

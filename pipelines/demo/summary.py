@@ -14,6 +14,12 @@ from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.whole_line import LineResult
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 
+SUMMARY_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+th { text-align: left; padding-right: 1.5rem; vertical-align: top; font-weight: 600; white-space: nowrap }
+img { max-width: 100% }
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSummary:
@@ -157,9 +163,7 @@ def _page(title: str, summary: DemoSummary, grid_title: str, addresses: Mapping[
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-th {{ text-align: left; padding-right: 1.5rem; vertical-align: top; font-weight: 600; white-space: nowrap }}
-img {{ max-width: 100% }}
+{SUMMARY_STYLE}
 </style>
 <h1>{html.escape(title)}</h1>
 <table>{rows}</table>

@@ -61,7 +61,7 @@ def run_whole_line(
     """
     prepare_output_folder(plan.output)
     with LocalHub(plan.output / "hub") as hub, contextlib.ExitStack() as stack:
-        accounts = _make_accounts(hub, plan.num_trainers)
+        accounts = make_accounts(hub, plan.num_trainers)
         stages = Stages(plan.output / "logs", hub.environment(), console)
         with stages.stage("pictures", "Making captioned pictures"):
             make_pictures(stages, plan.work / "pictures")
@@ -102,7 +102,8 @@ def prepare_output_folder(folder: Path) -> None:
     (folder / "work").mkdir()
 
 
-def _make_accounts(hub: LocalHub, num_volunteers: int) -> Accounts:
+def make_accounts(hub: LocalHub, num_volunteers: int) -> Accounts:
+    """Make the demo's people and their organisation on its Hub."""
     organiser = hub.create_user("organiser")
     volunteers = tuple(hub.create_user(f"volunteer-{number + 1}") for number in range(num_volunteers))
     visitor = hub.create_user(VISITOR)

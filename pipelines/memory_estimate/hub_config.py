@@ -10,7 +10,7 @@ from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DENSE_MAX_POSITIONS, DalleCollabSizes
 from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
 
-KNOWN_MODEL_TYPES = ("bert", "dalle_collab", "gpt2", "gptj", "mt5", "t5")
+KNOWN_MODEL_TYPES = ("albert", "bert", "dalle_collab", "gpt2", "gptj", "llama", "mt5", "roberta", "t5")
 SLOW_GELUS = ("gelu_new", "gelu_fast")
 MAX_CONFIG_BYTES = 10**6
 LARGEST_SIZE = 10**7
@@ -27,8 +27,12 @@ def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
         )
     if model_type == "dalle_collab":
         return _dalle_collab(config)
-    if model_type == "bert":
+    if model_type == "albert":
+        return _albert(config)
+    if model_type in ("bert", "roberta"):
         return _bert(config)
+    if model_type == "llama":
+        return _llama(config)
     if model_type in ("t5", "mt5"):
         return _t5(config)
     return _gpt(config, str(model_type))
@@ -76,6 +80,39 @@ def _bert(config: Mapping[str, Any]) -> TransformerSizes:
         has_slow_gelu=config.get("hidden_act", "gelu") in SLOW_GELUS,
         has_dropout=_has_dropout(config, "hidden_dropout_prob", 0.1),
         has_tied_table=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _albert(config: Mapping[str, Any]) -> TransformerSizes:
+    sizes = _bert(
+        {"vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384} | config
+    )
+    return dataclasses.replace(
+        sizes,
+        family="albert",
+        embedding_size=_number(config, "embedding_size", default=128),
+        num_shared_groups=_number(config, "num_hidden_groups", default=1),
+        has_slow_gelu=config.get("hidden_act", "gelu_new") in SLOW_GELUS,
+        has_dropout=_has_dropout(config, "hidden_dropout_prob", 0.0),
+    )
+
+
+def _llama(config: Mapping[str, Any]) -> TransformerSizes:
+    hidden = _number(config, "hidden_size")
+    heads = _number(config, "num_attention_heads")
+    return TransformerSizes(
+        family="llama",
+        vocab_size=_number(config, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=_number(config, "num_hidden_layers"),
+        num_heads=heads,
+        num_key_value_heads=_number(config, "num_key_value_heads", default=heads),
+        head_size=_number(config, "head_dim", default=max(1, hidden // heads)),
+        wide_size=_number(config, "intermediate_size"),
+        max_sequence_length=_number(config, "max_position_embeddings", default=2048),
+        has_slow_gelu=False,
+        has_dropout=False,
+        has_tied_table=bool(config.get("tie_word_embeddings", False)),
     )
 
 

@@ -6,12 +6,16 @@ import torch
 from memory_measurement import MeasuredStep, measure_step
 from torch._subclasses import FakeTensorMode
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTJConfig,
     GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -26,6 +30,8 @@ NO_DROPOUT = {
     "gptj": dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0),
     "bert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     "t5": dict(dropout_rate=0.0),
+    "albert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    "llama": {},
 }
 """On a CPU the masks of dropout take four bytes a value, on a GPU, which is what the estimate describes, one."""
 
@@ -43,13 +49,18 @@ def build_known_model(sizes: TransformerSizes) -> PreTrainedModel:
     if sizes.family == "gptj":
         rotary = min(64, sizes.hidden_size // sizes.num_heads)
         return GPTJForCausalLM(GPTJConfig(**common, rotary_dim=rotary, tie_word_embeddings=sizes.has_tied_table))
-    if sizes.family == "bert":
-        return BertForMaskedLM(
-            BertConfig(
-                **common, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_layers,
-                num_attention_heads=sizes.num_heads, intermediate_size=sizes.wide_size,
-            )
+    if sizes.family != "t5":
+        common |= dict(
+            hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_layers, num_attention_heads=sizes.num_heads,
+            intermediate_size=sizes.wide_size,
         )  # fmt: skip
+    if sizes.family == "bert":
+        return BertForMaskedLM(BertConfig(**common))
+    if sizes.family == "albert":
+        return AlbertForMaskedLM(AlbertConfig(**common, embedding_size=sizes.embedding_size, hidden_act=_gelu(sizes)))
+    if sizes.family == "llama":
+        heads = dict(num_key_value_heads=sizes.num_key_value_heads, tie_word_embeddings=sizes.has_tied_table)
+        return LlamaForCausalLM(LlamaConfig(**common, **heads))
     return T5ForConditionalGeneration(
         T5Config(
             **common, d_model=sizes.hidden_size, d_kv=sizes.head_size, num_heads=sizes.num_heads, d_ff=sizes.wide_size,
@@ -61,7 +72,7 @@ def build_known_model(sizes: TransformerSizes) -> PreTrainedModel:
 def measure_known_model(model: PreTrainedModel, *, batch: int, sequence: int, autocast: bool = False) -> MeasuredStep:
     """Count the tensors of a step; under `FakeTensorMode` a model of any size."""
     ids = torch.zeros(batch, sequence, dtype=torch.long)
-    options = {} if isinstance(model, BertForMaskedLM) else dict(use_cache=False)
+    options = {} if isinstance(model, (AlbertForMaskedLM, BertForMaskedLM)) else dict(use_cache=False)
 
     def loss() -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):

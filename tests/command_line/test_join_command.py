@@ -122,7 +122,7 @@ def test_a_run_whose_model_does_not_fit_the_dataset_is_not_trained(commands, tra
     ("text", "message"),
     [
         ("{", "training_run.json is not JSON"),
-        (tiny_run(model_config=TINY_MODEL).to_json().replace('"format_version": 1', '"format_version": 9'), "format 9"),
+        (tiny_run(model_config=TINY_MODEL).to_json().replace('"format_version": 2', '"format_version": 9'), "format 9"),
     ],
     ids=["damaged", "newer"],
 )

@@ -51,7 +51,7 @@ VARYING_TEXT = {"README.md": r"(?<=at `)[0-9a-f]{12}(?=`)"}
 
 def published_files(hub: LocalHub, folder: Path) -> dict[str, Any]:
     """Create a run, publish two checkpoints, and return what its repository holds; needs the Hub's environment."""
-    material = publish_training_material(hub, folder / "material")
+    material = publish_training_material(hub, None, folder / "material")
     command_line(material.create_arguments(REPOSITORY), standalone_mode=False)
     before = material.snapshot(REPOSITORY)
     options = AuxiliaryOptions(folder=folder / "publisher")

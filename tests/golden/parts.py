@@ -39,8 +39,8 @@ from pipelines.training.peer.training_peer import suspect_record
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.door import door_of
-from pipelines.training.run.training_run import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
+from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
-from pipelines.training.swarm_optimizer.local_steps import make_optimizer
+from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.tasks.text_to_image.model import initial_model

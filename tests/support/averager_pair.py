@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from made_up_tasks import made_up_batch
+from made_up_tasks import joined, made_up_batch
 
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
@@ -36,8 +36,7 @@ class Learner:
     def compute_gradient(self, *seeds: int) -> None:
         batches = [made_up_batch(self.run, seed, BATCH_SIZE) for seed in seeds]
         self.model.zero_grad()
-        input_ids, image_codes = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
-        self.model(input_ids=input_ids, image_codes=image_codes, return_logits=False).loss.backward()
+        self.model(**joined(batches), return_logits=False).loss.backward()
 
     def step(self) -> None:
         self.optimizer.step()

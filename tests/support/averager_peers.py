@@ -64,7 +64,7 @@ def wait_for_events(settings: dict, names: list[str], kind: str, **values: objec
 
 
 def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
-    run = TrainingRun(**settings["run"])
+    run = TrainingRun.from_mapping(settings["run"])
     kind = HostileGradientAverager if settings["name"] == "hostile" else SwarmGradientAverager
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     return kind(

@@ -12,14 +12,14 @@ from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import load_training_state
-from pipelines.training.tasks.text_to_image.model import initial_model
+from pipelines.training.tasks.choice import open_task
 
 
 def main(repository: str, revision: str | None = None) -> None:
     prepare_hub_client()
     snapshot = RunSnapshot.read(repository, revision)
     run = snapshot.run
-    model = initial_model(run)
+    model = open_task(run, repository).new_model()
     parts = optimizer_parts(run, model)
     optimizer = parts["optimizer"](parts["params"])
     try:

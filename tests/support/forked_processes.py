@@ -68,8 +68,9 @@ class ForkedProcess:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill the program alone."""
+        """Kill the program alone and wait until it is gone."""
         self.send_signal(signal.SIGKILL)
+        self.wait()
 
 
 if __name__ == "__main__":

@@ -8,16 +8,13 @@ row that is missing or wrong, ready to be put in here.
 from typing import NamedTuple
 
 AVERAGER = "training/averaging/averager.py"
-DELAYED = "training/swarm_optimizer/delayed_rounds.py"
 DIALLING = "swarm/dialling.py"
 FORKS = "swarm/forked_peers.py"
 GATE = "admission/averaging_gate.py"
 GRADIENTS = "training/swarm_optimizer/gradient_averager.py"
-INCOMPLETE = "training/swarm_optimizer/incomplete_rounds.py"
-LOCAL_STEPS = "training/swarm_optimizer/local_steps.py"
+MISSED = "training/swarm_optimizer/missed_rounds.py"
 NAMES = "admission/protocol_names.py"
 NODE = "admission/dht_gate.py"
-OPTIMIZER = "training/swarm_optimizer/optimizer.py"
 REDUCER = "training/averaging/reduce/reducer.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
@@ -48,7 +45,7 @@ CONTRACT = (
         (NAMES,), "cleared per class: a subclass would be handed its parent's stub"),
     Row("p2p.servicer.ServicerBase.get_stub",
         "@classmethod (cls, p2p: P2P, peer: PeerID, *, namespace: Optional[str]=None) -> StubBase",
-        (GATE,), "replaced on the object: states are fetched through it, after both sides have introduced themselves"),
+        (AVERAGER,), "replaced on the object: states are fetched through it, once both sides are introduced"),
     Row("p2p.p2p_daemon.P2P._client", "= None",
         (DIALLING,), "called: only there can a daemon that runs be told an address of a peer"),
     Row("dht.protocol.DHTProtocol.wait_timeout", ": float",
@@ -60,28 +57,28 @@ CONTRACT = (
     Row("utils.mpfuture.MPFuture._update_lock", "= mp.Lock()",
         (FORKS,), "replaced: as SharedBytes._lock"),
     Row("averaging.averager.DecentralizedAverager._run_internal", "(self)",
-        (GATE,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
+        (AVERAGER,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
     Row("averaging.averager.DecentralizedAverager._p2p", ": P2P",
-        (AVERAGER, GATE, STATE), "read: the process's own connection, for calls to other averagers"),
+        (AVERAGER, STATE), "read: the process's own connection, for calls to other averagers"),
     Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
         (AVERAGER,), "called: the one way to have something done in the averager's process"),
     Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
         (AVERAGER,), "read: its searches are paced, and changed after a round that was given up"),
     Row("averaging.averager.DecentralizedAverager._step",
         "async (self, *, step: StepControl, future_for_init: MPFuture)",
-        (AVERAGER, GATE), "overridden: adds the proof of admission, counts attempts, begins a search"),
+        (AVERAGER,), "overridden: adds the proof of admission, counts attempts, begins a search"),
     Row("averaging.averager.DecentralizedAverager._aggregate_with_group",
         "async (self, group_info: GroupInfo, min_vector_size: int, **kwargs) -> GatheredData",
-        (GATE,), "overridden: checks all members' admissions before anything is aggregated"),
+        (AVERAGER,), "overridden: checks all members' admissions before anything is aggregated"),
     Row("averaging.averager.DecentralizedAverager._run_allreduce_inplace_",
         "async (self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: Optional[bytes]=None, "
         "**kwargs)",
         (AVERAGER,), "overridden: runs rounds that check, bound, and are given up in time"),
     Row("averaging.averager.DecentralizedAverager._running_groups",
         ": Dict[GroupID, asyncio.Future[AllReduceRunner]] = {}",
-        (AVERAGER, GATE), "read and filled: parts may come before this peer has checked the group"),
+        (AVERAGER,), "read and filled: parts may come before this peer has checked the group"),
     Row("averaging.averager.DecentralizedAverager._pending_groups_registered", ": asyncio.Event",
-        (GATE,), "awaited: as _running_groups"),
+        (AVERAGER,), "awaited: as _running_groups"),
     Row("averaging.averager.DecentralizedAverager._declare_for_download_periodically", "async (self)",
         (AVERAGER,), "overridden to do nothing: states are in signed records, and the DHT is spared"),
     Row("averaging.averager.DecentralizedAverager._shutdown", "async (self, timeout: Optional[float]) -> None",
@@ -90,6 +87,8 @@ CONTRACT = (
         (GATE,), "set: the proof of admission is added after the step has been scheduled"),
     Row("averaging.control.StepControl._cancel", ": Optional[MPFuture] = None",
         (SEARCH,), "awaited: the only event of a cancelled step"),
+    Row("averaging.control.StepControl.weight", "@property (self) -> float",
+        (MISSED,), "set: a round that is left counts on this peer's part of the vector, but not on its gradient"),
     Row("averaging.control.StepControl.wait_for_cancel", "async (self)",
         (AVERAGER,), "replaced on the object: hivemind looks once, sometimes too early, and searches on for ever"),
     Row("averaging.matchmaking.Matchmaking.group_key_manager",
@@ -136,7 +135,7 @@ CONTRACT = (
     Row("optim.state_averager.TrainingStateAverager._apply_optimizer_parameters_", "@torch.no_grad() (self)",
         (STATE,), "overridden: with local steps new parameters go under what the model has learnt since"),
     Row("optim.state_averager.TrainingStateAverager.local_epoch", "= 0",
-        (OPTIMIZER, STATE), "set: the state's epoch, after it was taken over"),
+        (STATE,), "set: the state's epoch, after it was taken over"),
     Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
         (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
     Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",
@@ -144,42 +143,9 @@ CONTRACT = (
     Row("optim.grad_averager.GradientAverager._accumulators_used_in_step", "= False",
         (GRADIENTS,), "cleared: a round that was not had does not use up its gradient"),
     Row("optim.grad_averager.GradientAverager.local_samples_accumulated", "= 0",
-        (GRADIENTS, LOCAL_STEPS), "set: of local steps, and after an epoch with momentum"),
+        (GRADIENTS,), "set: of local steps, and after an epoch with momentum"),
     Row("optim.grad_averager.GradientAverager.local_times_accumulated", "= 0",
-        (GRADIENTS, LOCAL_STEPS), "set: as local_samples_accumulated"),
-    Row("optim.optimizer.Optimizer._make_state_averager", "(self, **kwargs) -> TrainingStateAverager",
-        (OPTIMIZER,), "overridden: ours"),
-    Row("optim.optimizer.Optimizer._make_progress_tracker",
-        "(self, target_batch_size: int, **kwargs) -> ProgressTracker",
-        (OPTIMIZER,), "overridden: ours; called again after a rest"),
-    Row("optim.optimizer.Optimizer._check_and_accumulate_gradients",
-        "(self, batch_size: int, grad_scaler: Optional[GradScaler]) -> bool",
-        (OPTIMIZER,), "overridden: gradients that are not finite are dropped and counted"),
-    Row("optim.optimizer.Optimizer._maybe_schedule_gradient_averaging", "(self) -> None",
-        (DELAYED, INCOMPLETE), "overridden: one group at a time; calls for averaging the state are read"),
-    Row("optim.optimizer.Optimizer._begin_averaging_gradients", "(self, grad_scaler: Optional[GradScaler]) -> bool",
-        (INCOMPLETE, LOCAL_STEPS), "overridden: weights are bounded by records; local steps end in a pseudo-gradient"),
-    Row("optim.optimizer.Optimizer._average_gradients_and_load_into_optimizer",
-        "(self, maybe_step_control: Optional[StepControl])",
-        (OPTIMIZER,), "overridden: a failed round steps along one's own gradient, not along nothing"),
-    Row("optim.optimizer.Optimizer._load_averaged_gradients_into_optimizer_", "(self)",
-        (OPTIMIZER,), "called: by that"),
-    Row("optim.optimizer.Optimizer._update_global_epoch", "(self, grad_scaler: Optional[GradScaler]) -> None",
-        (DELAYED,), "overridden: a delayed round is over before the next epoch begins"),
-    Row("optim.optimizer.Optimizer._should_load_state_from_peers", "(self) -> bool",
-        (OPTIMIZER,), "overridden: a peer that is behind, missed a round or is outvoted takes the state over"),
-    Row("optim.optimizer.Optimizer._tag_along_with_zero_weight", "(self, control: StepControl)",
-        (DELAYED, OPTIMIZER), "called: a round that is left counts on this peer's part of the vector"),
-    Row("optim.optimizer.Optimizer.scheduled_grads", ": Optional[StepControl] = None",
-        (DELAYED, OPTIMIZER), "cleared: a round that was left"),
-    Row("optim.optimizer.Optimizer.scheduled_state", ": Optional[StepControl] = None",
-        (OPTIMIZER,), "cleared: a round that was left"),
-    Row("optim.optimizer.Optimizer.averaging_timeout", "= (averaging_timeout, allreduce_timeout)",
-        (OPTIMIZER,), "set: learnt from the last rounds"),
-    Row("optim.optimizer.Optimizer.tracker",
-        "= self._make_progress_tracker(target_batch_size, performance_ema_alpha=performance_ema_alpha, **tracker_opts "
-        "or {})",
-        (OPTIMIZER,), "replaced: a peer that rests has none, and gets a new one"),
+        (GRADIENTS,), "set: as local_samples_accumulated"),
     Row("optim.progress_tracker.ProgressTracker._parse_swarm_progress_data",
         "(self, metadata: TrainingProgressSchema) -> GlobalTrainingProgress",
         (TRACKER,), "overridden: only admitted and witnessed progress counts"),

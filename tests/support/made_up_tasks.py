@@ -1,11 +1,18 @@
 """Tasks of tiny runs whose batches a seed decides, without a dataset."""
 
 import torch
+from torch.nn.functional import pad
 
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
+from pipelines.training.tasks.language_modeling.samples import IGNORED
 from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
+
+PADDING = {"input_ids": 0, "attention_mask": 0, "labels": IGNORED}
+SHORTEST_TEXT = 8
+MASKED_EVERY = 4
+MASK = 4
 
 
 def made_up_task(run: TrainingRun) -> TrainingTask:
@@ -14,8 +21,24 @@ def made_up_task(run: TrainingRun) -> TrainingTask:
 
 
 def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:
-    """Return a batch that the seed decides; the image codes follow the text, so that there is something to learn."""
+    """Return a batch that the seed decides, in which there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
+    return (_pictures if run.task == "text-to-image" else _texts)(run, batch_size, generator)
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Return batches as one, padded to the longest."""
+    width = {name: max(batch[name].shape[1] for batch in batches) for name in batches[0]}
+    return {
+        name: torch.cat(
+            [pad(b[name], (0, width[name] - b[name].shape[1]), value=PADDING.get(name, 0)) for b in batches]
+        )
+        for name in batches[0]
+    }
+
+
+def _pictures(run: TrainingRun, batch_size: int, generator: torch.Generator) -> Batch:
+    """Image codes that follow the text."""
     config = run.model_config
     shape = (batch_size, config["text_sequence_length"])
     input_ids = torch.randint(2, config["text_vocab_size"], shape, generator=generator)
@@ -23,6 +46,18 @@ def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:
     return image_code_batch(input_ids, image_codes)
 
 
-def joined(batches: list[Batch]) -> Batch:
-    """Return batches as one."""
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+def _texts(run: TrainingRun, batch_size: int, generator: torch.Generator) -> Batch:
+    """Texts of unlike lengths in which each token follows from the one before it, raggedly padded."""
+    length, size = run.task_settings["sequence_length"], run.model_config["vocab_size"]
+    rows = []
+    for _ in range(batch_size):
+        own, first = (
+            torch.randint(low, high, (1,), generator=generator) for low, high in ((SHORTEST_TEXT, length), (5, size))
+        )
+        input_ids = 5 + (first + torch.arange(own.item())) % (size - 5)
+        rows.append({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": input_ids.clone()})
+        if run.task == "fill-mask":
+            hidden = torch.arange(own.item()) % MASKED_EVERY == first.item() % MASKED_EVERY
+            rows[-1]["input_ids"] = input_ids.masked_fill(hidden, MASK)
+            rows[-1]["labels"] = input_ids.masked_fill(~hidden, IGNORED)
+    return joined([{name: tensor[None] for name, tensor in row.items()} for row in rows])

@@ -14,6 +14,7 @@ import psutil
 from forked_commands import ForkedCommands
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
+from language_material import DOCUMENTS, SEQUENCE_LENGTH, tiny_tokenizer, write_texts
 
 from hub_tools.local_hub import LocalHub
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
@@ -21,6 +22,7 @@ from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.training_run import TrainingRun
 
 NUM_RECORDS = 96
+TEXT_DATASET = "org/tiny-text"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 TINY_SETTINGS = dict(
     **TINY_MODEL_SETTINGS,
@@ -76,6 +78,21 @@ class TrainingMaterial:
         return [
             "run", "create", repository, "--dataset", self.dataset, "--codec", self.codec,
             "--tokenizer", str(self.tokenizer), *sets,
+        ]  # fmt: skip
+
+    def language_arguments(self, repository: str, task: str, model: dict, **settings: object) -> list[str]:
+        """Return the arguments of `dalle-collab` that create a tiny run of a language model."""
+        folder = self.tokenizer.parent / task
+        if not folder.exists():
+            tiny_tokenizer(task).save_pretrained(folder)
+            self.api.create_repo(TEXT_DATASET, repo_type="dataset", exist_ok=True)
+            texts = write_texts(folder / "text", {"text": list(DOCUMENTS)})
+            self.api.upload_folder(repo_id=TEXT_DATASET, repo_type="dataset", folder_path=str(texts))
+        common = {name: value for name, value in TINY_SETTINGS.items() if name not in TINY_MODEL_SETTINGS}
+        values = {**common, "target_batch_size": 512, "sequence_length": SEQUENCE_LENGTH, **model, **settings}
+        sets = [part for name, value in values.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+        return [
+            "run", "create", repository, "--task", task, "--dataset", TEXT_DATASET, "--tokenizer", str(folder), *sets,
         ]  # fmt: skip
 
     def create_run(self, repository: str, **settings: object) -> str:

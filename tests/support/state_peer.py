@@ -188,7 +188,7 @@ def join(run, dht, settings, events, options):
 def main(settings):
     guard_process_group()
     torch.set_num_threads(1)
-    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
     settings = dict(settings, state_file=str(folder / f"{name}.safetensors"))
     events = folder / f"{name}.jsonl"
     options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forked_processes import ForkedProcess, fork_server
+from language_material import ALBERT, GPT2, SEQUENCE_LENGTH
 
 from pipelines.chaos.faults.process_table import group_members, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
@@ -18,12 +19,31 @@ from pipelines.training.run.training_run import TrainingRun
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
 
+PATIENT = dict(matchmaking_seconds=3.0, averaging_timeout_seconds=80.0, progress_expiration_seconds=30.0)
+"""Changes of a tiny run in which every round has to succeed: how long peers wait follows from these, and on a busy
+machine an answer takes a second."""
 
-def tiny_run(**changes: Any) -> TrainingRun:
-    """Return a run that a swarm on this machine goes through in seconds."""
+
+TINY_TASKS = {
+    "text-to-image": dict(model_config=TINY_MODEL),
+    "fill-mask": dict(model_config=dict(ALBERT, vocab_size=40, pad_token_id=0)),
+    "text-generation": dict(model_config=dict(GPT2, vocab_size=40)),
+}
+"""What differs between tiny runs of the tasks."""
+
+WEIGHT_OF_A_SAMPLE = {"text-to-image": 1, "fill-mask": 5, "text-generation": 19}
+"""About what `made_up_batch` comes to."""
+
+
+def tiny_run(task: str = "text-to-image", **changes: Any) -> TrainingRun:
+    """Return a run that a swarm on this machine goes through in seconds; `target_batch_size` is in samples."""
+    if task != "text-to-image":
+        changes = dict(task_settings=dict(sequence_length=SEQUENCE_LENGTH)) | changes
+        changes["target_batch_size"] = changes.get("target_batch_size", 32) * WEIGHT_OF_A_SAMPLE[task]
     settings = dict(
         run_id=f"test-{uuid.uuid4().hex[:12]}",
-        model_config=TINY_MODEL,
+        task=task,
+        **TINY_TASKS[task],
         dataset_repository="made/up",
         dataset_revision="none",
         target_batch_size=32,

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
 def main(settings: dict) -> None:
     guard = guard_process_group()
     torch.set_num_threads(1)
-    run, folder, name = TrainingRun(**settings["run"]), Path(settings["folder"]), settings["name"]
+    run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
     events = folder / f"{name}.jsonl"
     network = NetworkOptions(
         host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=settings.get("client_mode", False),
@@ -102,6 +103,8 @@ def main(settings: dict) -> None:
         fetch_checkpoint=lambda: Path(checkpoint) if checkpoint else None,
     ) as membership:  # fmt: skip
         peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]
+        if settings.get("ignores_refusal"):  # a peer whose user was banned need not be so kind as to leave
+            stop = threading.Event()
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch,
             guard=guard,

@@ -162,7 +162,11 @@ async def _store_signed(_dht, node, key: str, validator: RSASignatureValidator) 
 
 def main(settings: dict) -> None:
     guard_process_group()
-    run, addresses, folder = TrainingRun(**settings["run"]), settings["entry_addresses"], Path(settings["folder"])
+    run, addresses, folder = (
+        TrainingRun.from_mapping(settings["run"]),
+        settings["entry_addresses"],
+        Path(settings["folder"]),
+    )
     events = folder / f"{settings['name']}.jsonl"
 
     def newest_digest() -> str:

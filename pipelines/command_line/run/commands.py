@@ -40,16 +40,20 @@ Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub re
 @app.command()
 def create(
     repository: Repository,
-    dataset: Annotated[str, typer.Option(help="Dataset Hub repository of image codes, ORG/NAME.")],
-    codec: Annotated[str, typer.Option(help="Model Hub repository of the codec that made the image codes.")],
+    dataset: Annotated[str, typer.Option(help="Dataset Hub repository, ORG/NAME: image codes, or text.")],
+    task: Annotated[str, typer.Option(help="text-to-image, fill-mask or text-generation.")] = "text-to-image",
+    preset: Annotated[str | None, typer.Option(help="Settings of a known recipe, with its task: sahajbert.")] = None,
+    codec: Annotated[str | None, typer.Option(help="Codec that made the image codes, a Model Hub repository.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
     clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
     settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set goes before it.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
 ) -> None:
-    """Create a training run: publish its settings, tokenizer and processor to the Model Hub.
+    """Create a training run: publish its settings and its tokenizer or processor to the Model Hub.
 
-    Settings are the fields of TrainingRun and of DalleCollabConfig; the defaults are those of the paper.
+    Settings are the fields of TrainingRun, of the task and of the model's configuration; the defaults of a
+    text-to-image run are those of the paper. A language model is made of a model_type of transformers and its sizes,
+    or starts from a checkpoint: start_from=ORG/NAME.
 
     Examples:
 
@@ -57,40 +61,31 @@ def create(
 
       dalle-collab run create my-org/tiny --dataset my-org/shapes --codec my-org/codec --tokenizer ./tokenizer
       --set hidden_size=128 --set num_hidden_layers=6 --set target_batch_size=256
+
+      dalle-collab run create my-org/bert --task fill-mask --preset sahajbert --dataset my-org/text
+      --tokenizer my-org/tokenizer
+
+      dalle-collab run create my-org/gpt --task text-generation --dataset my-org/text --tokenizer gpt2
+      --set model_type=gpt2 --set sequence_length=1024
     """
     import tempfile
 
-    from transformers import AutoTokenizer
-
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
     from pipelines.training.repository.creation import create_run_repository
-    from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout
-    from pipelines.training.tasks.text_to_image.run_creation import compose_processor, compose_run
+    from pipelines.training.run.task import RunRequest
+    from pipelines.training.tasks.choice import compose_run
+    from pipelines.training.tasks.presets import preset_settings
 
-    values = _read_settings(settings) | parse_settings(set_)
-    layout = dataset_layout(dataset, "main")
-    try:
-        fast_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"No fast tokenizer can be loaded from {tokenizer!r}: there is no such folder, and no such repository on "
-            "this Hub. Name one with --tokenizer, or train one: dalle-collab data train-tokenizer DATASET --output DIR"
-        ) from error
-    run = compose_run(
+    values = preset_settings(preset, task) | _read_settings(settings) | parse_settings(set_)
+    request = RunRequest(
         run_id=values.pop("run_id", repository.replace("/", "-").replace(".", "-")),
-        dataset_repository=dataset,
-        layout=layout,
-        tokenizer=fast_tokenizer,
+        task=task,
+        dataset=dataset,
+        tokenizer=tokenizer,
         settings=values,
+        codec=codec,
+        clip=clip,
     )
-    processor = compose_processor(
-        fast_tokenizer,
-        run,
-        layout,
-        codec_repository=codec,
-        codec_fingerprint=VQGANCodec.from_pretrained(codec).fingerprint,
-        clip_repository=clip,
-    )
+    run, processor = compose_run(request)
     with tempfile.TemporaryDirectory() as folder:
         address = create_run_repository(repository, run, processor, Path(folder))
     typer.echo(f"Created {repository}: {address}")

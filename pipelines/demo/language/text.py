@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pipelines.training.tasks.streaming import is_held_out
 
+TEXT_FOLDER, TOKENIZER_FOLDER = "dataset", "tokenizer"
 HELD_OUT_SHARE = 0.06
 NUM_SHARDS = 4
 SHORTEST_PARAGRAPH = 40
@@ -72,6 +73,12 @@ def write_text_dataset(folder: Path, texts: Iterable[str]) -> tuple[list[str], l
         _write_shard(folder / "data" / f"train-{shard:05d}-of-{NUM_SHARDS:05d}.parquet", train[shard::NUM_SHARDS])
     _write_shard(folder / "data" / "validation-00000-of-00001.parquet", validation)
     return train, validation
+
+
+def read_documents(folder: Path) -> list[str]:
+    """Return the training documents of a dataset that `write_text_dataset` has written."""
+    shards = sorted((folder / "data").glob("train-*.parquet"))
+    return [text for shard in shards for text in pq.read_table(shard)["text"].to_pylist()]
 
 
 def _write_shard(path: Path, texts: list[str]) -> None:

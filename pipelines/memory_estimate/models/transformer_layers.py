@@ -24,8 +24,9 @@ class TransformerLayers:
         self.scores = float(batch * sizes.num_heads * sequence * sequence)
 
     def layer(self) -> TapeBytes:
-        """Return the bytes of a layer of `gpt2`, `bert` or `gptj`."""
-        return replay({"gpt2": self._gpt2, "bert": self._bert, "gptj": self._gptj}[self.sizes.family])
+        """Return the bytes of a layer of any family but `t5`."""
+        families = {"gpt2": self._gpt2, "bert": self._bert, "albert": self._bert, "gptj": self._gptj}
+        return replay((families | {"llama": self._llama})[self.sizes.family])
 
     def reversible_layer(self) -> float:
         """Return the most bytes while a layer is undone, were it reversible: seven streams and its larger branch."""
@@ -85,12 +86,63 @@ class TransformerLayers:
         tape.drop(attended, fed, both, x)
         return (out,)
 
+    def _llama(self, tape: Tape) -> tuple[Value, ...]:
+        x = tape.received(self.stream)
+        normed = self._normalise_in_steps(tape, x)
+        attended = self._rotary_attention(tape, normed)
+        tape.drop(normed)
+        middle = tape.add(x, attended, self.stream)
+        tape.drop(x, attended)
+        normed = self._normalise_in_steps(tape, middle)
+        fed = self._gated_feed_forward(tape, normed)
+        tape.drop(normed)
+        out = tape.add(middle, fed, self.stream)
+        tape.drop(middle, fed)
+        return (out,)
+
+    def _rotary_attention(self, tape: Tape, x: Value) -> Value:
+        keys = self.rows * self.sizes.key_value_size * self.element.compute
+        query, key, value = (self._project(tape, x, size) for size in (self.inner, keys, keys))
+        turned = [
+            tape.run(part, out=part.size, scratch=2 * part.size, backward_scratch=part.size) for part in (query, key)
+        ]
+        tape.drop(query, key)
+        inputs, statistics = (*turned, value), self.rows * self.sizes.num_heads * 4.0
+        attended = tape.run(*inputs, out=self.inner, saves=inputs, saves_output=True, extra_saved=statistics)
+        tape.drop(*inputs)
+        return self._output(tape, attended)
+
+    def _gated_feed_forward(self, tape: Tape, x: Value) -> Value:
+        gate = self._project(tape, x, self.wide)
+        opened = self._activation(tape, gate)
+        tape.drop(gate)
+        wide = self._project(tape, x, self.wide)
+        product = tape.run(opened, wide, out=self.wide, saves=(opened, wide))
+        tape.drop(opened, wide)
+        return self._output(tape, product)
+
+    def _project(self, tape: Tape, x: Value, size: float) -> Value:
+        """Describe a product whose input autocast converts for it alone."""
+        cast = self.cast(tape, x)
+        projected = tape.run(cast, out=size, saves=(cast,))
+        tape.drop(cast)
+        return projected
+
     def normalise(self, tape: Tape, x: Value) -> Value:
         """Describe a normalisation and the cast of its output."""
         normed = tape.run(x, out=self.stream, saves=(x,), extra_saved=self.rows * STATISTICS)
         cast = self.cast(tape, normed)
         tape.drop(normed)
         return cast
+
+    def _normalise_in_steps(self, tape: Tape, x: Value) -> Value:
+        """weight * (x * rsqrt(mean(x ** 2))), in float32"""
+        scaled = tape.run(
+            x, out=self.stream, saves=(x,), extra_saved=self.rows * STATISTICS, backward_scratch=self.stream
+        )
+        normed = tape.run(scaled, out=self.stream, saves=(scaled,))
+        tape.drop(scaled)
+        return normed
 
     def cast(self, tape: Tape, value: Value) -> Value:
         """Describe autocast's conversion of a product's input: a view where there is none."""
@@ -189,11 +241,21 @@ class TransformerLayers:
 
         def describe(tape: Tape) -> tuple[Value, ...]:
             x = tape.received(self.stream)
-            hidden = self._bert_transform(tape, x) if self.sizes.family == "bert" else self.normalise(tape, x)
+            hidden = self._end(tape, x)
             tape.drop(x)
             return self.loss(tape, hidden)
 
         return replay(describe)
+
+    def _end(self, tape: Tape, x: Value) -> Value:
+        if self.sizes.family in ("bert", "albert"):
+            return self._bert_transform(tape, x)
+        if self.sizes.family != "llama":
+            return self.normalise(tape, x)
+        normed = self._normalise_in_steps(tape, x)
+        cast = self.cast(tape, normed)
+        tape.drop(normed)
+        return cast
 
     def _bert_transform(self, tape: Tape, x: Value) -> Value:
         cast = self.cast(tape, x)
@@ -205,7 +267,7 @@ class TransformerLayers:
 
     def loss(self, tape: Tape, hidden: Value) -> tuple[Value, ...]:
         """Describe logits and cross-entropy in float32."""
-        table = tape.input(float(self.sizes.vocab_size * self.sizes.hidden_size * self.element.weight))
+        table = tape.input(float(self.sizes.table_size * self.element.weight))
         table.needs_gradient = self.sizes.has_tied_table
         number = float(self.rows * self.sizes.vocab_size)
         logits = tape.run(hidden, table, out=number * self.element.compute, saves=(hidden,))

@@ -17,10 +17,11 @@ def transformer_activations(
     num_shared_groups: int | None,
 ) -> float:
     """Return the bytes of a step over `batch` samples of `sequence` tokens besides parameters and their gradients."""
+    num_shared_groups = num_shared_groups or sizes.num_shared_groups
     layers = (T5Layers if sizes.family == "t5" else TransformerLayers)(sizes, batch, sequence, element)
     every = _all_layers(layers)
     num_undone = {"reversible": len(every), "partial": len(every) // 2}.get(recompute, 0)
-    table = float(sizes.vocab_size * sizes.hidden_size)
+    table = float(sizes.table_size)
     waiting = table * element.weight if sizes.has_tied_table else 0.0
     pieces = StepPieces(
         always=_embedding_saved(sizes, layers),
@@ -46,7 +47,7 @@ def _all_layers(layers: TransformerLayers) -> tuple[TapeBytes, ...]:
 
 
 def _embedding_saved(sizes: TransformerSizes, layers: TransformerLayers) -> float:
-    if sizes.family == "bert":
+    if sizes.family in ("bert", "albert"):
         return layers.stream + layers.rows * STATISTICS  # the sum of the embeddings, which is normalised
     return 0.0
 
@@ -69,6 +70,6 @@ def _copies(
     numbers = (min(num_shared_groups or count, count) for count in (sizes.num_layers, sizes.num_decoder_layers))
     every = sum(size * number for size, number in zip((encoder, decoder), numbers, strict=True))
     one = max(encoder, decoder) if sizes.num_decoder_layers else encoder
-    head = float(sizes.vocab_size * sizes.hidden_size * element.compute)
+    head = float(sizes.table_size * element.compute)
     held = {"none": every, "partial": every, "checkpoint": one}.get(recompute, one)
     return WeightCopies(forward=every + head, head=head, layers=held)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-FAMILIES = ("gpt2", "bert", "gptj", "t5")
+FAMILIES = ("gpt2", "bert", "gptj", "t5", "albert", "llama")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +11,8 @@ class TransformerSizes:
 
     family: str
     """`gpt2` (GPT-2, GPT-3, DALL-E: a decoder), `bert` (an encoder), `gptj` (attention and feed-forward in parallel,
-    probabilities stored), `t5` (encoder and decoder)."""
+    probabilities stored), `t5` (encoder and decoder), `albert` (a BERT with smaller embeddings, whose layers share
+    weights), `llama` (a decoder with rotary positions and a gated feed-forward layer, without biases)."""
 
     vocab_size: int
     hidden_size: int
@@ -26,6 +27,15 @@ class TransformerSizes:
     """Longest sequence; for `t5`, which has no limit, the one it was trained on."""
 
     head_size: int
+    embedding_size: int | None = None
+    """Of `albert`: channels of the embeddings; None: as many as the layers have."""
+
+    num_key_value_heads: int | None = None
+    """Of `llama`: heads of keys and values; None: as many as of queries."""
+
+    num_shared_groups: int | None = None
+    """Sets of weights that the layers cycle through; None: each layer has its own."""
+
     num_decoder_layers: int = 0
     """Of `t5`."""
 
@@ -56,13 +66,23 @@ class TransformerSizes:
         """Channels of all heads."""
         return self.num_heads * self.head_size
 
+    @property
+    def table_size(self) -> int:
+        """Values of the embedding's table."""
+        return self.vocab_size * (self.embedding_size or self.hidden_size)
+
+    @property
+    def key_value_size(self) -> int:
+        """Channels of all heads of keys."""
+        return (self.num_key_value_heads or self.num_heads) * self.head_size
+
     def parameter_shapes(self, num_shared_groups: int | None = None) -> dict[tuple[int, ...], int]:
         """Return how many parameters there are of every shape; layers cycle through `num_shared_groups` sets."""
         shapes: dict[tuple[int, ...], int] = {}
         for shape, number in self._outer_shapes():
             shapes[shape] = shapes.get(shape, 0) + number
         for kind, layers in (("encoder", self.num_layers), ("decoder", self.num_decoder_layers)):
-            groups = min(num_shared_groups or layers, layers)
+            groups = min(num_shared_groups or self.num_shared_groups or layers, layers)
             for shape, number in self.layer_shapes(is_t5_decoder=kind == "decoder"):
                 shapes[shape] = shapes.get(shape, 0) + number * groups
         return {shape: number for shape, number in shapes.items() if number}
@@ -77,6 +97,8 @@ class TransformerSizes:
                 ((wide, hidden), 3 if self.is_gated else 2),
                 ((hidden,), attentions + 1),
             ]
+        if self.family == "llama":
+            return [((inner, hidden), 2), ((self.key_value_size, hidden), 2), ((wide, hidden), 3), ((hidden,), 2)]
         if self.family == "gptj":
             return [((hidden, inner), 4), ((wide, hidden), 2), ((wide,), 1), ((hidden,), 3)]
         if self.family == "gpt2":
@@ -95,6 +117,19 @@ class TransformerSizes:
         if self.family == "t5":
             # One table of relative positions for the encoder and one for the decoder.
             return [(table, 1 if self.has_tied_table else 2), ((32, self.num_heads), 2), ((hidden,), 2)]
+        if self.family == "llama":
+            return [(table, 1 if self.has_tied_table else 2), ((hidden,), 1)]
+        if self.family == "albert":
+            narrow = self.embedding_size or hidden
+            return [
+                ((self.vocab_size, narrow), 1 if self.has_tied_table else 2),
+                ((self.max_sequence_length, narrow), 1),
+                ((self.num_token_types, narrow), 1),
+                ((hidden, narrow), 2),
+                ((hidden,), 1),
+                ((self.vocab_size,), 1),
+                ((narrow,), 5),
+            ]
         if self.family == "gptj":
             return [(table, 1 if self.has_tied_table else 2), ((self.vocab_size,), 1), ((hidden,), 2)]
         if self.family == "gpt2":

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
@@ -19,10 +19,14 @@ from hivemind.averaging.averager import DecentralizedAverager
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import AllreduceException
-from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import StubBase
+from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
+from pipelines.admission.averaging_gate import AveragingGate
+from pipelines.admission.client import PeerAdmission
+from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.figures import AveragingRound, SharedFigures
 from pipelines.training.averaging.group.matchmaking import GroupSearch, retry_seconds, until_cancelled
@@ -47,9 +51,15 @@ not given up before it has lasted as long as the search for that group would."""
 PLAIN_RULE = AggregationRule()
 
 
-class RobustAverager(DecentralizedAverager):
-    """An averager whose rounds are `TrustedAllReduceRunner`s whose figures the trainer can read."""
+class RobustAverager(NamedServicer, DecentralizedAverager):
+    """An averager that deals with admitted peers only, and whose rounds check, bound, aggregate by a rule, and count.
 
+    A kind of averager inherits from it first, and then from the class of hivemind's that says what is averaged. Which
+    peers are admitted is for an `AveragingGate`, who is in the next group for a `GroupSearch`, a round is a
+    `TrustedAllReduceRunner`; the figures are for the trainer, in whose process this object is made.
+    """
+
+    get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     notices_replays: bool
     answers_are_averages: bool
@@ -61,13 +71,19 @@ class RobustAverager(DecentralizedAverager):
     def __init__(
         self,
         *args: Any,
+        prefix: str,
+        admission: PeerAdmission | None,
         rule: AggregationRule = PLAIN_RULE,
         min_share_averaged: float = MIN_SHARE_AVERAGED,
         upload_limit: UploadLimit | None = None,
         rounds_begin_together: bool = True,
         **kwargs: Any,
     ) -> None:
-        """`rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`."""
+        """`admission` is this peer's; None: the run is open, and the averager deals with everybody.
+
+        `rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`.
+        """
+        self._gate = AveragingGate(admission, prefix, kwargs.get("allreduce_timeout"))
         self._rounds_begin_together = rounds_begin_together
         self._rule, self._min_share_averaged, self._upload_limit = rule, min_share_averaged, upload_limit
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
@@ -82,12 +98,42 @@ class RobustAverager(DecentralizedAverager):
         self._control: StepControl | None = None
         self._search: GroupSearch | None = None
         self._epoch: int | None = None
-        super().__init__(*args, **{"part_size_bytes": PART_BYTES, **kwargs})
+        super().__init__(*args, prefix=prefix, **{"part_size_bytes": PART_BYTES, **kwargs})
 
     @property
     def last_round(self) -> AveragingRound:
         """Figures of the last round and the totals."""
         return self._figures.read()
+
+    def _run_internal(self) -> None:
+        # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
+        # object for those with which states are fetched.
+        self.get_stub = self._introducing_stub
+        super()._run_internal()
+
+    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:
+        stub = type(self).get_stub(p2p, peer, **kwargs)
+        return self._gate.introducing(stub, partial(self._gate.introduce, self.greet, peer))
+
+    async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
+        """Answer calls, those of strangers with a refusal."""
+        await super().add_p2p_handlers(p2p, self._gate.guarded(self) or wrapper, **kwargs)
+
+    async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
+        """Let a peer introduce itself; see `AveragingGate.answer`."""
+        return self._gate.answer(request, context.remote_id)
+
+    async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
+        """Call another averager; return its answer, in which it shows its token if the run has an authority."""
+        stub = type(self).get_stub(self._p2p, peer, namespace=self.prefix)
+        return await stub.rpc_introduce(self._gate.introduction(), timeout=self.request_timeout * 2)
+
+    async def until_group_is_checked(self, group_id: bytes) -> None:
+        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
+        if group_id not in self._running_groups:
+            await self._pending_groups_registered.wait()
+        if (group := self._running_groups.get(group_id)) is not None:
+            await asyncio.wait([group])
 
     async def rpc_aggregate_part(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
@@ -129,6 +175,7 @@ class RobustAverager(DecentralizedAverager):
         """
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        self._gate.prove(step, self.peer_id)
         step.wait_for_cancel = partial(until_cancelled, step)
         self._search = self._search or GroupSearch(self._matchmaking, self._rounds_begin_together)
         self._search.average_epoch(self._epoch)
@@ -136,6 +183,9 @@ class RobustAverager(DecentralizedAverager):
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
         await super()._step(step=step, **kwargs)
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kwargs: Any) -> Any:
+        return await super()._aggregate_with_group(self._gate.checked(group_info), *args, **kwargs)
 
     def _tell_process(self, method: str, *arguments: Any) -> None:
         """Have a method called in the averager's process, before whatever that process is told later."""

@@ -5,11 +5,15 @@ from typing import Any
 
 import torch
 
+from pipelines.training.optimizers.adamw import AdamW
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.nesterov import Nesterov
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
 from pipelines.training.optimizers.schedule import linear_factor
 from pipelines.training.run.training_run import TrainingRun
+
+OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW}
+"""Optimizers by the name in a run's settings; `sections.OPTIMIZERS` has the same names."""
 
 
 def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -20,16 +24,19 @@ def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
     groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
     if run.local_steps == 1:
         schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
-        return dict(params=groups, optimizer=lamb_factory(run), scheduler=schedule)
+        return dict(params=groups, optimizer=optimizer_factory(run), scheduler=schedule)
     outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
     # Weight decay is the inner optimizer's; decayed twice, parameters would shrink with every synchronisation.
     return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
 
 
-def lamb_factory(run: TrainingRun) -> partial[Lamb]:
-    """Return what makes the run's LAMB of groups of parameters; momentum that gradients bring along is not added."""
+def optimizer_factory(run: TrainingRun, name: str = "") -> partial[Lamb]:
+    """Return what makes the run's optimizer, or that of a name, of groups of parameters.
+
+    Momentum that gradients bring along is not added.
+    """
     return partial(
-        Lamb,
+        OPTIMIZERS[name or run.optimizer],
         lr=run.peak_learning_rate,
         betas=(0.0 if gradient_momentum(run) else run.betas[0], run.betas[1]),
         eps=run.epsilon,
@@ -39,16 +46,14 @@ def lamb_factory(run: TrainingRun) -> partial[Lamb]:
 
 
 def gradient_momentum(run: TrainingRun) -> float:
-    """Return the momentum that peers add to their own gradients, of which LAMB then adds none."""
+    """Return the momentum that peers add to their own gradients, of which the optimizer then adds none."""
     return run.betas[0] if run.momentum_before_averaging else 0.0
 
 
 def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the run's inner optimizer over the model's own parameters."""
     groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
-    if run.inner_optimizer == "lamb":
-        return lamb_factory(run)(groups)
-    return torch.optim.AdamW(groups, lr=run.peak_learning_rate, betas=run.betas, eps=run.epsilon)
+    return optimizer_factory(run, run.inner_optimizer)(groups)
 
 
 def linear_schedule(

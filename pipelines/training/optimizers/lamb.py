@@ -50,7 +50,7 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.dtype != torch.float32:
-                    raise ValueError(f"A parameter is {parameter.dtype}; LAMB keeps float32 parameters: model.float().")
+                    raise ValueError(f"A parameter is {parameter.dtype}; expected float32: model.float().")
                 self.state[parameter] = _initial_state(parameter, bits)
 
     @torch.no_grad()
@@ -86,7 +86,13 @@ class Lamb(torch.optim.Optimizer):
             direction[span] = (mean / correction1).div_((square / correction2).sqrt_().add_(group["eps"]))
         if group["weight_decay"]:
             direction.add_(parameter.view(-1), alpha=group["weight_decay"])
-        parameter.view(-1).add_(direction, alpha=-group["lr"] * _trust_ratio(parameter, direction))
+        parameter.view(-1).add_(direction, alpha=-group["lr"] * self.trust_ratio(parameter, direction))
+
+    def trust_ratio(self, parameter: torch.Tensor, direction: torch.Tensor) -> float:
+        """Return the norm of the weights over that of the step's direction; 1 where either is 0."""
+        weight_norm = min(torch.linalg.vector_norm(parameter).item(), MAX_WEIGHT_NORM)
+        direction_norm = torch.linalg.vector_norm(direction).item()
+        return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state exactly: torch's own loader would turn the 8-bit statistics into float32.
@@ -103,12 +109,6 @@ class Lamb(torch.optim.Optimizer):
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in loaded.items() if key != "params"})
             group["betas"] = tuple(group["betas"])
-
-
-def _trust_ratio(parameter: torch.Tensor, direction: torch.Tensor) -> float:
-    weight_norm = min(torch.linalg.vector_norm(parameter).item(), MAX_WEIGHT_NORM)
-    direction_norm = torch.linalg.vector_norm(direction).item()
-    return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
 
 @cache

@@ -12,8 +12,8 @@ from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.peer.joining import admitted
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
-from pipelines.training.swarm_optimizer.local_steps import make_optimizer
 from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
 
 
@@ -33,7 +33,7 @@ class Collaboration:
     @property
     def num_peers(self) -> int:
         """Peers that train at the moment, this one among them."""
-        return self.optimizer.tracker.global_progress.num_peers
+        return self.optimizer.progress().num_peers
 
     @property
     def is_over(self) -> bool:

@@ -31,8 +31,8 @@ from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.state.transfer import ShowProgress
+from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.local_steps import make_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class TrainingPeer:
             if stop.is_set() or self.optimizer.local_epoch >= limit or clock() >= deadline:
                 break
             yield self.step(batch)
-        self.optimizer.state_averager.step(wait_for_delayed_updates=True)
+        self.optimizer.wait_for_updates()
         if self.optimizer.local_epoch >= self.run.num_epochs:
             self._hand_over(stop)
 
@@ -245,17 +245,17 @@ class TrainingPeer:
         return self._step_report(epoch, loss.mean, was_used=was_used, ended_epoch=ended)
 
     def _step_report(self, epoch: int, loss: float | None, *, was_used: bool, ended_epoch: bool) -> StepReport:
-        tracker = self.optimizer.tracker
+        progress = self.optimizer.progress()
         return StepReport(
             epoch=epoch,
             loss=loss,
             was_used=was_used,
             ended_epoch=ended_epoch,
-            num_peers=tracker.global_progress.num_peers,
-            samples_per_second=tracker.performance_ema.samples_per_second,
-            share_averaged=self.optimizer.grad_averager.last_round.share_averaged,
+            num_peers=progress.num_peers,
+            samples_per_second=progress.samples_per_second,
+            share_averaged=progress.share_averaged,
             num_samples=self.num_samples,
-            bytes_per_sample=self.optimizer.bytes_sent / max(1, self.num_samples),
+            bytes_per_sample=progress.bytes_sent / max(1, self.num_samples),
         )
 
     def _introduce(self) -> None:
@@ -270,21 +270,22 @@ class TrainingPeer:
     def _report_epoch(self) -> None:
         if not self._epoch_losses:
             return
-        averaging = self.optimizer.grad_averager.last_round
+        progress = self.optimizer.progress()
+        averaging = progress.gradient_round
         metrics = PeerMetrics(
             username=self._username,
-            epoch=self.optimizer.local_epoch,
+            epoch=progress.epoch,
             loss=sum(self._epoch_losses) / len(self._epoch_losses),
             num_samples=self.num_samples,
-            samples_per_second=self.optimizer.tracker.performance_ema.samples_per_second,
+            samples_per_second=progress.samples_per_second,
             share_averaged=averaging.share_averaged,
-            bytes_sent=self.optimizer.bytes_sent,
+            bytes_sent=progress.bytes_sent,
             num_rounds=averaging.num_rounds,
             round_seconds=averaging.seconds,
-            num_refused_gradients=self.optimizer.num_refused_gradients,
+            num_refused_gradients=progress.num_refused_gradients,
             client_mode=bool(self.network.client_mode),
             package_version=self._package_version,
-            num_incomplete_rounds=self.optimizer.num_incomplete_rounds,
+            num_incomplete_rounds=progress.num_incomplete_rounds,
             num_withheld=averaging.num_withheld,
             suspects=[suspect_record(suspect) for suspect in averaging.suspects[:MAX_SUSPECTS]],
         )

@@ -1,19 +1,12 @@
 """Creating a training run: its repository on the Model Hub, with all that peers need before they meet."""
 
 from pathlib import Path
-from typing import Any, Protocol
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from hub_tools.run_files import CARD_FILE, TRAINING_RUN_FILE
+from pipelines.training.run.task import Processor
 from pipelines.training.run.training_run import TrainingRun
-
-
-class Processor(Protocol):
-    """A processor or a tokenizer of transformers."""
-
-    def save_pretrained(self, folder: Path) -> Any:
-        """Write its files into a folder."""
 
 
 def create_run_repository(repository: str, run: TrainingRun, processor: Processor, folder: Path) -> str:
@@ -41,9 +34,9 @@ def create_run_repository(repository: str, run: TrainingRun, processor: Processo
 
 def _card_before_training(repository: str, run: TrainingRun) -> str:
     return (
-        "---\nlibrary_name: transformers\npipeline_tag: text-to-image\ntags: [collaborative-training, hivemind]\n"
+        f"---\nlibrary_name: transformers\npipeline_tag: {run.task}\ntags: [collaborative-training, hivemind]\n"
         f"datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
-        f"A text-to-image transformer that is being trained together. Give it GPU time:\n\n"
+        f"A {run.task} transformer that is being trained together. Give it GPU time:\n\n"
         f"```bash\ndalle-collab join {repository}\n```\n\n"
         "The first checkpoint is published by the run's auxiliary peer.\n"
     )

@@ -35,6 +35,35 @@ class CheckpointFacts:
     """Held-out losses: `epoch`, `loss`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What an organiser asks of a new run. Each task knows which parts it takes."""
+
+    run_id: str
+    task: str
+    dataset: str
+    """Dataset Hub repository."""
+
+    tokenizer: str
+    """Folder or Model Hub repository of a fast tokenizer."""
+
+    settings: Mapping[str, Any]
+    """Fields of `TrainingRun`, of the task's settings and of the model's configuration, in one."""
+
+    codec: str | None = None
+    """Model Hub repository of the codec that made a dataset's image codes."""
+
+    clip: str | None = None
+    """CLIP that ranks pictures."""
+
+
+class Processor(Protocol):
+    """A processor or a tokenizer of transformers."""
+
+    def save_pretrained(self, folder: Path) -> Any:
+        """Write its files into a folder."""
+
+
 class TrainingTask(Protocol):
     """One kind of model on one kind of data. Making one reads nothing; its parts are read when they are needed."""
 

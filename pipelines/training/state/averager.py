@@ -19,7 +19,6 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture
 
-from pipelines.admission.averaging_gate import GatedAverager
 from pipelines.swarm.upload_limit import pass_bytes
 from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.wire.streams import ReadingStub, until_farewell, until_reader_closes, with_farewell
@@ -50,7 +49,7 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 """How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
 
 
-class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
+class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
 
     All peers of a run use it, the auxiliary peer too. What it hands out is a snapshot, so that epoch and tensors agree
@@ -92,6 +91,11 @@ class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
         return named_state(self.optimizer, self.extra_tensors)
 
     @property
+    def optimized_parameters(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer steps, float32 on the CPU, in the order of the shared state."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
     def num_received(self) -> int:
         """Bytes of the state that have arrived in the download that is under way."""
         return self._num_received.value
@@ -129,6 +133,10 @@ class SwarmStateAverager(GatedAverager, RobustAverager, TrainingStateAverager):
         self.local_epoch = epoch
         self._update_scheduler()
         self._note_change(epoch)
+
+    def take_part_in(self, epoch: int) -> None:
+        """Go on in an epoch with the state as it is, which keeps its own epoch in what this peer signs."""
+        self.local_epoch = epoch
 
     def _note_change(self, epoch: int) -> None:
         self.state_epoch = epoch

@@ -1,1 +1,1 @@
-"""One epoch: gather samples, average, step; and local steps. What is left of `hivemind.Optimizer`."""
+"""One epoch: gather samples, average, step; and local steps. The parts are hivemind's, or on top of them."""

@@ -8,11 +8,10 @@ from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import PeerID
 
-from pipelines.admission.averaging_gate import GatedAverager
 from pipelines.training.averaging.averager import RobustAverager
 
 
-class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
+class SwarmGradientAverager(RobustAverager, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
     PROTOCOL_NAME = "SwarmGradientAverager"
@@ -51,6 +50,11 @@ class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
         """Return the sums of the micro-batches' mean gradients, each in units of the first micro-batch's size."""
         return tuple(self._grad_accumulators())
 
+    def count_as_one(self, num_samples: int) -> None:
+        """Take what is `gathered` for one vector, to be averaged as it is, with the weight of so many samples."""
+        self.local_times_accumulated, self.local_samples_accumulated = 1, num_samples
+        self._anchor_batch_size = num_samples
+
     def scale_of_mean(self, num_samples: float) -> float:
         """Return the factor that makes what is `gathered` from so many samples their mean gradient."""
         return self._anchor_batch_size / num_samples
@@ -62,8 +66,11 @@ class SwarmGradientAverager(GatedAverager, RobustAverager, GradientAverager):
 
     @torch.no_grad()
     def load_accumulators_into_averager_(self) -> None:
-        """See `GradientAverager`; with momentum, gradients of earlier epochs are part of what is averaged."""
-        if not (self._momentum and self.local_samples_accumulated):
+        """Load the mean gradient of all samples; with momentum, gradients of earlier epochs are part of it.
+
+        hivemind divides by the number of micro-batches, which is the mean only where all of them weigh the same.
+        """
+        if not self.local_samples_accumulated:
             super().load_accumulators_into_averager_()
             return
         scale = self.scale_of_mean(self._num_earlier_samples + self.local_samples_accumulated)

@@ -33,8 +33,6 @@ class InnerSteps:
         """
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient.mul_(scale)
-        if self._run.inner_optimizer == "adamw":  # LAMB clips by itself
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._run.max_gradient_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._run, epoch) * share
         self.optimizer.step()

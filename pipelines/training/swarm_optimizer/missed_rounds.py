@@ -4,17 +4,32 @@ A peer that comes too late for a group finds none until the others have computed
 a gradient of parameters that nobody has any more. It had better take over the swarm's state at once.
 """
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 
 from hivemind.averaging.control import AveragingStage, StepControl
 
+from pipelines.training.swarm_optimizer.round_policy import Search
+
+logger = logging.getLogger(__name__)
+
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class MissedRoundError(RuntimeError):
     """The others have had the round that this peer was looking for a group for."""
+
+
+def search_of(control: StepControl | None) -> Search:
+    """Return how far the search for the group of a round is."""
+    if control is None:
+        return Search.NONE
+    if control.done():
+        return Search.OVER
+    return Search.IN_ROUND if control.triggered else Search.OPEN
 
 
 def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable[[], bool]) -> None:
@@ -48,6 +63,19 @@ def leave_round(control: StepControl, tag_along: Callable[[StepControl], None]) 
         return
     if not (_is_looking(control) and stop_looking(control)):
         tag_along(control)  # others count on this peer's part of the vector
+
+
+def tag_along(control: StepControl, seconds: float) -> None:
+    """Wait for a round in which this peer's part of the vector counts, but its gradient weighs nothing."""
+    if not control.triggered:
+        control.weight = 0
+        control.allow_allreduce()
+    try:
+        control.result(seconds)
+    except (Exception, asyncio.CancelledError) as error:
+        logger.warning("A round that this peer has left failed: %r", error)
+        if not control.done():
+            control.cancel()
 
 
 def _is_looking(control: StepControl) -> bool:

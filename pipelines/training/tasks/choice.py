@@ -1,29 +1,54 @@
 """Which task a run trains: one row for each. The names are the Hub's pipeline tags."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from pipelines.training.run.task import TrainingTask
+from pipelines.training.run.task import Processor, RunRequest, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 
 
-def _text_to_image(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
+@dataclass(frozen=True, kw_only=True)
+class TaskKind:
+    """How a task comes to be; its own libraries are imported when it is asked for."""
+
+    open: Callable[[TrainingRun, str, str | None], TrainingTask]
+    """Returns the task of a run, from its repository or folder and a commit."""
+
+    compose: Callable[[RunRequest], tuple[TrainingRun, Processor]]
+    """Returns a new run whose parts fit each other, with its processor; raises ValueError if they do not."""
+
+
+def _open_text_to_image(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
     from pipelines.training.tasks.text_to_image.task import TextToImageTask
 
     return TextToImageTask(run, place, revision)
 
 
-def _language_modeling(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
+def _compose_text_to_image(request: RunRequest) -> tuple[TrainingRun, Processor]:
+    from pipelines.training.tasks.text_to_image.run_creation import compose
+
+    return compose(request)
+
+
+def _open_language_model(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
     from pipelines.training.tasks.language_modeling.task import LanguageModelingTask
 
     return LanguageModelingTask(run, place, revision)
 
 
-TASKS: dict[str, Callable[[TrainingRun, str, str | None], TrainingTask]] = {
-    "text-to-image": _text_to_image,
-    "fill-mask": _language_modeling,
-    "text-generation": _language_modeling,
+def _compose_language_model(request: RunRequest) -> tuple[TrainingRun, Processor]:
+    from pipelines.training.tasks.language_modeling.run_creation import compose
+
+    return compose(request)
+
+
+_LANGUAGE_MODEL = TaskKind(open=_open_language_model, compose=_compose_language_model)
+
+TASKS: dict[str, TaskKind] = {
+    "text-to-image": TaskKind(open=_open_text_to_image, compose=_compose_text_to_image),
+    "fill-mask": _LANGUAGE_MODEL,
+    "text-generation": _LANGUAGE_MODEL,
 }
-"""What makes each task; a task's own libraries are imported when a run asks for it."""
 
 
 def open_task(run: TrainingRun, place: str, revision: str | None = None) -> TrainingTask:
@@ -34,9 +59,22 @@ def open_task(run: TrainingRun, place: str, revision: str | None = None) -> Trai
     Raises:
         ValueError: this package does not know the task.
     """
-    if run.task not in TASKS:
+    return _kind(run.task, f"{place} trains").open(run, place, revision)
+
+
+def compose_run(request: RunRequest) -> tuple[TrainingRun, Processor]:
+    """Return a new run whose dataset, processor and model fit each other, and its processor.
+
+    Raises:
+        ValueError: the task or a setting is unknown, or parts do not fit each other.
+    """
+    return _kind(request.task, "The new run is of").compose(request)
+
+
+def _kind(task: str, who: str) -> TaskKind:
+    if task not in TASKS:
         raise ValueError(
-            f"{place} trains the task {run.task!r}; this package knows {', '.join(TASKS)}. "
-            "Update it: pip install -U dalle-collab"
+            f"{who} the task {task!r}; this package knows {', '.join(TASKS)}. "
+            "A newer one may know it: pip install -U dalle-collab"
         )
-    return TASKS[run.task](run, place, revision)
+    return TASKS[task]

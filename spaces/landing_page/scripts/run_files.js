@@ -19,7 +19,7 @@ const SPANS = ["today", "week", "all"];
 
 /** Return the settings of a run that the page uses, from `training_run.json`; null for what is impossible. */
 export function readTrainingRun(values) {
-  const of = values !== null && typeof values === "object" ? values : {};
+  const of = flatSettings(values);
   const batch = wholeWithin(of.target_batch_size, 1, 1e9);
   const localSteps = wholeWithin(of.local_steps ?? 1, 1, 1e6);
   return {
@@ -43,6 +43,13 @@ export function readTrainingRun(values) {
     hasReel: Array.isArray(of.reel_prompts) && of.reel_prompts.length > 0,
     isOpen: !of.authorization_service,
   };
+}
+
+/** Return settings side by side: those of format 2 are in sections. */
+function flatSettings(values) {
+  const of = values !== null && typeof values === "object" ? values : {};
+  const sections = of.settings !== null && typeof of.settings === "object" ? Object.values(of.settings) : [];
+  return Object.assign({}, of, ...sections.filter((section) => section !== null && typeof section === "object"));
 }
 
 /** Return what the page shows of `metrics/summary.json`; `isNonsense` if it has a newest point that cannot be true. */

@@ -190,7 +190,7 @@ def test_a_configuration_of_the_hub_gives_the_sizes_of_the_model():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dict(model_type="stable_diffusion"), "type 'stable_diffusion'; the calculator knows bert"),
+        (dict(model_type="stable_diffusion"), "type 'stable_diffusion'; the calculator knows albert, bert"),
         (dict(), "is of type 'None'"),
         (dict(model_type="gpt2", n_embd=-5, n_head=2, n_layer=2), "n_embd is '-5'"),
         (dict(model_type="gpt2", n_embd=10**20, n_head=2), "n_embd is '1000"),

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from pipelines.training.run.training_run import AGGREGATION_RULES
+from pipelines.training.run.sections import AGGREGATION_RULES
 
 Peer = TypeVar("Peer")
 

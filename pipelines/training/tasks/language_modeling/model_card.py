@@ -45,7 +45,7 @@ A {kind} language model of type `{run.model_config["model_type"]}`, trained toge
 | longest sequence | {settings.sequence_length} tokens |
 | dataset | [{run.dataset_repository}](/datasets/{run.dataset_repository}) at `{run.dataset_revision[:12]}` |
 | began with | {begins} |
-| optimizer | LAMB, {run.optimizer_bits}-bit statistics, peak learning rate {run.peak_learning_rate:g} |
+| optimizer | {run.optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate {run.peak_learning_rate:g} |
 
 ![loss curve]({LOSS_CURVE_FILE})
 

@@ -5,16 +5,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
 from pipelines.training.tasks.language_modeling.documents import check_dataset
 from pipelines.training.tasks.language_modeling.model import checkpoint_settings, model_configuration
 from pipelines.training.tasks.language_modeling.settings import LANGUAGE_TASKS, LanguageSettings
-from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits
+from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def compose(request: RunRequest) -> tuple[TrainingRun, PreTrainedTokenizerBase]:
+    """Return a new run and its tokenizer; see `tasks.choice`."""
+    tokenizer = read_tokenizer(request.tokenizer)
+    run = compose_language_run(
+        run_id=request.run_id,
+        task=request.task,
+        dataset_repository=request.dataset,
+        tokenizer=tokenizer,
+        settings=request.settings,
+    )
+    return run, tokenizer
 
 
 def compose_language_run(
@@ -30,7 +44,8 @@ def compose_language_run(
     Keys of `settings` are fields of `TrainingRun`, of `LanguageSettings`, or settings of the model: `model_type` and
     what transformers' configuration of that type has. With `start_from` the model's settings are those of the
     checkpoint, and its newest commit is taken unless `start_from_revision` names one. Size and special tokens of the
-    vocabulary are the tokenizer's.
+    vocabulary are the tokenizer's. An epoch gathers as many sequences as any run gathers samples, unless
+    `target_batch_size` says how many predicted tokens it should be.
 
     Raises:
         ValueError: a setting is unknown, or parts do not fit each other.
@@ -52,7 +67,7 @@ def compose_language_run(
         model_settings = _vocabulary(tokenizer) | model_settings
     config = model_configuration(model_settings, task)
     values = dict(
-        run_settings,
+        {"target_batch_size": round(TrainingRun.target_batch_size * language.sample_weight(task))} | run_settings,
         run_id=run_id,
         task=task,
         task_settings=task_settings,
@@ -63,16 +78,9 @@ def compose_language_run(
         required_versions=settings.get("required_versions", required_versions()),
     )
     run = TrainingRun.from_mapping(values)
-    check_language_run(run, language, config, tokenizer)
+    check_tokenizer_fits(tokenizer, config, task, language)
+    check_dataset(run, language)
     return run
-
-
-def check_language_run(
-    run: TrainingRun, settings: LanguageSettings, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Raise ValueError unless the run's parts fit each other."""
-    check_tokenizer_fits(tokenizer, config, run.task, settings)
-    check_dataset(run, settings)
 
 
 def _split(settings: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -63,6 +63,12 @@ class LanguageSettings:
             )
         return cls(**values)
 
+    def sample_weight(self, task: str) -> float:
+        """Return how many tokens of a sequence of full length are predicted."""
+        if task == FILL_MASK:
+            return max(1.0, self.sequence_length * self.mask_probability)
+        return self.sequence_length - 1.0
+
 
 def _check_type(name: str, value: object, expected: type) -> None:
     is_number = expected is float and type(value) in (int, float)

@@ -73,8 +73,7 @@ class LanguageModelingTask:
     @property
     def sample_weight(self) -> float:
         """Predicted tokens of a sequence of full length."""
-        length = self.settings.sequence_length
-        return max(1.0, length * self.settings.mask_probability) if self._fills_masks else length - 1.0
+        return self.settings.sample_weight(self.run.task)
 
     def check(self) -> None:
         """See `TrainingTask.check`."""

@@ -31,7 +31,7 @@ A text-to-image transformer trained together by volunteers, in the manner of *Tr
 | most peers at a time | {peers} |
 | samples per epoch | {run.target_batch_size} |
 | dataset | [{run.dataset_repository}](/datasets/{run.dataset_repository}) at `{run.dataset_revision[:12]}` |
-| optimizer | LAMB, {run.optimizer_bits}-bit statistics, peak learning rate {run.peak_learning_rate:g} |
+| optimizer | {run.optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate {run.peak_learning_rate:g} |
 
 ![loss curve]({LOSS_CURVE_FILE})
 

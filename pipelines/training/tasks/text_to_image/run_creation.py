@@ -5,13 +5,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout
 from pipelines.training.tasks.text_to_image.model import known_settings, model_configuration
+
+
+def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
+    """Return a new run and its processor; see `tasks.choice`."""
+    if request.codec is None:
+        raise ValueError("A text-to-image run needs the codec that made its image codes: --codec ORG/CODEC")
+    layout = dataset_layout(request.dataset, "main")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(request.tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No fast tokenizer can be loaded from {request.tokenizer!r}: there is no such folder, and no such "
+            "repository on this Hub. Name one with --tokenizer, or train one: "
+            "dalle-collab data train-tokenizer DATASET --output DIR"
+        ) from error
+    run = compose_run(
+        run_id=request.run_id,
+        dataset_repository=request.dataset,
+        layout=layout,
+        tokenizer=tokenizer,
+        settings=request.settings,
+    )
+    processor = compose_processor(
+        tokenizer,
+        run,
+        layout,
+        codec_repository=request.codec,
+        codec_fingerprint=VQGANCodec.from_pretrained(request.codec).fingerprint,
+        clip_repository=request.clip,
+    )
+    return run, processor
 
 
 def compose_run(

@@ -2,10 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from isolation import environment_without, packages_beside
+from language_material import GPT2
 from support_files import SUPPORT
 
 from hub_tools.local_hub.store.consistency import check_consistency
@@ -66,8 +70,11 @@ class Publishing:
 
 @pytest.fixture
 def publishing(training_material, commands, tmp_path, request):
-    def start(name, **settings):
-        arguments = training_material.create_arguments(f"org/{name}", **settings)
+    def start(name, task="text-to-image", **settings):
+        if task == "text-to-image":
+            arguments = training_material.create_arguments(f"org/{name}", **settings)
+        else:
+            arguments = training_material.language_arguments(f"org/{name}", task, GPT2, **settings)
         done = commands.run(*arguments)
         assert done.returncode == 0, done.stderr
         return Publishing(training_material, commands, f"org/{name}", tmp_path)
@@ -166,8 +173,9 @@ def test_a_byte_that_was_flipped_on_the_hub_is_refused_by_file_and_tensor(publis
 
 
 @pytest.mark.timeout(600)
-def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_on_from_there(publishing):
-    run = publishing("rolled-back-run")
+@pytest.mark.parametrize("task", ["text-to-image", "text-generation"])
+def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_on_from_there(publishing, task):
+    run = publishing(f"rolled-back-{task}-run", task)
     run.publish(3, 6, 9, records=[(epoch, 20 * epoch) for epoch in range(1, 10)])
     before, commits, files = run.loaded("epoch-3"), run.titles(), run.files("epoch-3")
     dry = run.commands.run("run", "rollback", run.repository, "3", "--dry-run")
@@ -193,6 +201,28 @@ def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_
     assert run.loaded(kept)["epoch"] == 6 and run.tags()["epoch-6"] != run.tags()[kept]
     total = read_contributions(run.material.snapshot(run.repository) / "metrics").total()
     assert total["ann"].samples == 180, "contributions stay counted"
+
+
+WRITES = """
+import sys
+from transformers import pipeline
+write = pipeline("text-generation", model=sys.argv[1])
+print(len(write("The north wind", max_new_tokens=8, do_sample=False)[0]["generated_text"]))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_language_runs_checkpoint_writes_where_only_transformers_and_torch_are_installed(publishing):
+    run = publishing("written-run", "text-generation")
+    run.publish(3)
+    folder = run.material.snapshot(run.repository)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WRITES, str(folder)],
+        env=environment_without(packages_beside(["transformers", "torch"])), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) > len("The north wind")
+    assert "auto_map" not in (folder / "config.json").read_text()
 
 
 @pytest.mark.timeout(600)

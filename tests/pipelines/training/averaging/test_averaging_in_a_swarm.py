@@ -8,7 +8,7 @@ import torch
 from made_up_tasks import made_up_batch
 from plain_training import largest_difference, train_alone
 from safetensors.torch import load_file
-from swarm_of_processes import Swarm, tiny_run
+from swarm_of_processes import PATIENT, Swarm, tiny_run
 
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -25,7 +25,7 @@ def run_two_peers(folder, run, **settings_of_second):
 
 
 def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp_path):
-    run = tiny_run(num_epochs=4)
+    run = tiny_run(num_epochs=4, **PATIENT)
     peers = run_two_peers(tmp_path, run, seconds_per_batch=0.15)
     finished = [peer.events("finished")[0] for peer in peers]
     steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
@@ -52,6 +52,7 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
         optimizer_bits=8,
         delay_optimizer_step=True,
         average_state_every=2,
+        **PATIENT,
     )
     peers = run_two_peers(tmp_path, run)
     finished = [peer.events("finished")[0] for peer in peers]
@@ -70,9 +71,13 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
     assert {epoch: named[0][epoch] for epoch in epochs} == {epoch: named[1][epoch] for epoch in epochs}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, number):
-    run = tiny_run(num_epochs=6, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
+@pytest.mark.parametrize(
+    ("task", "number"),
+    [("text-to-image", signal.SIGKILL), ("text-to-image", signal.SIGSTOP), ("fill-mask", signal.SIGKILL)],
+    ids=["killed", "frozen", "killed in a language run"],
+)
+def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, task, number):
+    run = tiny_run(task, num_epochs=6, target_batch_size=48, average_state_every=100, averaging_timeout_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
         first, second = swarm.start("first"), swarm.start("second")
         victim = swarm.start("victim", struck_in_round_of_epoch=3, signal=number)
@@ -173,8 +178,9 @@ def test_a_gradient_that_is_not_finite_stays_with_its_peer(tmp_path):
         assert all(torch.isfinite(tensor).all() for tensor in load_file(tmp_path / f"{name}.safetensors").values())
 
 
-def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
-    run = tiny_run(num_epochs=10_000, average_state_every=1)
+@pytest.mark.parametrize("task", ["text-to-image", "text-generation"])
+def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path, task):
+    run = tiny_run(task, num_epochs=10_000, average_state_every=1)
     with Swarm(tmp_path, run, num_peers=1) as swarm:
         first = swarm.start("first", seconds_per_batch=0.25)
         first.wait_for("step", epoch=2)
@@ -191,7 +197,7 @@ def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path):
 
 
 def test_a_peer_behind_a_firewall_trains_with_others_that_average_for_it(tmp_path):
-    run = tiny_run(num_epochs=4)
+    run = tiny_run(num_epochs=4, **PATIENT)
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         reachable = swarm.start("reachable")
         client = swarm.start("client", client_mode=True)

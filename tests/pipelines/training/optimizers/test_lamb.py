@@ -6,9 +6,11 @@ from bitsandbytes import functional as quantization
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 
 from pipelines.training.optimizers import lamb as optimizers
-from pipelines.training.optimizers.choice import linear_schedule
+from pipelines.training.optimizers.adamw import AdamW
+from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
+from pipelines.training.run import sections
 
 SETTINGS = dict(lr=0.02, betas=(0.9, 0.96), eps=1e-6)
 
@@ -152,9 +154,7 @@ def test_statistics_take_two_bytes_per_parameter_and_small_tensors_stay_in_float
 
 
 def test_parameters_of_another_type_are_refused():
-    with pytest.raises(
-        ValueError, match=r"A parameter is torch.bfloat16; LAMB keeps float32 parameters: model.float()"
-    ):
+    with pytest.raises(ValueError, match=r"A parameter is torch.bfloat16; expected float32: model.float()"):
         Lamb([torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))], **SETTINGS)
 
 
@@ -225,3 +225,20 @@ def test_matrices_decay_and_vectors_do_not():
     assert [tensor.shape for tensor in groups[0]["params"]] == [(2, 3)]
     assert len(groups[1]["params"]) == 4
     assert [group["weight_decay"] for group in weight_decay_groups([("scale", model.scale)], 0.1)] == [0.0]
+
+
+def test_the_names_of_optimizers_are_the_same_where_runs_are_checked_and_where_optimizers_are_made():
+    assert set(OPTIMIZERS) == set(sections.OPTIMIZERS)
+
+
+def test_adamw_steps_as_torchs_does():
+    generator = torch.Generator().manual_seed(0)
+    own, other = (torch.nn.Parameter(torch.ones(6, 4)) for _ in range(2))
+    settings = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
+    optimizers = AdamW([own], bits=32, **settings), torch.optim.AdamW([other], **settings)
+    for _ in range(5):
+        own.grad = torch.rand(6, 4, generator=generator) - 0.5
+        other.grad = own.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-7)

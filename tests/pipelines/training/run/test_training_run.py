@@ -1,5 +1,6 @@
 """The settings that peers share and those of one machine: round trips, and every bad value by name."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pipelines.swarm.records import SuspectRecord
 from pipelines.training.metrics.epoch_summary import EpochSummary, credible_epoch, should_publish, summarise_epoch
 from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.sections import SECTIONS
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 NEEDED = dict(run_id="birds", model_config={"hidden_size": 8}, dataset_repository="org/birds", dataset_revision="abc")
@@ -79,7 +81,7 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(max_norm_ratio=float("inf")), "max_norm_ratio is inf"),
         (dict(num_clipping_iterations=0), "num_clipping_iterations is 0"),
         (dict(min_share_averaged=1.5), "min_share_averaged is 1.5; expected more than 0 and at most 1"),
-        (dict(format_version=2), r"training_run.json has format 2, this package knows 1. Update the package"),
+        (dict(format_version=3), r"training_run.json has format 3, this package knows 1 and 2. Update the package"),
     ],
     ids=str,
 )
@@ -101,8 +103,37 @@ def test_unknown_missing_and_damaged_settings_are_named(tmp_path):
 
 
 def test_settings_from_a_newer_package_say_to_update_although_they_hold_unknown_names():
-    with pytest.raises(ValueError, match="has format 2, this package knows 1"):
-        TrainingRun.from_mapping(json.loads(TrainingRun(**NEEDED).to_json()) | dict(format_version=2, invented=1))
+    with pytest.raises(ValueError, match="has format 3, this package knows 1 and 2"):
+        TrainingRun.from_mapping(json.loads(TrainingRun(**NEEDED).to_json()) | dict(format_version=3, invented=1))
+
+
+def test_a_file_of_the_format_without_sections_is_read_and_written_again_with_sections():
+    run = TrainingRun(**NEEDED, tau_ratio=3.0, reel_prompts=("a bird",))
+    flat = dataclasses.asdict(run) | dict(format_version=1)
+    read = TrainingRun.from_mapping(flat)
+    assert read == run and read.format_version == 2
+    assert json.loads(read.to_json())["settings"]["aggregation"]["tau_ratio"] == 3.0
+
+
+def test_every_setting_has_one_home():
+    sections = [{item.name for item in dataclasses.fields(section)} for section in SECTIONS.values()]
+    assert sum(map(len, sections)) == len(set().union(*sections))
+    assert not set().union(*sections) & {"run_id", "task", "model_config", "generation"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(colours={}), "Unknown section colours in training_run.json; known: data, optimizer"),
+        (dict(data=dict(run_id="other")), "Unknown setting run_id in section data of training_run.json"),
+        (dict(data=dict(tau_ratio=2.0)), "Unknown setting tau_ratio in section data"),
+        (dict(data=[]), "Unknown section data"),
+        ([], "settings in training_run.json is \\[\\]; expected an object of sections"),
+    ],
+)
+def test_sections_hold_their_own_settings_and_nothing_else(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingRun.from_mapping(NEEDED | dict(settings=settings))
 
 
 @pytest.mark.parametrize("name", ["micro_batch_size", "shuffle_buffer_size", "cpu_threads", "max_epochs"])

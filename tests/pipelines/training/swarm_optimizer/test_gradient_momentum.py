@@ -54,6 +54,13 @@ def test_earlier_gradients_count_by_their_samples_and_their_age(dht):
     assert peer.end_epoch() == pytest.approx((MOMENTUM * sums - 5.0) / (MOMENTUM * samples + 5))
 
 
+def test_micro_batches_of_unlike_weights_count_by_their_weights_without_momentum_too(dht):
+    peer = Peer(dht, momentum=0.0)
+    for gradient, weight in ((1.0, 4), (3.0, 2), (6.0, 1)):
+        peer.gather(gradient, weight)
+    assert peer.end_epoch() == pytest.approx((4 * 1.0 + 2 * 3.0 + 1 * 6.0) / 7)
+
+
 def test_a_round_that_was_not_had_leaves_no_trace(dht):
     peer, undisturbed = Peer(dht), Peer(dht)
     for one in (peer, undisturbed):

@@ -5,7 +5,6 @@ from typing import Any
 
 SAHAJBERT: Mapping[str, Any] = {
     "model_type": "albert",
-    "vocab_size": 32_000,
     "embedding_size": 128,
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -44,3 +43,19 @@ second loss, the order of two segments, is left out; see `task`.
 
 PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT)}
 """Task and settings by name."""
+
+
+def preset_settings(name: str | None, task: str) -> dict[str, Any]:
+    """Return the settings of a preset, or none without one.
+
+    Raises:
+        ValueError: there is no such preset, or it is of another task.
+    """
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise ValueError(f"preset is {name!r}; expected {' or '.join(PRESETS)}.")
+    needed, settings = PRESETS[name]
+    if task != needed:
+        raise ValueError(f"Preset {name} is for --task {needed}, not {task}.")
+    return dict(settings)

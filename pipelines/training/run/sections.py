@@ -1,0 +1,300 @@
+"""The sections of a run's settings: each with its fields, their reasons, and its own checks.
+
+`TrainingRun` has the fields of all of them; `training_run.json` has an object for each. Defaults are those of *Training
+Transformers Together*, section 3.
+"""
+
+import math
+import re
+from dataclasses import Field, dataclass, field
+from typing import ClassVar, Protocol
+
+from hub_tools.checks import check_choice, check_positive
+from pipelines.admission.settings import check_admission_settings
+
+AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
+AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
+OPTIMIZERS = ("lamb", "adamw")
+MOST_PROMPTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What is read, and what of it nobody trains on."""
+
+    dataset_repository: str = ""
+    """Dataset Hub repository, `ORG/NAME`: image-code shards, or text."""
+
+    dataset_revision: str = ""
+    """Commit of the dataset: all peers stream the same records."""
+
+    held_out_share: float = 0.01
+    """Share of the dataset's records that nobody trains on, for the evaluation loss; 0: no evaluation, unless the
+    dataset has a `validation` or `test` split."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(f"held_out_share is {self.held_out_share}; expected 0 or more and less than 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """The optimizer of the state that all peers share, and its schedule."""
+
+    target_batch_size: int = 4096
+    """Samples that the swarm gathers for one epoch, that is, for one optimizer step; tokens where the task counts
+    those."""
+
+    num_epochs: int = 31_250
+    """Length of the schedule; peers stop when the swarm reaches it."""
+
+    num_warmup_epochs: int = 3_125
+    """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero."""
+
+    optimizer: str = "lamb"
+    """`lamb`, or `adamw`, which wants smaller learning rates, such as 1e-3."""
+
+    peak_learning_rate: float = 2.5e-3
+    betas: tuple[float, float] = (0.9, 0.96)
+    epsilon: float = 1e-6
+    weight_decay: float = 0.045
+    max_gradient_norm: float = 4.0
+    """Global norm to which the averaged gradient is clipped."""
+
+    optimizer_bits: int = 8
+    """8: block-wise quantised statistics; 32: float32 statistics."""
+
+    momentum_before_averaging: bool = False
+    """Peers average exponential means of their gradients, with the first of `betas` as momentum, and LAMB takes them as
+    they are. Gradients of single peers are mostly noise, in which colluding attackers can hide; their means are not
+    (Karimireddy et al., 2021, section 5). Switch it on where strangers may join, together with `betas` of [0.98, 0.96]
+    and a `tau_ratio` of 1: seven hostile peers of sixteen then cost less than 5 % of the final loss
+    (`tests/benchmarks/robust_aggregation.py`)."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        object.__setattr__(self, "betas", tuple(self.betas))
+        check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
+        if not 0 <= self.num_warmup_epochs <= self.num_epochs:
+            raise ValueError(
+                f"num_warmup_epochs is {self.num_warmup_epochs}; expected 0 to num_epochs ({self.num_epochs})."
+            )
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("optimizer_bits", self.optimizer_bits, (8, 32))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas is {self.betas}; expected two numbers of at least 0 and less than 1.")
+        if self.momentum_before_averaging and not self.betas[0]:
+            raise ValueError(
+                "momentum_before_averaging is on and the first of betas is 0: there is no momentum to add."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStepSettings:
+    """Steps that peers make on their own between two synchronisations."""
+
+    local_steps: int = 1
+    """Optimizer steps' worth of samples between two synchronisations (DiLoCo, Douillard et al. 2023); 1: average every
+    gradient. Otherwise an epoch gathers `local_steps * target_batch_size` samples, peers make inner steps of their own,
+    and what they send is how far they came; bytes per sample fall by this factor. Among three or more peers of very
+    unlike speed choose `aggregation_rule: mean`: `centered_clip` takes one that came much further for an attacker."""
+
+    inner_batch_size: int = 256
+    """With local steps: samples of one inner step. `target_batch_size` over the number of peers makes `local_steps`
+    inner steps of every epoch."""
+
+    inner_optimizer: str = "lamb"
+    """With local steps: `lamb` or `adamw`, on each peer's device, with `peak_learning_rate` and the settings below it.
+    AdamW wants smaller rates, such as 4e-4."""
+
+    outer_learning_rate: float = 0.7
+    """With local steps: learning rate of the Nesterov steps along the averaged progress; 1 without momentum: plain
+    averaging of the parameters."""
+
+    outer_momentum: float = 0.9
+    """With local steps: Nesterov momentum of the outer steps, in [0, 1)."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        check_positive(self, "local_steps", "inner_batch_size", "outer_learning_rate")
+        check_choice("inner_optimizer", self.inner_optimizer, OPTIMIZERS)
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(f"outer_momentum is {self.outer_momentum}; expected at least 0 and less than 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragingSettings:
+    """How peers find each other, and how averages travel."""
+
+    averaging_compression: str = "size_adaptive_8bit"
+    """`size_adaptive_8bit`: 8 bits for tensors of at least `min_8bit_elements`, float16 below; `blockwise_8bit`: the
+    same with a scale for every 4096 values, off by 1 % where the former is off by 26 to 48 % on heavy-tailed gradients;
+    `float16`; or `none`."""
+
+    min_8bit_elements: int = 2**16
+    """Smallest number of elements that is sent in 8 bits (paper, section 3.3)."""
+
+    delay_optimizer_step: bool = True
+    """Run the optimizer on the CPU while the next micro-batch is computed; costs one micro-batch of staleness."""
+
+    delay_gradient_averaging: bool = False
+    """Average the gradients, too, while the next ones are computed; costs one epoch of staleness, hides the network."""
+
+    average_state_every: int = 5
+    """Epochs between averagings of the parameters, which mend what partly failed rounds have pulled apart."""
+
+    matchmaking_seconds: float = 10.0
+    """Time for peers to find each other before a round. Increase if fewer than 90 % of peers join a round."""
+
+    averaging_timeout_seconds: float = 120.0
+    """A round that takes longer is given up. Increase on slow links, at least to twice the usual round."""
+
+    progress_expiration_seconds: float = 30.0
+    """A peer that is silent for this long no longer counts."""
+
+    min_share_averaged: float = 0.9
+    """A round that averages a smaller share of the gradient is an error: counted, and parameters are averaged next."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        check_positive(self, "average_state_every", "matchmaking_seconds", "progress_expiration_seconds")
+        check_positive(self, "min_8bit_elements")
+        check_choice("averaging_compression", self.averaging_compression, AVERAGING_COMPRESSIONS)
+        if self.averaging_timeout_seconds <= self.matchmaking_seconds:
+            raise ValueError(
+                f"averaging_timeout_seconds is {self.averaging_timeout_seconds}; expected more than "
+                f"matchmaking_seconds ({self.matchmaking_seconds})."
+            )
+        if self.delay_gradient_averaging and not self.delay_optimizer_step:
+            raise ValueError(
+                "delay_gradient_averaging is on and delay_optimizer_step is off; the step cannot come before the "
+                "gradients that it takes. Switch both on: --set delay_optimizer_step=true"
+            )
+        if not 0 < self.min_share_averaged <= 1:
+            raise ValueError(f"min_share_averaged is {self.min_share_averaged}; expected more than 0 and at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationSettings:
+    """How the peers' gradients become one, and what a single peer can gain."""
+
+    aggregation_rule: str = "centered_clip"
+    """How the peers' gradients become one: `centered_clip`, which is the weighted mean as long as nobody stands out;
+    `mean`, of gradients with clipped norms; or `coordinate_median`, which ignores sample counts."""
+
+    tau_ratio: float = 2.0
+    """Distance at which CenteredClip clips, in median distances. Decrease towards 1 if attackers are many; increase if
+    honest peers are named as suspects."""
+
+    num_clipping_iterations: int = 100
+    """Most iterations of CenteredClip; they cost next to nothing."""
+
+    max_norm_ratio: float = 4.0
+    """No peer's gradient counts with more than this multiple of the median norm."""
+
+    max_weight_ratio: float = 8.0
+    """No peer counts for more samples than this multiple of the median peer's. Increase if one honest machine is faster
+    than that; what a lie about samples can gain increases too."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        check_choice("aggregation_rule", self.aggregation_rule, AGGREGATION_RULES)
+        check_positive(self, "num_clipping_iterations")
+        for name in ("tau_ratio", "max_norm_ratio", "max_weight_ratio"):
+            if not 1 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a number of at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishingSettings:
+    """What the auxiliary peer publishes, evaluates and draws, and how often."""
+
+    checkpoint_interval_epochs: int = 100
+    """Epochs between checkpoints on the Model Hub."""
+
+    keep_optimizer_states: int = 10
+    """Newest checkpoints whose optimizer states stay on the Hub; a rollback can reach no further back."""
+
+    max_commits_per_hour: int = 60
+    """Commits that the run's auxiliary peer makes at most in an hour; the Hub refuses more than about 128."""
+
+    num_evaluation_records: int = 256
+    """Held-out records that the evaluation loss is the mean over."""
+
+    evaluation_interval_epochs: int = 100
+    """Epochs between evaluations."""
+
+    reel_prompts: tuple[str, ...] = ()
+    """Captions that are drawn again and again for the progress reel; empty: no reel."""
+
+    reel_interval_epochs: int = 100
+    """Epochs between pictures of the progress reel."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        object.__setattr__(self, "reel_prompts", tuple(self.reel_prompts))
+        check_positive(self, "checkpoint_interval_epochs", "keep_optimizer_states", "max_commits_per_hour")
+        check_positive(self, "num_evaluation_records", "evaluation_interval_epochs", "reel_interval_epochs")
+        if len(self.reel_prompts) > MOST_PROMPTS or not all(isinstance(p, str) and p for p in self.reel_prompts):
+            raise ValueError(f"reel_prompts is {self.reel_prompts}; expected at most {MOST_PROMPTS} captions.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionSettings:
+    """Who may join."""
+
+    authorization_service: str = ""
+    """Address of the service that admits peers (`run authorize`); empty: the run is open to everybody."""
+
+    authorization_key: str = ""
+    """The service's public key: peers talk only to peers whose tokens it has signed."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        check_admission_settings(self.authorization_service, self.authorization_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionSettings:
+    """Versions of packages."""
+
+    package_version: str = "0.1.0"
+    """Version of this package with which the run was created."""
+
+    required_versions: dict[str, str] = field(default_factory=dict)
+    """Versions that a peer has to have, by package, as pip writes them: `{"numpy": "<2.4,>=2.0"}`; also `python`."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings can work."""
+        pattern = r"[A-Za-z0-9 .,<>=!~*+_-]{1,64}"
+        versions: object = self.required_versions
+        pairs = versions.items() if isinstance(versions, dict) else [(versions, None)]
+        for name, wanted in pairs:
+            if not all(isinstance(text, str) and re.fullmatch(pattern, text) for text in (name, wanted)):
+                raise ValueError(
+                    f"required_versions has {name!r}: {wanted!r}; expected names of packages with versions as pip "
+                    'writes them, such as "numpy": ">=2.0,<2.4".'
+                )
+
+
+class Section(Protocol):
+    """What every section is: a dataclass that checks its values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]
+
+    def check(self) -> None:
+        """Raise ValueError that names a setting with a value that cannot work."""
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataSettings,
+    "optimizer": OptimizerSettings,
+    "local_steps": LocalStepSettings,
+    "averaging": AveragingSettings,
+    "aggregation": AggregationSettings,
+    "publishing": PublishingSettings,
+    "admission": AdmissionSettings,
+    "versions": VersionSettings,
+}
+"""Name in `training_run.json` and class of each section."""

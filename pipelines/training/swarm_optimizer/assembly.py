@@ -1,0 +1,138 @@
+"""Builds the parts of a run's optimizer and hands them to each other. hivemind forks here: the order matters."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import hivemind
+import torch
+
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.averaging.group.time_limits import RoundTimes
+from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.epoch_end import EpochParts
+from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from pipelines.training.swarm_optimizer.hivemind_options import (
+    averager_options,
+    chunk_timeout,
+    make_state_averager,
+    tracker_options,
+    transfer_limits,
+    upload_options,
+)
+from pipelines.training.swarm_optimizer.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
+from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
+from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
+from pipelines.training.swarm_optimizer.state_averaging_calls import StateAveragingCalls
+
+CALL_LIFETIME_IN_TIMEOUTS = 5
+"""How long a call for averaging the state can be read; two epochs must pass, which are as long as the swarm is slow."""
+
+
+def make_optimizer(
+    *,
+    run: TrainingRun,
+    dht: hivemind.DHT,
+    model: torch.nn.Module,
+    records: SwarmRecords,
+    bandwidth_limit_mbit: float | None = None,
+    gradient_averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager,
+    verbose: bool = False,
+) -> SwarmOptimizer:
+    """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients."""
+    check_codec(averaging_compression(run))
+    level = logging.INFO if verbose else logging.DEBUG
+    new_tracker = partial(_start_tracker, run, dht, records, level)
+    tracker = new_tracker()
+    options = _averager_options(run, dht, bandwidth_limit_mbit)
+    state = make_state_averager(
+        SwarmStateAverager,
+        dht=dht,
+        admission=records.admissions.admission,
+        run_id=run.swarm_id,
+        matchmaking_seconds=run.matchmaking_seconds,
+        status_loglevel=level,
+        **optimizer_parts(run, model),
+        **options,
+    )
+    gradients = gradient_averager_type(
+        parameters=state.main_parameters,
+        dht=dht,
+        admission=records.admissions.admission,
+        prefix=f"{run.swarm_id}_grad_averager",
+        min_matchmaking_time=run.matchmaking_seconds,
+        keeps_own_gradient=True,
+        gradient_momentum=gradient_momentum(run),
+        start=True,
+        **options,
+    )
+    _step_along_averaged_gradients(state, gradients)
+    parts = EpochParts(
+        run=run,
+        policy=RoundPolicy.of(run),
+        tracker=tracker,
+        state=state,
+        gradients=gradients,
+        gathering=_gathering(run, model, gradients, state),
+        calls=StateAveragingCalls(records, run.averaging_timeout_seconds * CALL_LIFETIME_IN_TIMEOUTS),
+        records=records,
+        transfer=StateTransfer(state, records, transfer_limits(run)),
+        round_times=_round_times(run),
+    )
+    return SwarmOptimizer(parts, new_tracker)
+
+
+def _start_tracker(run: TrainingRun, dht: hivemind.DHT, records: SwarmRecords, level: int) -> SwarmProgressTracker:
+    tracker = SwarmProgressTracker(
+        dht=dht,
+        prefix=run.swarm_id,
+        target_batch_size=run.samples_per_epoch,
+        admissions=records.admissions,
+        client_mode=dht.client_mode,
+        status_loglevel=level,
+        start=True,
+        **tracker_options(run),
+    )
+    tracker.seconds_to_come = run.matchmaking_seconds
+    return tracker
+
+
+def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit: float | None) -> dict[str, Any]:
+    """Return what both averagers of a training peer are given."""
+    return dict(
+        averager_options(run),
+        **upload_options(bandwidth_limit_mbit),
+        compression=averaging_compression(run),
+        allreduce_timeout=run.averaging_timeout_seconds / 2,
+        next_chunk_timeout=chunk_timeout(run),
+        shutdown_timeout=SECONDS_TO_SHUT_DOWN,
+        client_mode=dht.client_mode,
+        allow_state_sharing=False,  # not before the peer is known to be in step
+    )
+
+
+def _step_along_averaged_gradients(state: SwarmStateAverager, gradients: SwarmGradientAverager) -> None:
+    """Let the optimizer's gradients be the tensors that are averaged: nothing is copied between the two."""
+    with gradients.get_tensors() as averaged:
+        for parameter, gradient in zip(state.optimized_parameters, averaged, strict=True):
+            parameter.grad = gradient
+
+
+def _gathering(
+    run: TrainingRun, model: torch.nn.Module, gradients: SwarmGradientAverager, state: SwarmStateAverager
+) -> Gathering:
+    return SummedGradients(gradients) if run.local_steps == 1 else LocalSteps(run, model, gradients, state)
+
+
+def _round_times(run: TrainingRun) -> RoundTimes:
+    return RoundTimes(
+        overhead=2 * run.matchmaking_seconds,
+        lowest=run.matchmaking_seconds + 2 * chunk_timeout(run),
+        highest=run.averaging_timeout_seconds,
+    )
