@@ -106,7 +106,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self.get_stub = self._introducing_stub
         super()._run_internal()
 
-    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> Any:
+    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:
         stub = type(self).get_stub(p2p, peer, **kwargs)
         return self._gate.introducing(stub, partial(self._gate.introduce, self.greet, peer))
 
