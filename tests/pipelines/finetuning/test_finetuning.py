@@ -229,11 +229,11 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_steps": 0}, "num_steps is 0, expected at least 1"),
-        ({"gradient_accumulation": 0}, "gradient_accumulation is 0, expected at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan, expected a number above 0"),
+        ({"num_steps": 0}, "num_steps is 0; expected at least 1"),
+        ({"gradient_accumulation": 0}, "gradient_accumulation is 0; expected at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number above 0"),
         ({"warmup_share": 1.0}, "warmup_share is 1.0, expected at least 0 and less than 1"),
-        ({"mixed_precision": "fp8"}, "mixed_precision is 'fp8', expected one of no, fp16, bf16"),
+        ({"mixed_precision": "fp8"}, "mixed_precision is 'fp8'; expected one of no, fp16, bf16"),
         ({"full": True, "merge": True}, "--merge has no effect with --full"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_made_up_batch_is_as_heavy_as_a_usual_one_and_reaches_every_parameter(
             r"Unknown setting hiden_size, layers of a model of type albert",
         ),
         (FILL, ALBERT | {"auto_map": {"AutoConfig": "a.B"}}, r"needs code of its own \(auto_map\)"),
-        (FILL, ALBERT | {"model_type": "dalle_collab"}, r"'dalle_collab', which transformers does not know"),
+        (FILL, {"model_type": "made_up"}, r"'made_up', which transformers does not know"),
         (FILL, {}, r"model_type is 'None'"),
         (FILL, ALBERT | {"hidden_size": "large"}, r"settings of the model cannot work: .*hidden_size"),
         (FILL, {"model_type": "gpt2"}, r"transformers has no fill-mask model of type gpt2"),
