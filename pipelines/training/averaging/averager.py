@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
 import torch
@@ -59,6 +59,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     answers_are_averages: bool
     """See `TrustedAllReduceRunner`."""
 
+    get_stub: ClassVar[Any]  # hivemind's
     may_be_skipped: bool
     """Whether a later round makes up for one that is given up: such a round is tried once, and not for long."""
 
@@ -101,7 +102,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def _run_internal(self) -> None:
         # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
         # object for those with which states are fetched.
-        self.get_stub = self._introducing_stub
+        self.get_stub = self._introducing_stub  # type: ignore[misc]
         super()._run_internal()
 
     def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> Any:
@@ -202,11 +203,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
         seconds = self._attempt_seconds()
-        self._search.begin()
+        search, control = self._search, self._control
+        assert search is not None and control is not None  # since `_step`
+        search.begin()
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
-        watching = asyncio.create_task(
-            self._watch_late_round([peer for peer in members if peer not in clients | {self.peer_id}], seconds)
-        )
+        watching = asyncio.create_task(self._watch_late_round(search, set(members) - clients - {self.peer_id}, seconds))
         try:
             async with asyncio.timeout(seconds) as limit:
                 if is_helper:
@@ -223,14 +224,14 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             self._attempt_times.note_failure()
             reason = AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s")
             if self.may_be_skipped:
-                self._control.set_exception(reason)
+                control.set_exception(reason)
             # hivemind looks for a group again after this kind of error, unless the step has ended.
             raise reason from error
         finally:
             watching.cancel()
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             if is_half or not succeeded:
-                self._search.meet_again(members, clients, runner.late_senders)
+                search.meet_again(members, clients, runner.late_senders)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
@@ -245,11 +246,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, **kwargs,
         )  # fmt: skip
 
-    async def _watch_late_round(self, others: Collection[PeerID], seconds: float | None) -> None:
+    async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
         """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""
         if seconds is not None:
             await asyncio.sleep(seconds / 2)
-            await self._search.watch(others, self.greet)
+            await search.watch(others, self.greet)
 
     def _attempt_seconds(self) -> float | None:
         is_last = self._num_attempts_left == 0
