@@ -19,6 +19,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import achain, as_aiter
@@ -145,11 +146,11 @@ class AveragingGate:
         if self._gate is not None:
             self._gate.check((await greet(peer_id)).service_access_token.username, peer_id)
 
-    def guarded(self, averager: AnsweringAverager) -> Any:
+    def guarded(self, averager: AnsweringAverager) -> "_GuardedCalls | None":
         """Return the averager's handlers behind the gate; None: the averager may answer itself."""
         return None if self._gate is None else _GuardedCalls(averager, self._gate, self._seconds)
 
-    def introducing(self, stub: Any, introduce: Callable[[], Awaitable[None]]) -> Any:
+    def introducing(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> "StubBase | _IntroducingStub":
         """Return a stub that introduces this peer before each call."""
         return stub if self._gate is None else _IntroducingStub(stub, introduce)
 
@@ -208,7 +209,7 @@ class _GuardedCalls:
 class _IntroducingStub:
     """A stub that introduces this peer before each call."""
 
-    def __init__(self, stub: Any, introduce: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> None:
         self._stub, self._introduce = stub, introduce
 
     def __getattr__(self, name: str) -> Any:

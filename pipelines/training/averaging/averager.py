@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
 
 import torch
@@ -20,6 +20,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
@@ -54,12 +55,12 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     `TrustedAllReduceRunner`; the figures are for the trainer, in whose process this object is made.
     """
 
+    get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     notices_replays: bool
     answers_are_averages: bool
     """See `TrustedAllReduceRunner`."""
 
-    get_stub: ClassVar[Any]  # hivemind's
     may_be_skipped: bool
     """Whether a later round makes up for one that is given up: such a round is tried once, and not for long."""
 
@@ -102,10 +103,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def _run_internal(self) -> None:
         # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
         # object for those with which states are fetched.
-        self.get_stub = self._introducing_stub  # type: ignore[misc]
+        self.get_stub = self._introducing_stub
         super()._run_internal()
 
-    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> Any:
+    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:
         stub = type(self).get_stub(p2p, peer, **kwargs)
         return self._gate.introducing(stub, partial(self._gate.introduce, self.greet, peer))
 
@@ -202,9 +203,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
-        seconds = self._attempt_seconds()
-        search, control = self._search, self._control
-        assert search is not None and control is not None  # since `_step`
+        seconds, search, control = self._attempt_seconds(), self._search, self._control
+        assert search is not None and control is not None, "a round begins in `_step` alone"
         search.begin()
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
         watching = asyncio.create_task(self._watch_late_round(search, set(members) - clients - {self.peer_id}, seconds))

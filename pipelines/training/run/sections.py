@@ -6,7 +6,8 @@ Transformers Together*, section 3.
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
+from typing import ClassVar, Protocol
 
 from hub_tools.checks import check_choice, check_positive
 from pipelines.admission.settings import check_admission_settings
@@ -277,7 +278,16 @@ class VersionSettings:
                 )
 
 
-SECTIONS: dict[str, type] = {
+class Section(Protocol):
+    """What every section is: a dataclass that checks its values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]
+
+    def check(self) -> None:
+        """Raise ValueError that names a setting with a value that cannot work."""
+
+
+SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,
     "optimizer": OptimizerSettings,
     "local_steps": LocalStepSettings,
