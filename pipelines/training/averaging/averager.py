@@ -196,10 +196,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._epoch = epoch
 
     async def _run_allreduce_inplace_(
-        self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+        self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
-        search, control = self._search, self._control
-        assert search is not None and control is not None, "hivemind averages in a step alone"
         group_id = group_info.group_id if group_id is None else group_id
         modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
         is_helper = modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX
@@ -217,6 +215,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
         seconds = self._attempt_seconds()
+        search, control = self._search, self._control
+        assert search is not None and control is not None, "a round is only begun by `_step`"
         search.begin()
         members = group_info.peer_ids
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
