@@ -29,8 +29,8 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.figures import AveragingRound, SharedFigures
-from pipelines.training.averaging.group.matchmaking import GroupSearch, retry_seconds, until_cancelled
-from pipelines.training.averaging.group.time_limits import AttemptTimes
+from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
+from pipelines.training.averaging.group.time_limits import attempt_times
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
@@ -43,10 +43,6 @@ logger = logging.getLogger(__name__)
 MIN_SHARE_AVERAGED = 0.9
 MAX_ATTEMPTS = 2
 """All-reduces for one round. A hostile member can spoil every one, and must not hold the others up for ever."""
-
-SHARE_OF_A_CHUNK = 2 / 3
-"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once. It is
-not given up before it has lasted as long as the search for that group would."""
 
 PLAIN_RULE = AggregationRule()
 
@@ -90,10 +86,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
-        highest = kwargs.get("allreduce_timeout")
-        chunk_seconds = kwargs.get("next_chunk_timeout") or highest
-        lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, retry_seconds(kwargs["min_matchmaking_time"]))
-        self._attempt_times = AttemptTimes(lowest=lowest, highest=highest)
+        self._attempt_times = attempt_times(
+            kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
+        )
         self._num_attempts_left = 0
         self._control: StepControl | None = None
         self._search: GroupSearch | None = None
@@ -199,30 +194,20 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
         group_id = group_info.group_id if group_id is None else group_id
+        members, tensors = group_info.peer_ids, tuple(tensors)
         modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
-        is_helper = modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX
-        tensors, weight = tuple(tensors), kwargs.pop("weight", None)
+        is_helper = modes[members.index(self.peer_id)] == AveragingMode.AUX
         if not is_helper:
-            weight = self._weight_of(tensors, weight)
-        runner = self.runner_type(
-            p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, tensors=tensors, group_id=group_id,
-            ordered_peer_ids=group_info.peer_ids, modes=modes, weight=weight,
-            rule=self._rule, recorded_weights=self._weights_on_record(group_info.peer_ids), memory=self._memory,
-            notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
-            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, **kwargs,
-        )  # fmt: skip
+            kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))
+        runner = self._new_runner(tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, **kwargs)
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         self._num_attempts_left -= 1
-        seconds = self._attempt_seconds()
-        search, control = self._search, self._control
-        assert search is not None and control is not None, "a round is only begun by `_step`"
+        seconds, search, control = self._attempt_seconds(), self._search, self._control
+        assert search is not None and control is not None, "a round begins in `_step` alone"
         search.begin()
-        members = group_info.peer_ids
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
-        watching = asyncio.create_task(
-            self._watch_late_round(search, [peer for peer in members if peer not in clients | {self.peer_id}], seconds)
-        )
+        watching = asyncio.create_task(self._watch_late_round(search, set(members) - clients - {self.peer_id}, seconds))
         try:
             async with asyncio.timeout(seconds) as limit:
                 if is_helper:
@@ -252,6 +237,14 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         if is_half:
             # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+
+    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> TrustedAllReduceRunner:
+        return self.runner_type(
+            p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
+            rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
+            notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
+            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, **kwargs,
+        )  # fmt: skip
 
     async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
         """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""

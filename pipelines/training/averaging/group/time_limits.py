@@ -5,12 +5,18 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+from pipelines.training.averaging.group.matchmaking import retry_seconds
+
 NUM_ROUNDS_REMEMBERED = 8
 ROUNDS_NEEDED = 3
 """Before this many rounds are known, the run's own time-out holds."""
 
 PATIENCE = 3.0
 """A round may take this many times as long as the longest of the last ones, and one attempt at it as their median."""
+
+SHARE_OF_A_CHUNK = 2 / 3
+"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once. It is
+not given up before it has lasted as long as the search for that group would."""
 
 SMALLEST_CHANGE = 0.25
 """A time-out is left as it is while the better one differs by less than this share: peers should agree roughly."""
@@ -81,3 +87,10 @@ class AttemptTimes:
     def note_failure(self) -> None:
         """Take note of an attempt that did not."""
         self._num_failures += 1
+
+
+def attempt_times(round_seconds: float | None, chunk_seconds: float | None, matchmaking_seconds: float) -> AttemptTimes:
+    """Return the times of an averager's attempts, given after how long it gives up a round and a silent sender."""
+    chunk_seconds = chunk_seconds or round_seconds
+    lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, retry_seconds(matchmaking_seconds))
+    return AttemptTimes(lowest=lowest, highest=round_seconds)

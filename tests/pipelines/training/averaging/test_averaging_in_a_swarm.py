@@ -31,6 +31,7 @@ def test_two_peers_reach_the_parameters_of_one_process_with_the_joined_batch(tmp
     steps = [step for peer in peers for step in peer.events("step") if step["was_used"]]
     assert [event["share_averaged"] for event in finished] == [1.0, 1.0]
     assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 2
+    assert {step["share_averaged"] for step in steps if step["ended_epoch"]} == {1.0}, "every round is whole"
     epochs = [
         [made_up_batch(run, step["seed"], 4) for step in steps if step["epoch"] == e] for e in range(run.num_epochs)
     ]
