@@ -72,7 +72,7 @@ class AdmissionGate:
             raise TokenRefusedError(f"{admission.username} has not signed what it sends to the group.")
         return MSGPackSerializer.dumps(fields)
 
-    def check(self, token: str, peer_id: PeerID) -> Admission:
+    def check(self, token: object, peer_id: PeerID) -> Admission:
         """Check a peer's token and remember that it is admitted; raises TokenRefusedError."""
         now = get_dht_time()
         admission = self.admission.check.check(token, now, peer_id=peer_id.to_bytes())
@@ -85,7 +85,7 @@ class AdmissionGate:
         admission = self._admitted.get(peer_id.to_bytes())
         return admission if admission is not None and get_dht_time() < admission.expires_at else None
 
-    def _signed(self, fields: list[Any], peer_id: PeerID, time: float) -> bytes:
+    def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
         # The prefix is what stays of a group's key: its bits may change between the request and the round.
         digest = hashlib.sha256(MSGPackSerializer.dumps(fields)).digest()
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
@@ -184,7 +184,9 @@ class _GuardedCalls:
 
         return answer if inspect.isasyncgenfunction(call) else answer_once
 
-    async def _check_joining(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> Any:
+    async def _check_joining(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> averaging_pb2.JoinRequest:
         self._gate.open(request.gather, context.remote_id)
         return request
 
@@ -193,7 +195,9 @@ class _GuardedCalls:
             raise TokenRefusedError(f"{context.remote_id} has not introduced itself, or its token has expired.")
         return request
 
-    async def _check_sender(self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext) -> Any:
+    async def _check_sender(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
         if self._gate.admission_of(context.remote_id) is not None:
             return stream
         try:

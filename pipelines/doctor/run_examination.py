@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import torch
@@ -133,16 +132,16 @@ def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
             cure = f"The auxiliary peer publishes it: dalle-collab run assist {snapshot.repository}"
             return unknown(name, "none yet", cure)
         started = time.monotonic()
-        restored = restore(snapshot.download_checkpoint(), task)
+        epoch, not_finite = restore(snapshot.download_checkpoint(), task)
     except hub_checks.USER_ERRORS as error:
         return hub_checks.failure(name, error, "a checkpoint that can be restored")
-    if restored["not_finite"]:
-        seen = f"epoch {restored['epoch']}: {restored['not_finite'][0]} has values that are not finite"
+    if not_finite:
+        seen = f"epoch {epoch}: {not_finite[0]} has values that are not finite"
         return fail(name, seen, "finite values", "Go back to an older checkpoint; all are in the repository's history.")
-    return ok(name, f"epoch {restored['epoch']} restored in {time.monotonic() - started:.1f} s")
+    return ok(name, f"epoch {epoch} restored in {time.monotonic() - started:.1f} s")
 
 
-def restore(folder: Path, task: TrainingTask) -> dict[str, Any]:
+def restore(folder: Path, task: TrainingTask) -> tuple[int, list[str]]:
     """Load a checkpoint's folder into a fresh model and optimizer; return its epoch and tensors that are not finite.
 
     Raises:
@@ -152,7 +151,7 @@ def restore(folder: Path, task: TrainingTask) -> dict[str, Any]:
     parts = optimizer_parts(task.run, model)
     state = load_training_state(folder, model, parts["optimizer"](parts["params"]))
     not_finite = [name for name, tensor in model.named_parameters() if not torch.isfinite(tensor).all()]
-    return dict(epoch=state.epoch, not_finite=not_finite)
+    return state.epoch, not_finite
 
 
 def check_entry_peers(examination: Examination, run: TrainingRun) -> Iterator[CheckResult]:

@@ -191,7 +191,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._epoch = epoch
 
     async def _run_allreduce_inplace_(
-        self, tensors: Iterable[torch.Tensor], group_info: Any, group_id: bytes | None = None, **kwargs: Any
+        self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
     ) -> None:
         group_id = group_info.group_id if group_id is None else group_id
         members, tensors = group_info.peer_ids, tuple(tensors)

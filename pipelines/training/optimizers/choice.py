@@ -1,9 +1,11 @@
 """Which optimizers and which schedule a run asks for."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from pipelines.training.optimizers.adamw import AdamW
 from pipelines.training.optimizers.lamb import Lamb
@@ -16,7 +18,15 @@ OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW}
 """Optimizers by the name in a run's settings; `sections.OPTIMIZERS` has the same names."""
 
 
-def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> dict[str, Any]:
+class OptimizerParts(TypedDict):
+    """What hivemind's optimizer and averager are made with."""
+
+    params: ParamsT
+    optimizer: Callable[[ParamsT], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None
+
+
+def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerParts:
     """Return the parameters, optimizer factory and schedule factory of the state that all peers share, in one order.
 
     With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.
