@@ -79,7 +79,7 @@ def session(children, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for package in (folder, folder.parent):
         (package / "__init__.py").touch()
-    (folder / "main.py").write_text(TRAINER)
+    (folder / "volunteer.py").write_text(TRAINER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROCESS_GROUP", process_group.__file__)
     with JoinSession() as session:
