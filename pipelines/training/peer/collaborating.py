@@ -74,7 +74,7 @@ def collaboration(
     with contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
         dht = stack.enter_context(open_dht(name, addresses, network, admission, reply_seconds=reply_seconds(run)))
-        records = SwarmRecords(dht, run.swarm_id)
+        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         optimizer = make_optimizer(
             run=dataclasses.replace(run, entry_addresses=addresses),
             dht=dht,
@@ -83,7 +83,7 @@ def collaboration(
             bandwidth_limit_mbit=network.bandwidth_limit_mbit,
         )
         stack.callback(optimizer.shutdown)
-        if optimizer.hand_off.newest_epoch() > 0:
+        if optimizer.state_transfer.newest_epoch() > 0:
             optimizer.load_state_from_peers()
         optimizer.share_state()
         yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
