@@ -114,9 +114,9 @@ def test_ctrl_c_writes_the_adapter_as_far_as_it_came(material, tmp_path):
         ("./absent", None, [], "There is no folder ./absent"),
         (BASE, "org/absent", [], "There is no dataset repository org/absent"),
         (BASE, None, ["--micro-batch-size", "97"], "has fewer records than one micro-batch of 97"),
-        (BASE, None, ["--steps", "0"], "num_steps is 0, expected at least 1"),
+        (BASE, None, ["--steps", "0"], "num_steps is 0; expected at least 1"),
         (BASE, None, ["--full", "--merge"], "--merge has no effect with --full"),
-        (BASE, None, ["--mixed-precision", "fp8"], "mixed_precision is 'fp8', expected one of no, fp16, bf16"),
+        (BASE, None, ["--mixed-precision", "fp8"], "mixed_precision is 'fp8'; expected one of no, fp16, bf16"),
     ],
 )
 def test_mistakes_give_one_line_and_leave_nothing_behind(
