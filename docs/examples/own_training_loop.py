@@ -4,6 +4,7 @@ import sys
 
 import torch
 
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.collaborating import collaboration
 from pipelines.training.run.training_run import TrainingRun
 
@@ -14,13 +15,14 @@ run = TrainingRun(
     run_id="own-loop",
     task="own",
     target_batch_size=4096,
-    num_epochs=8,
-    num_warmup_epochs=1,
+    num_epochs=200,
+    num_warmup_epochs=5,
     peak_learning_rate=0.05,
     matchmaking_seconds=2,
 )
+network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))  # for one machine; leave it out for the Internet
 
-with collaboration(run, model, entry_addresses=sys.argv[1:]) as swarm:
+with collaboration(run, model, entry_addresses=sys.argv[1:], network=network) as swarm:
     print("To join: python own_training_loop.py", *swarm.addresses, flush=True)
     while not swarm.is_over:
         inputs = torch.randn(16, 8)

@@ -73,7 +73,9 @@ def collaboration(
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
     with contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
-        dht = stack.enter_context(open_dht(name, addresses, network, admission, reply_seconds=reply_seconds(run)))
+        dht = stack.enter_context(
+            open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run))
+        )
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         optimizer = make_optimizer(
             run=dataclasses.replace(run, entry_addresses=addresses),

@@ -199,9 +199,10 @@ def test_settings_find_their_place_and_unknown_ones_are_named(ask, places):
         compose=values
         | dict(settings=ALBERT | dict(sequence_length=32, mask_probability=0.2, num_epochs=10, num_warmup_epochs=1)),
     )
-    assert run["task_settings"] == dict(sequence_length=32, mask_probability=0.2) and run["num_epochs"] == 10
-    assert run["model_config"] == ALBERT | dict(vocab_size=300, pad_token_id=0, bos_token_id=2, eos_token_id=1)
-    assert run["target_batch_size"] == round(4096 * 32 * 0.2), "4096 sequences, of which a fifth is predicted"
+    run = TrainingRun.from_mapping(run)
+    assert run.task_settings == dict(sequence_length=32, mask_probability=0.2) and run.num_epochs == 10
+    assert run.model_config == ALBERT | dict(vocab_size=300, pad_token_id=0, bos_token_id=2, eos_token_id=1)
+    assert run.target_batch_size == round(4096 * 32 * 0.2), "4096 sequences, of which a fifth is predicted"
     with pytest.raises(ValueError, match=r"Unknown setting hiden of a model of type albert"):
         ask(dict(place=places[FILL]), compose=values | dict(settings=ALBERT | dict(hiden=3)))
     with pytest.raises(ValueError, match=r"The run has no model: --set model_type=TYPE"):
