@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
 
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.thumbnails import draw_thumbnails, to_picture
-from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.training.metrics.reel import REEL_SEED
+
+if TYPE_CHECKING:
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 PICTURES_PER_PROMPT = 4
 PICTURE_SIDE = 96
@@ -23,7 +26,9 @@ class ReelDrawer:
         self._processor = processor
 
     @cached_property
-    def _codec(self) -> VQGANCodec:
+    def _codec(self) -> "VQGANCodec":
+        from pipelines.image_codes.vqgan_codec import VQGANCodec  # peers that train need no taming
+
         revision = self._processor.image_codec_revision
         return VQGANCodec.from_pretrained(self._processor.image_codec_repository, revision=revision)
 

@@ -9,7 +9,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
@@ -19,6 +18,8 @@ from pipelines.training.tasks.text_to_image.model import known_settings, model_c
 
 def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
     """Return a new run and its processor; see `tasks.choice`."""
+    from pipelines.image_codes.vqgan_codec import VQGANCodec  # peers, which need no taming, use the checks below
+
     if request.codec is None:
         raise ValueError("A text-to-image run needs the codec that made its image codes: --codec ORG/CODEC")
     layout = dataset_layout(request.dataset, "main")
