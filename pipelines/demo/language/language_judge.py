@@ -12,6 +12,7 @@ from pipelines.demo.language.text import read_documents
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.task import mean_loss
 from pipelines.training.tasks.choice import open_task
+from pipelines.training.tasks.language_modeling.samples import IGNORED
 from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 
 PROMPTS = ("The file is", "Return the", "A class that", "If the argument is")
@@ -37,7 +38,7 @@ def judge_language_run(repository: str, text: Path) -> dict[str, Any]:
     return dict(
         perplexity=math.exp(mean_loss(task, model, batches)),
         baseline_perplexity=baseline,
-        num_held_out_tokens=sum(int((batch["labels"] != -100).sum()) for batch in batches),
+        num_held_out_tokens=sum(int((batch["labels"] != IGNORED).sum()) for batch in batches),
         parameters=model.num_parameters(),
         continuations=_continuations(model, task.tokenizer) if is_causal else {},
     )

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -41,13 +41,8 @@ class PauseSwitch:
 @contextlib.contextmanager
 def pause_on_signals(switch: PauseSwitch) -> Iterator[None]:
     """Let SIGUSR1 pause and SIGUSR2 resume within the block; enter it in the main thread."""
-    wanted = {signal.SIGUSR1: lambda *_: switch.pause(), signal.SIGUSR2: lambda *_: switch.resume()}
-    previous = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    try:
+    with _handled({signal.SIGUSR1: switch.pause, signal.SIGUSR2: switch.resume}):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -57,10 +52,17 @@ def stop_on_signals(switch: PauseSwitch | None = None) -> Iterator[threading.Eve
     Enter it in the main thread after hivemind has forked: its children must die of signals.
     """
     stop = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    pausing = pause_on_signals(switch) if switch is not None else contextlib.nullcontext()
+    with _handled({signal.SIGINT: stop.set, signal.SIGTERM: stop.set}), pausing:
+        yield stop
+
+
+@contextlib.contextmanager
+def _handled(actions: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Do something else on some signals within the block."""
+    previous = {number: signal.signal(number, lambda *_, act=act: act()) for number, act in actions.items()}
     try:
-        with pause_on_signals(switch) if switch is not None else contextlib.nullcontext():
-            yield stop
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
