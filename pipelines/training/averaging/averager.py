@@ -7,6 +7,7 @@ helpers for full members. What is done about it in a round is in `runner`; here 
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -99,6 +100,14 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def last_round(self) -> AveragingRound:
         """Figures of the last round and the totals."""
         return self._figures.read()
+
+    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+        """Start the process that averages, which ignores Ctrl-C; hivemind lets the one that starts it ignore it too."""
+        handler = signal.getsignal(signal.SIGINT)
+        super().run_in_background(await_ready=False)
+        signal.signal(signal.SIGINT, handler)
+        if await_ready:
+            self.wait_until_ready(timeout)
 
     def _run_internal(self) -> None:
         # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the

@@ -1,6 +1,7 @@
 """Whether a run is open is said by whoever builds a part, never read from the DHT node that the part is given."""
 
 import asyncio
+import signal
 import time
 
 import hivemind
@@ -119,5 +120,13 @@ def test_an_averager_on_an_ordinary_node_asks_strangers_for_a_token_unless_the_r
         else:
             with pytest.raises(P2PHandlerError, match="shows no token"):
                 asyncio.run(join())
+    finally:
+        averager.shutdown()
+
+
+def test_who_starts_an_averager_goes_on_hearing_ctrl_c(plain_dht):
+    averager = gradient_averager(plain_dht, start=True, admission=None)
+    try:
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         averager.shutdown()
