@@ -44,7 +44,7 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
             _show_training(console, status, membership.train(), membership.peer, events)
     num_samples = membership.peer.num_samples
     events.happened("left", num_samples=num_samples)
-    console.print(f"Left {repository}: contributed {num_samples} {membership.peer.task.unit}.")
+    console.print(f"Left {repository}: contributed {num_samples} {membership.peer.run.unit}.")
     if membership.found_new_generation:
         console.print(f"{repository} was rolled back: joining its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)
@@ -59,7 +59,9 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
     elif event == "joined":
         run, user, epoch = values["run"], values["username"], values["epoch"]
         console.print(f"Joined {repository} as {user} at epoch {epoch} (state: {values['state']}).")
-        events.happened("joined", username=user, epoch=epoch, num_epochs=run.num_epochs, state=values["state"])
+        events.happened(
+            "joined", username=user, epoch=epoch, num_epochs=run.num_epochs, unit=run.unit, state=values["state"]
+        )
         console.print(who_may_join(run, repository))
         console.print(f"To pause it: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}", highlight=False)
     elif event in ("entered", "paused", "resumed"):
@@ -68,7 +70,7 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
 
 def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile) -> None:
     last_line, is_counted = 0.0, False
-    num_epochs, unit = peer.run.num_epochs, peer.task.unit
+    num_epochs, unit = peer.run.num_epochs, peer.run.unit
     status.update("training")
     for report in reports:
         if report.loss is None:

@@ -1,5 +1,6 @@
 """The parts of the page as HTML, made of plain values. All text is escaped: names and versions come from strangers."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPee
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.text import counted, escaped, short_number
 from pipelines.training.repository.epoch_tags import epoch_tag
+
+MOST_NATS = 50.0
+"""A loss from the Hub may be any number."""
 
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
@@ -30,6 +34,15 @@ class Headline:
     samples_per_second: float | None
     num_peers: int | None
     epoch_seconds: float | None
+    unit: str = "samples"
+    """What the run counts; see `TrainingRun.unit`."""
+
+    @property
+    def evaluation(self) -> tuple[str, str]:
+        """The figure of the newest evaluation: its name, and the figure in few characters."""
+        if self.unit == "tokens" and self.evaluation_loss is not None:
+            return "held-out perplexity", short_number(math.exp(min(self.evaluation_loss, MOST_NATS)))
+        return "held-out loss", short_number(self.evaluation_loss)
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
@@ -40,9 +53,9 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
     figures = [
         (f"epoch{whole}", f"{head.epoch:,}"),
         ("loss", short_number(head.loss)),
-        ("held-out loss", short_number(head.evaluation_loss)),
+        head.evaluation,
         ("peers", short_number(head.num_peers)),
-        ("samples per second", short_number(head.samples_per_second)),
+        (f"{head.unit} per second", short_number(head.samples_per_second)),
         ("time left", duration(left) if left else "–"),
     ]
     tiles = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in figures)
@@ -82,7 +95,7 @@ def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *
     return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
 
 
-def peers_html(page: PeerPage, now: float) -> str:
+def peers_html(page: PeerPage, now: float, unit: str = "samples") -> str:
     """Return one page of the peers as a table."""
     if not page.num_peers:
         return '<div class="board"><p class="empty">Nobody has been seen training yet.</p></div>'
@@ -93,7 +106,7 @@ def peers_html(page: PeerPage, now: float) -> str:
     )
     last = page.first_row + len(page.rows) - 1
     place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
-    heads = ("user", "state", "samples/s", "epoch", "samples", "last seen", "device", "mode", "version")
+    heads = ("user", "state", f"{unit}/s", "epoch", unit, "last seen", "device", "mode", "version")
     rows = [_peer_row(one, now) for one in page.rows]
     return f'<div class="board">{_table(heads, rows, caption=place if page.rows else f"none of {found} fits")}</div>'
 
@@ -115,7 +128,9 @@ def _peer_row(one: TrackedPeer, now: float) -> list[str]:
     ]
 
 
-def board_html(rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool) -> str:
+def board_html(
+    rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool, unit: str = "samples"
+) -> str:
     """Return the users by what they have contributed in a span; `rows` as `programs.board_rows` makes them."""
     if not rows:
         return '<div class="board"><p class="empty">Nobody has contributed in this time yet.</p></div>'
@@ -124,9 +139,9 @@ def board_html(rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_o
         for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
     ]
     more = f", the first {len(shown)} are shown" if len(rows) > len(shown) else ""
-    caption = f"{counted(len(rows), 'user')}, {counted(total, 'sample')} ({span}){more}"
+    caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
     note = f'<p class="note">{OPEN_RUN}</p>' if is_open else ""
-    return f'<div class="board">{_table(("#", "user", "samples", "hours"), shown, caption=caption)}{note}</div>'
+    return f'<div class="board">{_table(("#", "user", unit, "hours"), shown, caption=caption)}{note}</div>'
 
 
 def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
@@ -145,7 +160,11 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
         ]
         for epoch, commit in sorted(view.checkpoints.items(), reverse=True)[:MAX_CHECKPOINTS]
     ]
-    command = f"dalle-collab generate {settings.run} 'a caption' --revision {epoch_tag(max(view.checkpoints))}"
+    newest = epoch_tag(max(view.checkpoints))
+    if view.run is not None and view.run.unit == "tokens":
+        command = f'pipeline("{view.run.task}", model="{settings.run}", revision="{newest}")'
+    else:
+        command = f"dalle-collab generate {settings.run} 'a caption' --revision {newest}"
     caption = f"{len(view.checkpoints):,} checkpoints" + (
         f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
     )

@@ -36,6 +36,9 @@ class JoinView:
     repository: str = ""
     username: str = ""
     num_epochs: int = 0
+    unit: str = "samples"
+    """What the run counts; see `TrainingRun.unit`."""
+
     started: float | None = None
     """When the trainer was started, in seconds since 1970."""
 
@@ -101,6 +104,7 @@ def _entered(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _joined(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
     known = dict(username=str(event["username"]), num_epochs=int(event["num_epochs"]), epoch=int(event["epoch"]))
+    known["unit"] = str(event["unit"])
     return known | _phase(view, {STARTING: JOINED, ENTERING: JOINED})
 
 

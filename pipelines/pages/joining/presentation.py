@@ -92,7 +92,7 @@ def state_html(view: JoinView, now: float) -> str:
     if view.is_alive and view.started is not None:
         words.append(f"{_account(view)}Started {_duration(now - view.started)} ago.")
     elif view.all_samples and view.phase != join_view.IDLE:
-        words.append(f"Contributed {view.all_samples:,} samples.")
+        words.append(f"Contributed {view.all_samples:,} {view.unit}.")
     is_busy = name == "checking" or view.phase in join_view.COMING_UP | {join_view.RESUMING, join_view.STOPPING}
     return (
         f'<div class="join"><div class="state {name}{" busy" if is_busy else ""}"><span class="light"></span>'
@@ -106,8 +106,8 @@ def contribution_html(view: JoinView) -> str:
         return ""
     place = view.standing and f"{view.standing.place} <small>of {view.standing.num_contributors:,}</small>"
     tiles = {
-        "your samples": f"{view.all_samples:,}",
-        "samples per second": _number(view.samples_per_second, "{:,.1f}"),
+        f"your {view.unit}": f"{view.all_samples:,}",
+        f"{view.unit} per second": _number(view.samples_per_second, "{:,.1f}"),
         "epoch": _number(view.epoch, "{:,}") + (f" <small>of {view.num_epochs:,}</small>" if view.num_epochs else ""),
         "loss": _number(view.loss, "{:.4f}"),
         "share averaged": _number(view.share_averaged, "{:.0%}"),
@@ -116,11 +116,11 @@ def contribution_html(view: JoinView) -> str:
         "credited to you": f"{view.standing.samples:,}" if view.standing else NOTHING,
     }
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles.items())
-    return f'<div class="join"><dl class="tiles">{cells}</dl>{sparkline(view.speeds)}</div>'
+    return f'<div class="join"><dl class="tiles">{cells}</dl>{sparkline(view.speeds, view.unit)}</div>'
 
 
-def sparkline(speeds: Sequence[float]) -> str:
-    """Return a curve of samples per second, oldest value left, from 0 up; nothing for fewer than two values."""
+def sparkline(speeds: Sequence[float], unit: str = "samples") -> str:
+    """Return a curve of the speed, oldest value left, from 0 up; nothing for fewer than two values."""
     if len(speeds) < 2:
         return ""
     most = max(speeds) or 1.0
@@ -128,9 +128,9 @@ def sparkline(speeds: Sequence[float]) -> str:
         f"{index * WIDTH / (len(speeds) - 1):.1f},{HEIGHT - 2 - speed / most * (HEIGHT - 6):.1f}"
         for index, speed in enumerate(speeds)
     ]
-    said = f"Samples per second: now {speeds[-1]:,.1f}, between {min(speeds):,.1f} and {max(speeds):,.1f}"
+    said = f"{unit.capitalize()} per second: now {speeds[-1]:,.1f}, between {min(speeds):,.1f} and {max(speeds):,.1f}"
     return (
-        f'<div class="speed"><div class="line"><span>samples per second, lately</span>'
+        f'<div class="speed"><div class="line"><span>{unit} per second, lately</span>'
         f"<span>most {max(speeds):,.1f}</span></div>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{said}">'
         f'<polygon points="0,{HEIGHT} {" ".join(points)} {WIDTH},{HEIGHT}"></polygon>'

@@ -45,7 +45,7 @@ class GradientComputation:
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
             loss, weight = self._task.loss(self._model, on_device)
         if weight <= 0:
-            raise ValueError(f"A micro-batch has a weight of {weight}; expected at least one of {self._task.unit}.")
+            raise ValueError(f"A micro-batch has a weight of {weight}; expected at least 1.")
         return loss.float(), weight
 
     def backward(self, batch: Batch, factor: float) -> BatchLoss:

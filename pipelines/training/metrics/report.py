@@ -58,7 +58,7 @@ def _summary(record: RunRecord, now: float) -> str:
     reached = max([point["epoch"] for point in history] + [record.epoch or 0])
     rows = [
         ("epochs", f"{reached:,} of {run.num_epochs:,}"),
-        ("samples", f"{reached * run.target_batch_size:,}"),
+        (run.unit, f"{reached * run.target_batch_size:,}"),
         ("finished", "yes" if reached >= run.num_epochs else "no"),
     ]
     if history:
@@ -68,11 +68,13 @@ def _summary(record: RunRecord, now: float) -> str:
             ("to", _date(last["time"])),
             ("training loss", f"{first['loss']:.4f} at epoch {first['epoch']}, {last['loss']:.4f} at the end"),
             ("most peers at a time", str(max(point["num_peers"] for point in history))),
-            ("fastest epoch", f"{max(point['samples_per_second'] for point in history):,.1f} samples per second"),
+            ("fastest epoch", f"{max(point['samples_per_second'] for point in history):,.1f} {run.unit} per second"),
         ]
     if record.evaluations:
         best = min(record.evaluations, key=lambda point: point["loss"])
         rows.append(("best evaluation loss", f"{best['loss']:.4f} at epoch {best['epoch']}"))
+        if run.unit == "tokens":
+            rows.append(("best held-out perplexity", f"{math.exp(best['loss']):,.1f}"))
     title = f"# Report of the training run {record.repository}\n\nWritten {_date(now)}."
     return f"{title}\n\n{_table(('', ''), rows)}"
 
@@ -95,7 +97,8 @@ def _course(record: RunRecord, loss_curve: str | None) -> str:
         )
         for point in points
     ]
-    heads = ("epoch", "loss", "evaluation", "peers", "samples/s", "least share averaged", "longest round (s)")
+    unit = record.run.unit
+    heads = ("epoch", "loss", "evaluation", "peers", f"{unit}/s", "least share averaged", "longest round (s)")
     picture = f"![loss curve]({loss_curve})\n\n" if loss_curve else ""
     worst = min(record.history, key=lambda point: point["share_averaged"])
     note = f"The worst round: {worst['share_averaged']:.1%} of the vector was averaged, in epoch {worst['epoch']}."
@@ -117,7 +120,7 @@ def _contributors(record: RunRecord) -> str:
             f"{sum(c.hours for c in record.contributors):,.2f}",
         )
     )
-    return f"## Contributors\n\n{_table(('user', 'samples', 'hours'), rows)}\n\nHardware is not recorded."
+    return f"## Contributors\n\n{_table(('user', record.run.unit, 'hours'), rows)}\n\nHardware is not recorded."
 
 
 def _data(record: RunRecord) -> str:
@@ -137,7 +140,8 @@ def _costs(record: RunRecord) -> str:
     if record.history:
         sent = total_bytes(record.history)
         samples = (record.history[-1]["epoch"] - record.history[0]["epoch"] + 1) * record.run.target_batch_size
-        rows += [("sent by all peers in averaging", _bytes(sent)), ("per sample", _bytes(sent / max(1, samples)))]
+        unit = record.run.unit.removesuffix("s")
+        rows += [("sent by all peers in averaging", _bytes(sent)), (f"per {unit}", _bytes(sent / max(1, samples)))]
     return f"## Costs in bytes\n\n{_table(('', ''), rows)}"
 
 

@@ -69,11 +69,8 @@ class TrainingTask(Protocol):
 
     run: TrainingRun
 
-    unit: str
-    """What weights and `target_batch_size` count: `samples`, or `tokens` that are predicted."""
-
     sample_weight: float
-    """Weight of a usual sample: 1 where samples are counted."""
+    """Weight of a usual sample in the run's unit: 1 where samples are counted."""
 
     device_program: str | None
     """Module that computes gradients on a further device of a peer; None: a peer of this task uses one device."""

@@ -26,6 +26,8 @@ FORMAT_VERSION = 2
 FLAT_FORMAT_VERSION = 1
 """Of files that hold all settings side by side, without sections."""
 
+TASKS_THAT_COUNT_TOKENS = ("fill-mask", "text-generation")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(
@@ -85,6 +87,11 @@ class TrainingRun(
     def swarm_id(self) -> str:
         """Prefix of the swarm's keys in the DHT: the run's id, and its generation once it was rolled back."""
         return f"{self.run_id}-generation-{self.generation}" if self.generation else self.run_id
+
+    @property
+    def unit(self) -> str:
+        """What `target_batch_size` and the weights of gradients count: `tokens` that are predicted, or `samples`."""
+        return "tokens" if self.task in TASKS_THAT_COUNT_TOKENS else "samples"
 
     @property
     def is_open(self) -> bool:

@@ -48,7 +48,6 @@ class LanguageModelingTask:
     those that are masked of `fill-mask`.
     """
 
-    unit = "tokens"
     device_program = "pipelines.training.tasks.device_program"
 
     def __init__(self, run: TrainingRun, place: str, revision: str | None = None) -> None:

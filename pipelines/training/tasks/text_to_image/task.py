@@ -27,7 +27,6 @@ from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits
 class TextToImageTask:
     """Trains `DalleCollabForConditionalGeneration` on a dataset of image codes; see `TrainingTask`."""
 
-    unit = "samples"
     sample_weight = 1.0
     device_program = "pipelines.training.tasks.device_program"
 

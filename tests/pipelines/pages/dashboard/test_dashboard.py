@@ -1,10 +1,15 @@
 """What looks at the swarm add up to, before the Hub has it."""
 
+import math
+
 import pytest
 from dashboard_material import NOW, look, metrics, peer_values
 from swarm_of_processes import tiny_run
 
-from pipelines.pages.dashboard.dashboard import Dashboard
+from pipelines.pages.dashboard.dashboard import Dashboard, run_charts
+from pipelines.pages.dashboard.history_columns import HistoryColumns
+from pipelines.pages.dashboard.hub_reading import HubView
+from pipelines.pages.dashboard.page_parts import Headline, checkpoints_html, headline_html
 from pipelines.pages.dashboard.settings import DashboardSettings
 
 RUN = tiny_run(num_epochs=100, progress_expiration_seconds=30.0)
@@ -48,3 +53,16 @@ def test_a_window_is_drawn_once_for_all_who_look_at_it(dashboard):
     dashboard.take_look(seen(2, 9, 2.0), RUN)
     assert dashboard.charts("epoch", 0, 100) is not first
     assert "Nothing to show" not in dashboard.charts("nonsense", float("nan"), None)
+
+
+@pytest.mark.parametrize(("loss", "shown"), [(math.log(44.0), "44"), (1e6, "5.2e+21")])
+def test_a_language_run_is_shown_in_tokens_and_perplexity(dashboard, loss, shown):
+    run, settings = tiny_run("text-generation"), dashboard.settings
+    dashboard.take_look(seen(1, 0, 3.0), run)
+    view = HubView(run=run, evaluations=[dict(epoch=1, time=NOW, loss=loss)], checkpoints={1: "c"})
+    known = dict(epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None)
+    headline = headline_html(settings, Headline(**known, evaluation_loss=loss, unit=run.unit))
+    assert f"held-out perplexity</dt><dd>{shown}<" in headline and "tokens per second" in headline
+    charts = run_charts(view, HistoryColumns.from_points([], NOW), "epoch")
+    assert "tokens/s" in [chart.unit for chart in charts]
+    assert "pipeline(&quot;text-generation&quot;, model=&quot;org/run&quot;" in checkpoints_html(settings, view)

@@ -55,7 +55,7 @@ signal.signal(signal.SIGUSR1, lambda *_: tell("paused"))
 signal.signal(signal.SIGUSR2, lambda *_: tell("resumed"))
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 tell("entered")
-tell("joined", username="anonymous", epoch=0, num_epochs=9, state="start")
+tell("joined", username="anonymous", epoch=0, num_epochs=9, unit="samples", state="start")
 step(32)
 if kind == "again" and not Path("second").exists():
     Path("second").touch()

@@ -98,7 +98,7 @@ def test_impossible_settings_are_refused_with_the_value_seen(fields, message):
         JoinSettings.from_fields(*fields)
 
 
-JOINED = dict(event="joined", username="alice", epoch=2, num_epochs=10, state="peers")
+JOINED = dict(event="joined", username="alice", epoch=2, num_epochs=10, unit="samples", state="peers")
 
 
 @pytest.mark.parametrize(

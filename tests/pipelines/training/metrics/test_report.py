@@ -1,0 +1,32 @@
+"""The report of a run, in the unit that the run counts."""
+
+import math
+
+import pytest
+from swarm_of_processes import tiny_run
+
+from pipelines.training.metrics.course import Contributor, RunRecord
+from pipelines.training.metrics.report import report_markdown
+
+HISTORY = [
+    dict(
+        epoch=epoch, time=1.8e9 + epoch, loss=3.0, num_peers=2, samples_per_second=9.0, share_averaged=1.0,
+        round_seconds=1.0, bytes_sent=8000 * epoch,
+    )
+    for epoch in (1, 2)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "unit"), [("text-to-image", "sample"), ("text-generation", "token")])
+def test_a_report_counts_what_the_run_counts(task, unit):
+    run = tiny_run(task)
+    record = RunRecord(
+        repository="org/run", run=run, epoch=2, history=HISTORY, evaluations=[dict(epoch=2, loss=math.log(44.0))],
+        contributors=[Contributor(username="alice", samples=64, hours=1.0)], checkpoints=[], checkpoint_bytes=None,
+        dataset_bytes=None, num_commits=1,
+    )  # fmt: skip
+    text = report_markdown(record, loss_curve=None, now=1.8e9)
+    assert f"| {unit}s | {2 * run.target_batch_size:,} |" in text
+    assert f"| user | {unit}s | hours |" in text and f"{unit}s/s" in text and f"9.0 {unit}s per second" in text
+    assert f"| per {unit} | {16000 / 2 / run.target_batch_size:,.1f} B |" in text
+    assert ("| best held-out perplexity | 44.0 |" in text) == (unit == "token")
