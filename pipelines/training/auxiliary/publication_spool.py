@@ -51,7 +51,6 @@ class PublicationSpool:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self.num_dropped = 0
         folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob(".partial-*"):
             shutil.rmtree(partial)
@@ -92,7 +91,6 @@ class PublicationSpool:
                 self._folder,
                 epoch,
             )
-            self.num_dropped += 1
             self.remove(epoch)
 
     def _entry(self, path: Path) -> SpooledCheckpoint | None:

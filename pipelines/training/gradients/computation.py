@@ -3,12 +3,15 @@
 Parameters and gradients stay float32 whatever the precision; only what is computed in between is shorter.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from pipelines.training.run.task import Batch, TrainingTask
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_LOSS_SCALE = 2.0**16
@@ -86,7 +89,6 @@ class UsableGradients:
     ) -> None:
         self._backward, self._parameters = backward, tuple(parameters)
         self.scale = scale or (LossScale() if precision == "fp16" else None)
-        self.num_overflows = 0
 
     def compute(self, batch: Batch) -> BatchLoss | None:
         """Leave the batch's gradient in the parameters' `.grad` and return the loss; None if it overflowed."""
@@ -98,10 +100,11 @@ class UsableGradients:
         if finite:
             torch._foreach_mul_(gradients, 1 / self.scale.value)
         else:
-            self.num_overflows += 1
             for parameter in self._parameters:
                 parameter.grad = None
         self.scale = self.scale.after(finite)
+        if not finite:
+            logger.info("A gradient overflowed in float16 and was dropped; the loss scale is %g now.", self.scale.value)
         return loss if finite else None
 
 

@@ -145,7 +145,7 @@ def test_an_overflow_in_float16_is_dropped_and_halves_the_scale():
     gradients = UsableGradients(backward, model.parameters(), precision="fp16")
     assert gradients.compute(None) is None
     assert model.weight.grad is None
-    assert (gradients.num_overflows, gradients.scale.value) == (1, 2.0**15)
+    assert gradients.scale.value == 2.0**15
     assert gradients.compute(None) == 2.0
     assert model.weight.grad.tolist() == [[1.0, 1.0]]
 
