@@ -34,9 +34,14 @@ def write_event(path: Path, **values: object) -> None:
 
 
 def wait_until_seen(peer: TrainingPeer, num_peers: int) -> None:
-    """Start barrier: a peer that saw nobody else would end its first epoch alone."""
-    while peer.optimizer.tracker.global_progress.num_peers < num_peers:
-        time.sleep(0.02)
+    """Start barrier: a peer that saw nobody else would end its first epoch alone.
+
+    The wait says nothing of the peer's speed, by which others judge the weight of its gradients.
+    """
+    tracker = peer.optimizer.tracker
+    with tracker.performance_ema.pause():
+        while tracker.global_progress.num_peers < num_peers:
+            time.sleep(0.02)
 
 
 def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, averager: str) -> None:

@@ -102,8 +102,12 @@ class SwarmOptimizer:
         )
 
     def share_state(self) -> None:
-        """Let newcomers download this peer's state; call it once this peer is known to be in step with the swarm."""
+        """Let newcomers download this peer's state; call it once this peer is known to be in step with the swarm.
+
+        The peer's speed is measured from here on: others believe a gradient's weight as far as the speed explains it.
+        """
         self.state_transfer.share()
+        self.tracker.performance_ema.reset_timer()
 
     def zero_grad(self) -> None:
         """Forget the gradients of the model; what was gathered stays."""
