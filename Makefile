@@ -8,7 +8,7 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.installed
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
-# Files of tests run side by side; what a file's tests share is made once. Swarms race the clock: one at a time.
+# Files of tests run side by side; what a file's tests share is made once.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
 # Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
 PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
@@ -33,7 +33,7 @@ demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an 
 test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
 	$(VENV)/bin/python -m pytest -m "slow and not swarm" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m swarm --durations=10
+	$(VENV)/bin/python -m pytest -m swarm $(AT_ONCE) 2
 
 lint: $(STAMP)  ## Check style and types
 	$(VENV)/bin/ruff check .
