@@ -29,8 +29,8 @@ NAMED_FOR = {
     Attack.LYING_REDUCER: Offence.BAD_ANSWER,
 }
 
-SLACK_SECONDS = 1.5
-"""Another job on the machine can hold a round up by this much; a peer that is waited for in vain costs 15 s."""
+SLACK_SECONDS = 7.0
+"""Another job on the machine can hold a round up; a peer that is waited for in vain costs 15 s, twice as much."""
 
 
 class Rounds:

@@ -116,9 +116,10 @@ def test_a_newcomer_takes_over_the_synchronised_parameters_and_the_outer_momentu
         averaging_compression="size_adaptive_8bit", delay_optimizer_step=True, delay_gradient_averaging=True,
     )  # fmt: skip
     with Swarm(tmp_path, run, num_peers=1) as swarm:
-        first = swarm.start("first", seconds_per_batch=0.1)
+        # An epoch of both has to last longer than it takes to be late for one.
+        first = swarm.start("first", seconds_per_batch=0.2)
         first.wait_for("step", epoch=2)
-        newcomer = swarm.start("newcomer")
+        newcomer = swarm.start("newcomer", seconds_per_batch=0.2)
         ready = newcomer.wait_for("ready")
         for peer in (first, newcomer):
             peer.wait_for("step", has_averaged=True, was_used=True)
