@@ -76,7 +76,7 @@ class LanguageSummary:
             (
                 "held-out perplexity",
                 f"{self.perplexity:.1f}; an n-gram model of the same text {self.baseline_perplexity:.1f} "
-                f"({self.num_held_out_tokens} tokens)",
+                f"({self.num_held_out_tokens:,} tokens)",
             ),
             ("training time", f"{seconds['training']:.0f} s of {sum(seconds.values()):.0f} s"),
             ("swarm", f"{self.epochs} epochs, {self.share_averaged:.1%} averaged"),
@@ -104,8 +104,10 @@ def run_language_demo(output: Path, console: Console, settings: Mapping[str, Any
                 "dalle-collab", "demo", "judge-text", plan.repository(), "--text", dataset,
                 token=accounts.organiser, log_name="judge",
             )  # fmt: skip
-        summary = _summarise(plan, stages, json.loads(judged))
-    _write_summary(output, summary, _history(plan))
+        judged = json.loads(judged)
+        evaluations = judged.pop("evaluations")
+        summary = _summarise(plan, stages, judged)
+    _write_summary(output, summary, _history(plan), evaluations)
     return summary
 
 
@@ -144,25 +146,31 @@ def _summarise(plan: DemoPlan, stages: Stages, judged: Mapping[str, Any]) -> Lan
     )
 
 
-def _write_summary(folder: Path, summary: LanguageSummary, history: Sequence[Mapping[str, Any]]) -> None:
+def _write_summary(
+    folder: Path,
+    summary: LanguageSummary,
+    history: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+) -> None:
     """Write `summary.json`, `summary.html` and `loss_curve.png`."""
     write_text_whole(folder / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
-    draw_loss_curve(history, folder / "loss_curve.png")
+    draw_loss_curve(history, folder / "loss_curve.png", evaluations)
     rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in summary.rows)
     texts = "".join(
-        f"<p><b>{html.escape(prompt)}</b>{html.escape(text)}</p>" for prompt, text in summary.continuations.items()
+        f'<p class="text"><b>{html.escape(prompt)}</b>{html.escape(text)}</p>'
+        for prompt, text in summary.continuations.items()
     )
     page = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>A language model that two peers trained together</title>
-<style>{SUMMARY_STYLE}</style>
+<style>{SUMMARY_STYLE}.text {{ white-space: pre-wrap; border-left: 3px solid #ddd; padding-left: 1rem }}</style>
 <h1>A language model that two peers trained together</h1>
 <table>{rows}</table>
 <h2>What it writes</h2>
 <p>Prompts are bold. It has read the documentation of Python's standard library and nothing else.</p>
 {texts}
 <h2>Loss</h2>
-<img src="loss_curve.png" alt="Training loss and number of peers against the epoch">
+<img src="loss_curve.png" alt="Training loss, held-out loss and number of peers against the epoch">
 </html>
 """
     write_text_whole(folder / "summary.html", page)

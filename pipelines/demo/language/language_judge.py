@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, pipeline
 
+from hub_tools.run_files import METRICS_FOLDER
 from pipelines.demo.language.baselines import causal_perplexity, masked_perplexity
 from pipelines.demo.language.text import read_documents
+from pipelines.training.metrics.history import read_evaluations
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.task import mean_loss
 from pipelines.training.tasks.choice import open_task
@@ -20,7 +22,8 @@ NUM_NEW_TOKENS = 48
 
 
 def judge_language_run(repository: str, text: Path) -> dict[str, Any]:
-    """Return perplexities of a run's newest checkpoint and of its baseline, sizes, and what a causal model writes.
+    """Return perplexities of a run's newest checkpoint and of its baseline, sizes, what a causal model writes, and the
+    evaluations of its history.
 
     text: folder of the run's dataset, as `write_text_dataset` has written it.
     """
@@ -41,6 +44,7 @@ def judge_language_run(repository: str, text: Path) -> dict[str, Any]:
         num_held_out_tokens=sum(int((batch["labels"] != IGNORED).sum()) for batch in batches),
         parameters=model.num_parameters(),
         continuations=_continuations(model, task.tokenizer) if is_causal else {},
+        evaluations=read_evaluations(snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER),
     )
 
 

@@ -11,6 +11,7 @@ def draw_loss_curve(
     """Draw losses and active peers against the epoch; an empty history gives an empty frame. Works in any thread."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     epochs = [point["epoch"] for point in history]
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -23,6 +24,8 @@ def draw_loss_curve(
         upper.legend()
     upper.set_ylabel("loss")
     upper.set_yscale("log")
+    upper.yaxis.set_major_formatter(LogFormatter())  # 6, not 6 × 10⁰
+    upper.yaxis.set_minor_formatter(LogFormatter())
     upper.grid(alpha=0.3, which="both")
     lower.step(epochs, [point["num_peers"] for point in history], color="#dd8452", where="post")
     lower.set_ylabel("peers")
