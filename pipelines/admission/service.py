@@ -53,7 +53,7 @@ class ServiceOptions:
     """How long peers that were admitted may go on while the Hub does not answer."""
 
     requests_per_minute: int = 60
-    """Requests that one address may make. Increase if many peers share one address."""
+    """Requests allowed per client address. Increase if many peers share one address."""
 
     def __post_init__(self) -> None:
         if self.lifetime_seconds <= 0 or self.requests_per_minute < 1 or self.grace_seconds < 0:

@@ -35,7 +35,7 @@ class UnseenSettings:
     head_dim: int | None = None
     """Channels of one attention head; needed only where several sizes fit the tensors."""
     pad_token_id: int = DalleCollabConfig.pad_token_id
-    """Text id that captions were filled up with."""
+    """Token id that captions were padded with."""
 
 
 def infer_config(checkpoint: DallePytorchCheckpoint, unseen: UnseenSettings) -> DalleCollabConfig:

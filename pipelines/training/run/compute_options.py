@@ -30,7 +30,7 @@ class ComputeOptions:
     """Threads for torch; None: what `OMP_NUM_THREADS` says, else all cores."""
 
     shuffle_buffer_size: int = 2048
-    """Records held for shuffling."""
+    """Records in the shuffle buffer."""
 
     max_epochs: int | None = None
     """Leave the run after this many epochs of one's own."""
