@@ -95,7 +95,7 @@ def _course(record: RunRecord, loss_curve: str | None) -> str:
         )
         for point in points
     ]
-    heads = ("epoch", "loss", "evaluation", "peers", "samples/s", "least share averaged", "longest round (s)")
+    heads = ("epoch", "loss", "evaluation", "peers", "samples/s", "smallest share averaged", "longest round (s)")
     picture = f"![loss curve]({loss_curve})\n\n" if loss_curve else ""
     worst = min(record.history, key=lambda point: point["share_averaged"])
     note = f"The worst round: {worst['share_averaged']:.1%} of the vector was averaged, in epoch {worst['epoch']}."
