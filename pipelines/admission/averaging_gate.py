@@ -95,7 +95,7 @@ class AnsweringAverager(Protocol):
     """What the gate needs of the averager that it stands before, besides the calls that it answers."""
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
-        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
+        """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
 
 
 class AveragingGate:
