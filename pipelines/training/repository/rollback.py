@@ -3,9 +3,9 @@
 A run is rolled back when its newest epochs are worthless: poisoned, diverged, trained on the wrong data. Live peers
 have those epochs and would serve them to newcomers, and the newest epoch wins. So one commit does both: it restores the
 old checkpoint's files, bit for bit, and raises `generation` in `training_run.json`. A generation is a separate swarm in
-the DHT. Auxiliary peers and trainers of the old one notice the change on the Hub, leave it and join the new swarm, whose
-state is the restored checkpoint. Nothing is lost: the commits of the discarded epochs stay in the repository's history,
-with their tags until the run publishes those epochs again.
+the DHT. Auxiliary peers and trainers of the old one notice the change on the Hub, leave it and join the new swarm,
+whose state is the restored checkpoint. Nothing is lost: the commits of the discarded epochs stay in the repository's
+history, with their tags until the run publishes those epochs again.
 """
 
 import shutil
