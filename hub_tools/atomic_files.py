@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a temporary name, then renamed."""
+"""Files that exist completely or not at all: written under a temporary name, then renamed."""
 
 import contextlib
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a hidden name beside `path` to write to; the file takes the place of `path` when the block ends well.
+    """Yield a hidden name beside `path` to write to; the file replaces `path` when the block ends without an error.
 
-    If the block fails nothing is left behind, and what was at `path` stays. Threads and processes that write the same
-    file do not disturb each other: the last one wins. The temporary name ends in `.partial`. Nothing is flushed to the
+    If the block fails, nothing is left behind and `path` stays as it was. Threads and processes that write the same
+    file do not interfere: the last one wins. The temporary name ends in `.partial`. Nothing is flushed to the
     disk: after a power failure the file may be empty.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")

@@ -1,4 +1,4 @@
-"""Checks of settings that a person has chosen: one line that names the setting, what was seen and what was expected."""
+"""Checks of user settings: one line that names the setting, what was seen and what was expected."""
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -8,7 +8,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 
 def check_positive(settings: object, *names: str) -> None:
-    """Raise ValueError unless each of these attributes is above 0, or None where it may be left out."""
+    """Raise ValueError unless each of these attributes is above 0, or None where that is allowed."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not value > 0:
@@ -16,7 +16,7 @@ def check_positive(settings: object, *names: str) -> None:
 
 
 def check_counts(settings: object, *names: str) -> None:
-    """Raise ValueError unless each of these attributes is at least 1, or None where it may be left out."""
+    """Raise ValueError unless each of these attributes is at least 1, or None where that is allowed."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not value >= 1:

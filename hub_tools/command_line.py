@@ -14,23 +14,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Publish datasets, models and Spaces to a Hugging Face Hub, and serve a Hub from a folder.",
 )
-user_app = typer.Typer(no_args_is_help=True, help="Users of the Hub in a folder.")
-organization_app = typer.Typer(no_args_is_help=True, help="Organizations of the Hub in a folder.")
-publish_app = typer.Typer(no_args_is_help=True, help="Put something on the Hub that HF_ENDPOINT names.")
-bundle_app = typer.Typer(no_args_is_help=True, help="Collect something with all it needs into a folder.")
+user_app = typer.Typer(no_args_is_help=True, help="Manage users of a local Hub.")
+organization_app = typer.Typer(no_args_is_help=True, help="Manage organizations of a local Hub.")
+publish_app = typer.Typer(no_args_is_help=True, help="Publish to the Hub that HF_ENDPOINT names.")
+bundle_app = typer.Typer(no_args_is_help=True, help="Bundle a Space with all it needs into a folder.")
 app.add_typer(user_app, name="user")
 app.add_typer(organization_app, name="org")
 app.add_typer(publish_app, name="publish")
 app.add_typer(bundle_app, name="bundle")
 
-Root = Annotated[Path, typer.Option(help="Folder that holds everything the Hub keeps.")]
-Private = Annotated[bool, typer.Option("--private", help="Let members alone see a new repository.")]
-Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub; made if missing.")]
+Root = Annotated[Path, typer.Option(help="Folder in which the Hub stores everything.")]
+Private = Annotated[bool, typer.Option("--private", help="Make a new repository visible to members only.")]
+Repository = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub; created if missing.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of a static Space, a variable of another."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Setting of a static Space, or variable of any other."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be published, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be published, and publish nothing.")]
 
 
 @app.command()
@@ -56,7 +56,7 @@ def serve(
     options = ServerOptions(root=root, host=host, port=port, part_mebibytes=part_mebibytes)
     if host not in LOOPBACK_HOSTS:
         typer.secho(
-            f"WARNING: listening on {host}, without encryption. TRUSTED NETWORKS ONLY: tokens travel readable.",
+            f"WARNING: listening on {host}, without encryption. TRUSTED NETWORKS ONLY: tokens are sent in clear text.",
             fg="red",
             bold=True,
             err=True,
@@ -68,10 +68,10 @@ def serve(
 def check(
     root: Root,
     remove_unused: Annotated[
-        bool, typer.Option("--remove-unused", help="Free the space of contents in no commit; the Hub must be stopped.")
+        bool, typer.Option("--remove-unused", help="Delete contents that no commit refers to; the Hub must be stopped.")
     ] = False,
 ) -> None:
-    """Compare everything that the Hub in a folder promises with what is on its disk.
+    """Check that everything a local Hub refers to is intact on its disk.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def check(
     if remove_unused:
         typer.echo(f"removed {consistency.remove_unused(root)} unused contents")
     if report.problems:
-        raise ValueError(f"{root} has {len(report.problems)} problems, listed above. Restore those files from a copy")
+        raise ValueError(f"{root} has {len(report.problems)} problems, listed above. Restore those files from a backup")
 
 
 @user_app.command("create")
@@ -117,7 +117,7 @@ def create_token(
     root: Root,
     role: Annotated[str, typer.Option(help="What the token may do: read or write.")] = "write",
 ) -> None:
-    """Print one more token of a user, once.
+    """Create another token for a user and print it, once.
 
     \b
     Examples:
@@ -149,7 +149,7 @@ def add_member(
     root: Root,
     role: Annotated[str, typer.Option(help="read, write or admin.")] = "write",
 ) -> None:
-    """Make a user a member of an organization, or change the role. The Hub may be running.
+    """Add a user to an organization, or change the user's role. The Hub may be running.
 
     \b
     Examples:
@@ -170,7 +170,7 @@ def publish_dataset(
     license: Annotated[str | None, typer.Option(help="Licence for the card, such as cc-by-4.0.")] = None,
     message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
 ) -> None:
-    """Check Parquet shards and publish them with a dataset card, in one commit. Doing it twice makes no second commit.
+    """Check Parquet shards and publish them with a dataset card, in one commit. Repeating it makes no new commit.
 
     \b
     Examples:
@@ -201,7 +201,7 @@ def publish_folder(
     private: Private = False,
     message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
 ) -> None:
-    """Publish a folder as it is, in one commit: a codec, a CLIP, a tokenizer. Doing it twice makes no second commit.
+    """Publish a folder as it is, in one commit: a codec, a CLIP, a tokenizer. Repeating it makes no new commit.
 
     \b
     Examples:
@@ -216,17 +216,17 @@ def publish_folder(
 
 @publish_app.command("space")
 def publish_space(
-    name: Annotated[str, typer.Argument(help="Which Space of this project.")],
+    name: Annotated[str, typer.Argument(help="Name of one of this project's Spaces.")],
     repository: Repository,
     private: Private = False,
     set_: Settings = None,
     secret: Annotated[
-        list[str] | None, typer.Option(help="Name of a secret; its value is taken from this environment.")
+        list[str] | None, typer.Option(help="Name of a secret; its value is read from the environment.")
     ] = None,
-    hardware: Annotated[str | None, typer.Option(help="Hardware to ask for, such as t4-small.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Hardware to request, such as t4-small.")] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Publish one of this project's Spaces, bundled with the modules that it imports, with its variables.
+    """Publish one of this project's Spaces, bundled with the modules it imports, and set its variables.
 
     \b
     Examples:
@@ -254,14 +254,14 @@ def publish_space(
 @publish_app.command("run")
 def publish_run(
     run: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model repository of the run.")],
-    all_: Annotated[bool, typer.Option("--all", help="All five Spaces; it is what this command is for.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Publish all five Spaces; required.")] = False,
     private: Private = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Set up what people see of a run: landing page, dashboard, drawing, calculator and joining, wired to each other.
+    """Publish the pages of a run: landing page, dashboard, drawing, calculator and joining, linked to each other.
 
-    They are called ORG/RUN-together, -dashboard, -draw, -memory and -join. What the run still lacks is named. Doing it
-    again changes only what differs.
+    They are named ORG/RUN-together, -dashboard, -draw, -memory and -join. What the run still lacks is listed.
+    Repeating it updates only what differs.
 
     \b
     Examples:
@@ -271,7 +271,7 @@ def publish_run(
     from .publishing import space_publishing
 
     if not all_:
-        raise ValueError("publish run publishes all Spaces of a run. Say so: --all. For one: hub-tools publish space")
+        raise ValueError("publish run publishes all Spaces of a run. Confirm: --all. For one: hub-tools publish space")
     plans = space_publishing.plans_of_run(run, private=private)
     for sentence in space_publishing.missing_parts(run):
         typer.echo(f"! {sentence}", err=True)
@@ -280,16 +280,16 @@ def publish_run(
             typer.echo("\n".join(space_publishing.describe_plan(plan)))
         return
     for repository, published in space_publishing.publish_all(plans).items():
-        typer.echo(f"{repository}: {published.url if published.changed else 'as it is to be already'}")
+        typer.echo(f"{repository}: {published.url if published.changed else 'already up to date'}")
 
 
 @bundle_app.command("space")
 def bundle_space(
-    name: Annotated[str, typer.Argument(help="Which Space of this project.")],
+    name: Annotated[str, typer.Argument(help="Name of one of this project's Spaces.")],
     output: Annotated[Path, typer.Option(help="Folder to write; an earlier bundle is replaced.")],
     set_: Settings = None,
 ) -> None:
-    """Write one of this project's Spaces, with the modules that it imports, into a folder.
+    """Write one of this project's Spaces, with the modules it imports, into a folder.
 
     \b
     Examples:
@@ -305,7 +305,7 @@ def bundle_space(
 
 
 def main() -> None:
-    """Run the command line; end with exit code 1 and one line where the user can mend something."""
+    """Run the command line; end with exit code 1 and one line for an error that the user can fix."""
     prepare_hub_client()
     run_command_line(app, prog_name="hub-tools")
 
@@ -313,14 +313,14 @@ def main() -> None:
 def _say_how_to_use(endpoint: str, root: Path) -> None:
     from .local_hub.local_hub_process import client_environment
 
-    typer.echo(f"Embedded Hub at {endpoint}, kept in {root}. Ctrl-C stops it. Other shells reach it after:")
+    typer.echo(f"Embedded Hub at {endpoint}, kept in {root}. Ctrl-C stops it. To use it in other shells:")
     for name, value in client_environment(endpoint).items():
         typer.echo(f"export {name}={value}")
     typer.echo(f"export HF_TOKEN=$(hub-tools user create {os.environ.get('USER') or 'NAME'} --root {root})")
 
 
 def _say_published(url: str, *, changed: bool) -> None:
-    typer.echo(url if changed else f"Nothing to do: the Hub has exactly this already, {url}")
+    typer.echo(url if changed else f"Nothing to do: the Hub already has exactly this, {url}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co", "hub-
 PRIVATE_HUB_SETTINGS = {
     # The client never falls back from Xet: on a Hub without it every LFS upload fails.
     "HF_HUB_DISABLE_XET": "1",
-    # These would be sent to other hosts than the Hub that the user chose.
+    # These would be sent to hosts other than the Hub that the user chose.
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
 }
@@ -29,7 +29,7 @@ def is_public_hub(endpoint: str) -> bool:
 
 
 def prepare_hub_client() -> None:
-    """Make the Hub clients of this process and its children fit the Hub that HF_ENDPOINT names, and fit to be forked.
+    """Set up this process's and its children's Hub clients for the Hub that HF_ENDPOINT names, and for forking.
 
     Call it first thing in `main`; it also works after the clients were imported.
     """

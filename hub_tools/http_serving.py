@@ -1,4 +1,4 @@
-"""Serving a web application from this process until it is told to stop; and what to say when the port is taken."""
+"""Serving a web application from this process until it is told to stop, with a clear error when the port is taken."""
 
 import contextlib
 import signal
@@ -25,7 +25,7 @@ def serve_application(
     """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted.
 
     `command` is what to type with another `--port`; `on_server` is given the server before it runs;
-    `trusted_proxies` are believed what they say of the client (`*`: all of them). Raises ValueError when the
+    `trusted_proxies` are trusted for the client's address (`*`: all of them). Raises ValueError when the
     port is in use.
     """
     with contextlib.closing(_listen(host, port, command)) as listener:
@@ -40,7 +40,7 @@ def serve_application(
             )
         )
         on_server(server)
-        # Before anybody knows the address: a signal that comes now must already end it well.
+        # Before the address is announced: from here on a signal must already shut it down cleanly.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, server.handle_exit)
         on_ready(_address(host, listener.getsockname()[1]))
@@ -48,7 +48,7 @@ def serve_application(
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals alone: uvicorn's own handling would raise them again after a clean end."""
+    """Leaves signals alone: uvicorn's own handling would raise them again after a clean shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,19 +9,19 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import _http
 
 REQUEST_TIMEOUT_SECONDS = 300.0
-"""How long a request may wait for the Hub's next word: a commit of many files is long in coming, a dead line longer."""
+"""How long a request may wait for the Hub's next bytes: longer than a commit of many files takes to answer."""
 
 
 def install_hub_client(timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None:
-    """Give this process, and its forks, a client whose requests end and which lets go of nothing in a fork.
+    """Give this process, and its forks, a client whose requests time out and which closes nothing in a fork.
 
     The client of `huggingface_hub` has no time limit, and closes itself in every forked child. For that it takes a lock
     that another thread may have held at the moment of the fork: a peer that streams its data while hivemind forks would
-    wait for ever. A child may simply forget the client; the connections are its parent's.
+    deadlock. A child may simply drop the client; the connections are its parent's.
 
-    It also closes itself after every refused connection, under the requests of other threads, and another thread may
-    find no client at all at that moment: an outage of the Hub would end a peer that streams. It needs no closing, since
-    every request opens a connection if there is none.
+    It also closes itself after every refused connection, while other threads use it, and another thread may find no
+    client at all at that moment: an outage of the Hub would end a peer that streams. It needs no closing, since every
+    request opens a connection if there is none.
     """
 
     def make_client() -> httpx2.Client:
@@ -36,7 +36,7 @@ def install_hub_client(timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether a request failed because the Hub is away or has too much to do: later it may succeed."""
+    """Return whether a request failed because the Hub is down or overloaded: a retry may succeed."""
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
         return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""Running a command line so that a person's mistake gives one line with its cure, and a bug its traceback."""
+"""Running a command line so that a user's mistake gives one line with its cure, and a bug its traceback."""
 
 import os
 import sys
@@ -19,17 +19,17 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 def run_command_line(app: Callable[..., object], prog_name: str) -> NoReturn:
-    """Run a typer app and exit: 0 when it went well, 1 with one line on stderr for an error that a person can mend.
+    """Run a typer app and exit: 0 on success, 1 with one line on stderr for an error that the user can fix.
 
     Usage errors exit with 2 and Ctrl-C with 130. With DALLE_COLLAB_TRACEBACK=1 the traceback is shown too. Errors that
-    are nobody's input but a defect of ours go through with their traceback.
+    come from a bug of ours rather than from input propagate with their traceback.
     """
     try:
         app(prog_name=prog_name)
     except KeyboardInterrupt:
         _leave(prog_name, "stopped by Ctrl-C.", INTERRUPTED_EXIT_CODE)
     except SystemExit as leaving:
-        # typer turns Ctrl-C into this code without a word.
+        # typer turns Ctrl-C into this code without a message.
         if leaving.code == INTERRUPTED_EXIT_CODE:
             _leave(prog_name, "stopped by Ctrl-C.", INTERRUPTED_EXIT_CODE)
         raise
@@ -52,7 +52,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def _error_for_people(error: BaseException | None) -> BaseException | None:
-    """Return the error that a person can act on: this one or the one that caused it. None for a defect."""
+    """Return the error that the user can act on: this one or the one that caused it. None for a bug."""
     while error is not None:
         package = type(error).__module__.partition(".")[0]
         if isinstance(error, (ValueError, OSError)) or package in OUR_PACKAGES | CLIENT_PACKAGES:
@@ -79,7 +79,7 @@ def _explain_answer(error: "HfHubHTTPError", endpoint: str) -> str:
     kind = type(error).__name__
     if kind == "RepositoryNotFoundError":
         return (
-            f"{_repository_in(error)} is not on the Hub at {endpoint}, or your token may not see it. "
+            f"{_repository_in(error)} is not on the Hub at {endpoint}, or your token has no access to it. "
             "Check the name; for a private repository set HF_TOKEN, or run: hf auth login"
         )
     if kind == "RevisionNotFoundError":
@@ -89,7 +89,7 @@ def _explain_answer(error: "HfHubHTTPError", endpoint: str) -> str:
     if response.status_code == HTTPStatus.UNAUTHORIZED:
         return f"The Hub at {endpoint} refuses the token ({said}). Set HF_TOKEN to a valid one, or run: hf auth login"
     if response.status_code == HTTPStatus.FORBIDDEN:
-        return f"The Hub at {endpoint} forbids this ({said}). Use a token with role write of a member with write access"
+        return f"The Hub at {endpoint} forbids this ({said}). Use a write token of a member with write access"
     return f"The Hub at {endpoint} answers {response.status_code}: {said}"
 
 

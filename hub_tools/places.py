@@ -1,18 +1,18 @@
-"""Where something is: in a folder of this machine, or in a repository of the Hub, `ORG/NAME`."""
+"""Where something is: in a local folder, or in a repository of the Hub, `ORG/NAME`."""
 
 from pathlib import Path
 
 
 class NoSuchPlaceError(ValueError, FileNotFoundError):
-    """What was named is no folder, and can be no repository."""
+    """What was named is not a folder, and cannot be a repository."""
 
 
 def local_folder(place: str | Path, *, expected: str, revision: str | None = None) -> Path | None:
-    """Return the folder that is meant, or None if a repository is; whether there is one, only the Hub can tell.
+    """Return the folder that is meant, or None for a repository; whether that exists, only the Hub can tell.
 
     Raises:
         NoSuchPlaceError: it is neither; the message ends in what is `expected`.
-        ValueError: a revision is asked of a folder.
+        ValueError: a revision was given for a folder.
     """
     if Path(place).is_dir():
         if revision is not None:
@@ -24,7 +24,7 @@ def local_folder(place: str | Path, *, expected: str, revision: str | None = Non
 
 
 def is_repository_name(name: str) -> bool:
-    """Tell whether a text is the name of a repository, `ORG/NAME`, by its form alone."""
+    """Tell whether a text looks like the name of a repository, `ORG/NAME`."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 

@@ -14,7 +14,7 @@ EVALUATIONS_FILE = "evaluations.parquet"
 SUMMARY_FILE = "summary.json"
 COUNTERS_FILE = "contribution_counters.json"
 OLD_METRICS_FILE = "metrics.json"
-"""The history of runs that began before there were shards: a JSON list of points in the repository's root."""
+"""The history of runs older than sharded histories: a JSON list of points in the repository's root."""
 
 REEL_FOLDER = "progress_reel"
 REEL_INDEX_FILE = "index.json"

@@ -45,7 +45,7 @@ class DalleCollabConfig(PreTrainedConfig):
     text_vocab_size: int = 32100
     """Size of the tokenizer's vocabulary."""
     codebook_size: int = 8192
-    """Number of different image codes."""
+    """Number of image codes."""
     text_sequence_length: int = 256
     """Number of text tokens; captions are padded or cut to it."""
     image_grid_size: int = 32

@@ -1,11 +1,11 @@
-"""The process behind `LocalHub`: prints its endpoint as the only line, and ends with its parent."""
+"""The process behind `LocalHub`: prints its endpoint as the only line, and exits with its parent."""
 
 import argparse
 from pathlib import Path
 
 
 def main() -> None:
-    """Serve until told to stop, or until the process that started this one has ended."""
+    """Serve until told to stop, or until the parent process has exited."""
     from .server import ServerOptions, serve
 
     parser = argparse.ArgumentParser(prog="python -m hub_tools.local_hub")

@@ -40,7 +40,7 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
     application.add_exception_handler(HTTPException, _answer_http_error)
     application.add_exception_handler(ClientDisconnect, _answer_nobody)
     application.add_exception_handler(OSError, _answer_os_error)
-    # Earlier routes win: fixed words come before the names of repositories.
+    # Earlier routes win: fixed words come before repository names.
     for routes in (
         account_routes,
         upload_routes,
@@ -56,7 +56,7 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
 
 
 class EncodedPaths:
-    """Routes on the path as it was sent: a decoded '%2F' could no longer be told from a separator.
+    """Routes on the path as it was sent: a decoded '%2F' would look like a separator.
 
     Pages of other origins may read files, as on huggingface.co, and nothing else of this Hub.
     """
@@ -93,7 +93,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
-    logger.info("The client left in the middle of %s %s", request.method, request.url.path)
+    logger.info("The client disconnected during %s %s", request.method, request.url.path)
     return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
@@ -101,4 +101,4 @@ async def _answer_os_error(request: Request, error: Exception) -> Response:
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return await _answer_refusal(request, disk_full(error.strerror))
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse({"error": "The Hub failed; its log says why"}, status_code=HTTPStatus.INTERNAL_SERVER_ERROR)
+    return JSONResponse({"error": "The Hub failed; see its log"}, status_code=HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def client_environment(endpoint: str) -> dict[str, str]:
-    """Return the variables that lead Hugging Face clients to this Hub and nowhere else."""
+    """Return the variables that point Hugging Face clients at this Hub and nowhere else."""
     return {
         "HF_ENDPOINT": endpoint,
         "HF_HUB_DISABLE_XET": "1",
@@ -34,8 +34,8 @@ def client_environment(endpoint: str) -> dict[str, str]:
 class LocalHub:
     """Serves the Hub in `root` from another process, which ends with the `with` block and with its parent.
 
-    `with LocalHub(root) as hub:` gives `hub.endpoint`; accounts are made by the methods below, with no request.
-    A token is returned once and kept by nobody.
+    `with LocalHub(root) as hub:` gives `hub.endpoint`; accounts are created by the methods below, without a request.
+    A token is returned once and not stored.
     """
 
     def __init__(self, root: Path | str, *, port: int = 0, part_mebibytes: int = 256) -> None:
@@ -67,11 +67,11 @@ class LocalHub:
         if not self.endpoint:
             self.kill()
             log_lines = (self.root / "server.log").read_text().strip().splitlines() or ["nothing"]
-            raise RuntimeError(f"The embedded Hub did not start, it said: {log_lines[-1]}")
+            raise RuntimeError(f"The embedded Hub did not start. Its last log line: {log_lines[-1]}")
         self.port = int(self.endpoint.rsplit(":", 1)[1])
 
     def stop(self) -> None:
-        """Ask the server to end, and make it end if it does not within seconds."""
+        """Ask the server to stop, and kill it if it has not stopped within seconds."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -79,7 +79,7 @@ class LocalHub:
         self.kill()
 
     def kill(self) -> None:
-        """End the server and all its children at once, with SIGKILL."""
+        """Kill the server and all its children with SIGKILL."""
         if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -94,7 +94,7 @@ class LocalHub:
         return self._change(lambda connection: create_user(connection, name, token_role=token_role))
 
     def create_token(self, user: str, *, role: str = "write", name: str = "extra") -> str:
-        """Return one more token of a user, with role "read" or "write"."""
+        """Return another token for a user, with role "read" or "write"."""
         return self._change(lambda connection: create_token(connection, user, role=role, name=name))
 
     def create_organization(self, name: str, members: Mapping[str, str] | None = None) -> None:
@@ -108,11 +108,11 @@ class LocalHub:
         self._change(create)
 
     def add_member(self, organization: str, user: str, role: str = "write") -> None:
-        """Make a user a member of an organization, or change the role: "read", "write" or "admin"."""
+        """Add a user to an organization, or change the user's role: "read", "write" or "admin"."""
         self._change(lambda connection: set_member(connection, organization, user, role))
 
     def environment(self, token: str | None = None) -> dict[str, str]:
-        """Return the variables that lead Hugging Face clients in other processes here, with a cache of their own.
+        """Return the variables that point Hugging Face clients in other processes here, with a cache of their own.
 
         They must be set before the first import of a client. Without a token the caller is anonymous.
         """

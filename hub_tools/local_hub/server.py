@@ -21,7 +21,7 @@ class ServerOptions:
     """How to serve a Hub."""
 
     root: Path
-    """Folder that holds everything the Hub keeps; made if missing."""
+    """Folder in which the Hub stores everything; created if missing."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Other machines reach the Hub only if this is not a loopback address."""
@@ -30,10 +30,10 @@ class ServerOptions:
     """TCP port; 0 takes a free one."""
 
     part_mebibytes: int = 256
-    """Larger contents are uploaded in parts of this size. Decrease if uploads over a bad link keep starting again."""
+    """Larger contents are uploaded in parts of this size. Decrease if uploads over a bad link keep restarting."""
 
     exit_with_parent: bool = False
-    """End when the process that started this one has ended."""
+    """Exit when the parent process has exited."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

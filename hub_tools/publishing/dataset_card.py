@@ -28,7 +28,7 @@ class ShardSummary:
     """Names and Arrow types of the columns."""
 
     metadata: dict[str, str] = field(default_factory=dict)
-    """What the schema says about the format and the codec; empty for foreign Parquet files."""
+    """What the schema says about the format and the codec; empty for other Parquet files."""
 
     @property
     def split(self) -> str:
@@ -115,7 +115,7 @@ def _patterns(dataset: DatasetSummary, split: str) -> str | list[str]:
 
 
 def _feature(column: pa.Field) -> dict | None:
-    """Return a column as `datasets` writes it in cards, or None for a type that readers have to find out themselves."""
+    """Return a column as `datasets` writes it in cards, or None for a type that readers must detect themselves."""
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         item = _scalar_type(kind.value_type)
@@ -157,7 +157,7 @@ Captions with the VQGAN codes of their pictures, for training text-to-image tran
 |---|---|
 {columns}
 
-Stream it; no download comes first:
+Stream it, without downloading it first:
 
 ```python
 from datasets import load_dataset

@@ -1,4 +1,4 @@
-"""Putting a folder of Parquet shards on the Dataset Hub: checked, described in a card, in one commit."""
+"""Publishing a folder of Parquet shards on the Dataset Hub: checked, described in a card, in one commit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +48,7 @@ def publish_checked_dataset(
     message: str | None = None,
     license: str | None = None,
 ) -> Published:
-    """Publish shards that `inspect_shards` has checked. The Hub and the token are the ambient ones."""
+    """Publish shards that `inspect_shards` has checked. The Hub and the token are those of the environment."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -66,7 +66,7 @@ def publish_checked_dataset(
 
 
 def inspect_shards(folder: Path, on_shard: Callable[[int, int], None] | None = None) -> DatasetSummary:
-    """Open every Parquet file below `folder` and return what they hold together.
+    """Open every Parquet file below `folder` and return what they contain.
 
     Raises ShardError for a folder without shards, a shard that cannot be read, and shards that do not belong together.
     """
@@ -92,7 +92,7 @@ def _inspect_shard(folder: Path, path: Path) -> ShardSummary:
     name = path.relative_to(folder).as_posix()
     try:
         with pq.ParquetFile(path) as file:
-            # The footer of a file cut in the middle may be whole: each row group has to be where it says.
+            # The footer of a file cut in the middle may be intact: each row group has to be where it says.
             for group in range(file.num_row_groups):
                 file.read_row_group(group)
             schema, num_rows = file.schema_arrow, file.metadata.num_rows

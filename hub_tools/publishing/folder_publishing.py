@@ -1,4 +1,4 @@
-"""Putting a folder on the Hub as it is, in one commit."""
+"""Publishing a folder on the Hub as it is, in one commit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ README_NAME = "README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What became of a publication."""
+    """Result of a publication."""
 
     url: str
     """Address of the commit that holds the folder."""
 
     changed: bool
-    """False when the Hub had exactly this already, and no commit was made."""
+    """False when the Hub already had exactly this, and no commit was made."""
 
 
 def publish_folder(
@@ -29,7 +29,7 @@ def publish_folder(
     message: str | None = None,
     replace: bool = False,
 ) -> Published:
-    """Publish all files of a folder in one commit; hidden files stay here. Doing it again makes no commit.
+    """Publish all files of a folder in one commit, except hidden files. Repeating it makes no commit.
 
     With `replace`, files that the repository has and the folder has not are deleted in the same commit. Raises
     ValueError for a folder without files, and for a Space whose README.md names no sdk.
@@ -54,10 +54,10 @@ def publish_folder(
 
 
 def check_visibility(repository: str, is_private: bool | None, *, wanted: bool) -> None:
-    """Raise ValueError when something meant to be private would go to a repository that everybody can read."""
+    """Raise ValueError when something meant to be private would go to a public repository."""
     if wanted and not is_private:
         raise ValueError(
-            f"{repository} is there already and is public, --private expects a private one. "
+            f"{repository} exists and is public, --private expects a private one. "
             "Make it private in its settings, or choose another name"
         )
 

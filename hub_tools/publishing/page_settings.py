@@ -31,7 +31,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 
 
 def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
-    """Write the settings into a Space's `settings.json`, whose own names and values are what can be set and defaults.
+    """Write the settings into a Space's `settings.json`, which names what can be set, with defaults.
 
     Raises ValueError for a Space without that file, an unknown name, and a value that is no address or repository.
     """

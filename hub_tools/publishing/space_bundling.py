@@ -35,14 +35,14 @@ def find_space(name: str) -> Path:
 def bundle_space(name: str, output: Path | str, settings: Mapping[str, str] | None = None) -> list[Path]:
     """Write the Space `name` with all modules it imports into `output`, and return the files' relative paths.
 
-    The folder is replaced as a whole if it is an earlier bundle or empty. Raises ValueError for any other folder, and
+    The folder is replaced as a whole if it is an earlier bundle or empty. Raises ValueError for any other folder and
     for settings that the Space does not have.
     """
     return bundle_folder(find_space(name), Path(output), settings)
 
 
 def bundle_folder(space: Path, output: Path, settings: Mapping[str, str] | None = None) -> list[Path]:
-    """Do what `bundle_space` does for the Space in any folder."""
+    """Do what `bundle_space` does, for a Space in any folder."""
     _check_output(output)
     if (space / "spaces").exists():
         # Gradio tries `import spaces`, the ZeroGPU package, when it runs on a Space.
@@ -84,7 +84,7 @@ def imported_modules(files: list[Path]) -> list[Path]:
 
 
 def _write_metadata(bundle: Path) -> None:
-    """Say in the bundle which version of the project it holds, where `importlib.metadata` finds it.
+    """Record the project's version in the bundle, where `importlib.metadata` finds it.
 
     A trainer compares its version with the run's, also where the project is not installed.
     """
@@ -99,7 +99,7 @@ def _imports_of(file: Path, package: str) -> list[Path]:
         tree = ast.parse(file.read_text("utf-8"), filename=str(file))
     except SyntaxError as error:
         raise ValueError(
-            f"{file} line {error.lineno} is not valid Python ({error.msg}). Mend it before bundling"
+            f"{file} line {error.lineno} is not valid Python ({error.msg}). Fix it before bundling"
         ) from error
     return [path for name in _imported_names(tree, package) for path in _files_of(name)]
 
@@ -111,7 +111,7 @@ def _imported_names(tree: ast.AST, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = _absolute_name(node, package)
             yield base
-            # A name that is imported from a package may be one of its modules.
+            # A name imported from a package may be one of its modules.
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
@@ -124,7 +124,7 @@ def _absolute_name(node: ast.ImportFrom, package: str) -> str:
 
 
 def _files_of(name: str) -> Iterator[Path]:
-    """Yield the files that importing `name` runs, as far as they are ours: the packages' and the module's own."""
+    """Yield those of our files that importing `name` runs: the packages' and the module's own."""
     parts = name.split(".")
     if parts[0] not in PACKAGES:
         return
@@ -138,4 +138,4 @@ def _check_output(output: Path) -> None:
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file, expected a folder to write: --output FOLDER")
     if output.is_dir() and any(output.iterdir()) and not (output / "README.md").is_file():
-        raise ValueError(f"{output} has files and is no earlier bundle. Give a new or empty folder: --output FOLDER")
+        raise ValueError(f"{output} has files and is not a bundle. Give a new or empty folder: --output FOLDER")

@@ -1,4 +1,4 @@
-"""Publishing this project's Spaces: files, variables, secrets and hardware of one, or all of a run wired together."""
+"""Publishing this project's Spaces: files, variables, secrets and hardware of one, or all of a run, linked."""
 
 import json
 import os
@@ -28,22 +28,22 @@ SPACE_SUFFIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpacePlan:
-    """What is to be published."""
+    """What to publish."""
 
     name: str
-    """The project's name of the Space."""
+    """The project's name for the Space."""
 
     repository: str
     """`ORG/NAME` on the Hub."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Of a static Space: lines of its `settings.json`. Of others: public variables."""
+    """For a static Space: lines of its `settings.json`. For others: public variables."""
 
     secrets: tuple[str, ...] = ()
-    """Names of secrets. Their values are those of this process's environment, and are written nowhere else."""
+    """Names of secrets. Their values come from this process's environment and are stored nowhere else."""
 
     hardware: str | None = None
-    """Hardware to ask for, such as `cpu-upgrade` or `t4-small`; None: what the Space has."""
+    """Hardware to request, such as `cpu-upgrade` or `t4-small`; None: what the Space has."""
 
     private: bool = False
 
@@ -54,7 +54,7 @@ class SpacePlan:
 
 
 def check_plan(plan: SpacePlan) -> None:
-    """Raise ValueError for what can be seen to be wrong before anything is written."""
+    """Raise ValueError for what is wrong with the plan, before anything is written."""
     check_repository("the Space", plan.repository)
     if plan.is_static and (plan.secrets or plan.hardware):
         raise ValueError(f"{plan.name} is a static Space: it runs no program, so it takes no secrets and no hardware")
@@ -66,11 +66,11 @@ def check_plan(plan: SpacePlan) -> None:
                 f"The value of {name} would be public. Keep it in the environment and give its name: --secret {name}"
             )
     if missing := [name for name in plan.secrets if not os.environ.get(name)]:
-        raise ValueError(f"--secret {missing[0]} takes the value from the environment, where it is not set. Export it")
+        raise ValueError(f"--secret {missing[0]} takes its value from the environment, where it is unset. Export it")
 
 
 def publish_space(plan: SpacePlan) -> Published:
-    """Bundle a Space and publish it in one commit; then set what differs of its variables, secrets and hardware.
+    """Bundle a Space and publish it in one commit; then update its variables, secrets and hardware where they differ.
 
     Raises:
         ValueError: the plan cannot work; nothing was written.
@@ -113,9 +113,9 @@ def describe_plan(plan: SpacePlan) -> list[str]:
 
 
 def settings_of_spaces(run: str, spaces: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return, by the project's name of a Space, what it has to be told of the run and of the others.
+    """Return, by the project's name for a Space, its settings about the run and the other Spaces.
 
-    `spaces` says where they are: `ORG/NAME` on the Hub, or web addresses.
+    `spaces` gives their places: `ORG/NAME` on the Hub, or web addresses.
     """
     links = {name: space for name, space in spaces.items() if name != "landing_page"}
     return {
@@ -133,7 +133,7 @@ def settings_of_spaces(run: str, spaces: Mapping[str, str]) -> dict[str, dict[st
 
 
 def plans_of_run(run: str, *, private: bool = False) -> list[SpacePlan]:
-    """Return what the five Spaces of a run are to be: `ORG/RUN-dashboard` and so on, each knowing the others."""
+    """Return the plans for a run's five Spaces: `ORG/RUN-dashboard` and so on, linked to each other."""
     check_repository("the run", run)
     spaces = {name: f"{run}-{suffix}" for name, suffix in SPACE_SUFFIXES.items()}
     return [
@@ -157,14 +157,14 @@ def missing_parts(run: str) -> list[str]:
         dataset = settings["dataset_repository"]
         check_repository("the run's dataset", dataset)
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise ValueError(f"{run} is no training run that you may read. {create}") from error
+        raise ValueError(f"{run} is not a training run that you may read. {create}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{TRAINING_RUN_FILE} of {run} is damaged ({error}). {create}") from error
     missing = []
     if not api.file_exists(run, CARD_FILE):
         missing.append(f"{run} has no card yet. Its auxiliary peer writes one: dalle-collab run assist {run}")
     if not api.repo_exists(dataset, repo_type="dataset"):
-        missing.append(f"Its dataset {dataset} is not there. Publish it: hub-tools publish dataset FOLDER {dataset}")
+        missing.append(f"Its dataset {dataset} does not exist. Publish it: hub-tools publish dataset FOLDER {dataset}")
     elif not api.file_exists(dataset, CARD_FILE, repo_type="dataset"):
         missing.append(f"Its dataset {dataset} has no card. Write one: hub-tools publish dataset FOLDER {dataset}")
     return missing

@@ -1,9 +1,9 @@
-"""Averaging and transfer of the state among admitted peers only.
+"""Averaging and state transfer among admitted peers only.
 
-One gate stands before all calls that an averager answers. Who wants to join a group shows a token and a signature over
-the peer id, the group, the time and what else goes round in the group; the leader checks it, and so does every member
-for all others before it aggregates. Parts of tensors are taken from peers that were checked so. For anything else, such
-as the training state, a peer introduces itself first: both sides show their tokens.
+One gate guards all calls of an averager. A peer that wants to join a group shows a token and a signature over
+the peer id, the group, the time and the other data exchanged in the group; the leader checks it, and so does every
+member for all others before it aggregates. Tensor parts are accepted only from checked peers. For anything else, like
+the training state, a peer introduces itself first: both sides show their tokens.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 GROUP_DOMAIN = b"dalle-collab group 1"
 NUM_FIELDS = 3
-"""hivemind's own part of what goes round in a group: bandwidth, mode, the user's data."""
+"""hivemind's own part of a group's data: bandwidth, mode, the user's data."""
 
 
 class AdmissionGate:
-    """Who is admitted, as far as one averager knows; lives in the averager's process."""
+    """The admitted peers known to one averager; lives in the averager's process."""
 
     def __init__(self, admission: PeerAdmission, prefix: str, seconds_valid: float) -> None:
         self.admission = admission
@@ -52,10 +52,10 @@ class AdmissionGate:
         return MSGPackSerializer.dumps([*fields, self.admission.token, time, signature])
 
     def open(self, gathered: bytes, peer_id: PeerID) -> bytes:
-        """Check what a peer sends round, remember that it is admitted, and return hivemind's own part of it.
+        """Check a peer's group data, remember that it is admitted, and return hivemind's own part of the data.
 
         Raises:
-            TokenRefusedError: it does not prove that this very peer is admitted to this group now.
+            TokenRefusedError: it does not prove that this peer is admitted to this group now.
         """
         try:
             *fields, token, time, signature = MSGPackSerializer.loads(gathered)
@@ -66,10 +66,10 @@ class AdmissionGate:
             raise TokenRefusedError(f"{peer_id} shows no token.")
         admission = self.check(token, peer_id)
         if not abs(get_dht_time() - time) < self._seconds_valid:
-            raise TokenRefusedError(f"The signature of {admission.username} is of another time.")
+            raise TokenRefusedError(f"The signature of {admission.username} has the wrong time.")
         key = RSAPublicKey.from_bytes(admission.record_key.encode())
         if not key.verify(self._signed(fields, peer_id, time), signature):
-            raise TokenRefusedError(f"{admission.username} has not signed what it sends to the group.")
+            raise TokenRefusedError(f"{admission.username} has not signed its data for the group.")
         return MSGPackSerializer.dumps(fields)
 
     def check(self, token: object, peer_id: PeerID) -> Admission:
@@ -86,20 +86,20 @@ class AdmissionGate:
         return admission if admission is not None and get_dht_time() < admission.expires_at else None
 
     def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
-        # The prefix is what stays of a group's key: its bits may change between the request and the round.
+        # Only the prefix of a group's key is fixed: its bits may change between the request and the round.
         digest = hashlib.sha256(MSGPackSerializer.dumps(fields)).digest()
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
 
 
 class AnsweringAverager(Protocol):
-    """What the gate needs of the averager that it stands before, besides the calls that it answers."""
+    """What the gate needs from its averager, besides the calls it answers."""
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
-        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
+        """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
 
 
 class AveragingGate:
-    """The gate of one averager, in its process: whom it deals with; with everybody if the run is open."""
+    """The gate of one averager, in its process: which peers it accepts; everybody if the run is open."""
 
     def __init__(self, admission: PeerAdmission | None, prefix: str, seconds_of_a_round: float | None) -> None:
         """`admission` is this peer's, None in an open run; `prefix` is the averager's."""
@@ -108,12 +108,12 @@ class AveragingGate:
         self._gate = None if admission is None else AdmissionGate(admission, prefix, seconds_valid)
 
     def prove(self, step: StepControl, peer_id: PeerID) -> None:
-        """Add this peer's token and signature to what it will send round in the group."""
+        """Add this peer's token and signature to its data for the group."""
         if self._gate is not None:
             step._data_for_gather = self._gate.prove(step.data_for_gather, peer_id)
 
     def checked(self, group: GroupInfo) -> GroupInfo:
-        """Check all members of a group; return it with hivemind's own part of what they sent.
+        """Check all members of a group; return it with hivemind's own part of their data.
 
         Raises:
             MatchmakingException: a member is not admitted.
@@ -124,21 +124,21 @@ class AveragingGate:
             pairs = zip(group.gathered, group.peer_ids, strict=True)
             return replace(group, gathered=tuple(self._gate.open(data, peer) for data, peer in pairs))
         except TokenRefusedError as error:
-            logger.warning("A group was given up: %s", error)
+            logger.warning("A group was aborted: %s", error)
             raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
 
     def introduction(self) -> auth_pb2.RequestAuthInfo:
-        """Return what this peer shows to another one."""
+        """Return this peer's introduction."""
         return auth_pb2.RequestAuthInfo(client_access_token=self._token())
 
     def answer(self, request: auth_pb2.RequestAuthInfo, peer_id: PeerID) -> auth_pb2.ResponseAuthInfo:
-        """Check a peer's token and show one's own; in an open run there is nothing to show."""
+        """Check a peer's token and show this peer's; in an open run there is nothing to show."""
         if self._gate is not None:
             self._gate.check(request.client_access_token.username, peer_id)
         return auth_pb2.ResponseAuthInfo(service_access_token=self._token())
 
     async def introduce(self, greet: Callable[[PeerID], Awaitable[auth_pb2.ResponseAuthInfo]], peer_id: PeerID) -> None:
-        """`greet` another peer and check its token; do so before any request but to average.
+        """`greet` another peer and check its token; required before any request except averaging.
 
         Raises:
             TokenRefusedError: the other peer is not admitted.
@@ -159,7 +159,7 @@ class AveragingGate:
 
 
 class _GuardedCalls:
-    """An averager's handlers behind the gate; a handler that nobody has thought of is closed to strangers."""
+    """An averager's handlers behind the gate; unlisted handlers are closed to strangers."""
 
     def __init__(self, averager: AnsweringAverager, gate: AdmissionGate, seconds: float | None) -> None:
         """`seconds`: how long a stranger's first part waits for a group in which it is a member; None: for ever."""
@@ -205,7 +205,7 @@ class _GuardedCalls:
                 first = await anext(stream)
                 await self._averager.until_group_is_checked(first.group_id)
         except (StopAsyncIteration, TimeoutError):
-            raise TokenRefusedError(f"{context.remote_id} belongs to no group.") from None
+            raise TokenRefusedError(f"{context.remote_id} does not belong to a group.") from None
         await self._check_introduced(first, context)
         return achain(as_aiter(first), stream)
 

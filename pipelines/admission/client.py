@@ -1,7 +1,7 @@
 """A peer's own admission: fetched before it enters the swarm, renewed in time, readable in all of its processes.
 
 The trainer's process asks the service, in a thread; the DHT's and the averagers' processes, which are forked from it,
-read the newest token from shared memory. So nothing that hivemind does waits for a web server.
+read the newest token from shared memory. So hivemind never waits for a web server.
 """
 
 import base64
@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 REQUEST_TIMEOUT_SECONDS = 30.0
 SECONDS_TO_TRY_AT_START = 45.0
 SHARE_OF_LIFE_BEFORE_RENEWAL = 0.4
-"""Before half of a token's life, so that the rest of it is there for outages of the service."""
+"""Before half of a token's lifetime, which leaves the rest for outages of the service."""
 
 
 class AdmissionRefusedError(ValueError):
-    """The run's authority does not admit this user; the message says why and what cures it."""
+    """The run's authority does not admit this user; the message says why and what to do."""
 
 
 class AdmissionUnreachableError(ConnectionError):
@@ -81,10 +81,10 @@ class PeerAdmission:
         self.check = TokenCheck(door.run_id, door.authority_key)
         self.record_key = RSAPrivateKey.process_wide()
         self.refusal: AdmissionRefusedError | None = None
-        """Why the authority does not renew any more, once it does not."""
+        """Why the authority has stopped renewing, if it has."""
 
         self.has_new_identity = False
-        """Whether nobody else can be using this peer's identity."""
+        """Whether this peer's identity is certainly not used by anybody else."""
 
         self._service, self._repository, self._hub_token = door.service_address, door.repository, hub_token
         self._peer_key, self._token = peer_key, SharedToken()
@@ -95,7 +95,7 @@ class PeerAdmission:
 
     @property
     def token(self) -> str:
-        """The newest token, in whatever process this is read."""
+        """The newest token, readable in every process."""
         return self._token.read()
 
     @property
@@ -104,17 +104,17 @@ class PeerAdmission:
         return self.check.check(self.token, now=0.0).username
 
     def on_renewal(self, call: Callable[[], None]) -> None:
-        """Have something called after every renewal, from another thread."""
+        """Register a callback for every renewal, called from another thread."""
         self._on_renewal.append(call)
 
     def on_refusal(self, call: Callable[[], None]) -> None:
-        """Have something called when the authority admits this peer no longer, from another thread."""
+        """Register a callback for the end of this peer's admission, called from another thread."""
         self._on_refusal.append(call)
         if self.refusal is not None:
             call()
 
     def raise_refusal(self) -> None:
-        """Raise the error with which the authority has refused a renewal, if it has."""
+        """Raise the authority's refusal of a renewal, if any."""
         if self.refusal is not None:
             raise self.refusal
 
@@ -134,18 +134,18 @@ class PeerAdmission:
             except AdmissionUnreachableError as error:
                 if time.monotonic() > deadline:
                     raise
-                logger.info("%s Trying again.", error)
+                logger.info("%s Retrying.", error)
                 time.sleep(2.0)
 
     def _keep(self, lifetime: float) -> None:
-        """Renew until the end; an outage of the service is no reason to give up, a refusal is."""
+        """Renew until the end; an outage of the service is retried, a refusal is final."""
         failures = 0
         while not self._stop.wait(seconds_to_renewal(lifetime, failures)):
             try:
                 lifetime, failures = self._fetch(), 0
             except AdmissionUnreachableError as error:
                 failures += 1
-                logger.warning("Admission could not be renewed (%d), trying again: %s", failures, error)
+                logger.warning("Admission could not be renewed (%d), retrying: %s", failures, error)
             except AdmissionRefusedError as error:
                 logger.error("%s", error)
                 self.refusal = error
@@ -154,7 +154,7 @@ class PeerAdmission:
                 return
 
     def _fetch(self) -> float:
-        """Ask for a token, check it and put it into force; return how long it lives."""
+        """Request a token, check it and start using it; return its lifetime."""
         request = AdmissionRequest(
             run_id=self.check.run_id,
             peer_key=base64.b64encode(self._peer_der).decode(),
@@ -175,9 +175,9 @@ class PeerAdmission:
             )
         except TokenRefusedError as error:
             raise AdmissionRefusedError(
-                f"The admission service at {self._service} gives tokens that do not admit to {self._repository}: "
-                f"{error} Set your clock (sudo timedatectl set-ntp true); if it is right, the service has another key "
-                "than the run announces, and its organiser starts it again: "
+                f"The admission service at {self._service} issues tokens that do not admit to {self._repository}: "
+                f"{error} Set your clock (sudo timedatectl set-ntp true); if it is correct, the service's key is not "
+                "the one that the run announces, and its organiser must restart it: "
                 f"dalle-collab run authorize {self._repository}"
             ) from error
         self._token.write(token)
@@ -188,7 +188,7 @@ class PeerAdmission:
     def _ask(self, body: dict[str, object]) -> dict[str, object]:
         headers = {"Authorization": f"Bearer {self._hub_token}"}
         try:
-            # Redirects are not followed: they could lead the token somewhere else.
+            # Redirects are not followed: they could send the token elsewhere.
             response = httpx2.post(
                 f"{self._service}/token", json=body, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS
             )
@@ -216,13 +216,13 @@ def seek_admission(
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
 ) -> Iterator[tuple[Path | None, PeerAdmission | None]]:
-    """Yield the file with the identity to which the peer is admitted, and the admission; None for an open run.
+    """Yield the file of the identity that is admitted, and the admission; None for an open run.
 
-    `identity_file` is the peer's own choice; None: a new identity, whose file goes with the block. The admission is
+    `identity_file` is the peer's own choice; None: a new identity, deleted after the block. The admission is
     renewed in the background. Call it before hivemind forks.
 
     Raises:
-        AdmissionRefusedError: the authority does not admit this user, or there is no Hub token to ask with.
+        AdmissionRefusedError: the authority does not admit this user, or there is no Hub token.
         AdmissionUnreachableError: the service does not answer.
     """
     if door.is_open:
@@ -230,8 +230,8 @@ def seek_admission(
         return
     if not hub_token:
         raise AdmissionRefusedError(
-            f"{door.repository} is not open to everybody: joining needs a token of the Hub. A token that may only read "
-            "is enough. Log in: hf auth login"
+            f"{door.repository} is not open to everybody: joining needs a Hub token with read access. "
+            "Log in: hf auth login"
         )
     with (
         existing_identity_file(identity_file) as path,
@@ -242,7 +242,7 @@ def seek_admission(
 
 
 def seconds_to_renewal(lifetime: float, num_failures: int) -> float:
-    """Return how long to wait: well before half of the life, then more and more often, never in step with others."""
+    """Return how long to wait: well before half of the lifetime, then ever shorter, with jitter."""
     seconds = lifetime * SHARE_OF_LIFE_BEFORE_RENEWAL
     if num_failures:
         seconds = min(30.0, lifetime / 20)

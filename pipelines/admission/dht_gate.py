@@ -19,28 +19,28 @@ logger = logging.getLogger(__name__)
 
 
 class SwarmDHT(hivemind.DHT):
-    """A DHT node that answers admitted peers only, if this one has an admission; without one (None) it is open."""
+    """A DHT node that answers only admitted peers if it has an admission; without one (None) it is open."""
 
     def __init__(self, *, admission: PeerAdmission | None, **kwargs: Any) -> None:
         self.authorizer = None if admission is None else SwarmAuthorizer(admission)
         super().__init__(authorizer=self.authorizer, **kwargs)
 
     def run(self) -> None:
-        """Serve the node until it is shut down, or the process that has started it is gone in the middle of a call."""
+        """Serve the node until it is shut down, or its parent process dies in the middle of a call."""
         try:
             super().run()
         except EOFError:  # half of a call has arrived; hivemind expects any other error there
-            logger.info("The DHT node ends: the process that has started it did so in the middle of a call.")
+            logger.info("The DHT node exits: its parent process died in the middle of a call.")
 
     def bind_peers(self) -> None:
-        """From now on answer only peers to whom the token in their call belongs, not all who sign with its key."""
+        """From now on answer only peers that own the token in their call, not all who sign with its key."""
         if self.authorizer is not None and not self.client_mode:
             self.run_coroutine(_bind_peers)
 
     def expect_replies_within(self, seconds: float) -> None:
-        """From now on take a node that has not replied by then for gone, for a while.
+        """From now on treat a node that has not replied by then as gone, for a while.
 
-        Until it is, every look into the DHT waits for it. Peers that find each other in seconds cannot wait that long.
+        Until then every DHT query waits for it. Matchmaking takes seconds and cannot wait that long.
         """
         self.run_coroutine(partial(_expect_replies_within, seconds))
 
@@ -53,11 +53,11 @@ class SwarmAuthorizer(TokenAuthorizerBase):
         self._admission = admission
 
     async def get_token(self) -> auth_pb2.AccessToken:
-        """Return the newest token; it is in shared memory, nothing waits."""
+        """Return the newest token; it is in shared memory, so this never blocks."""
         return access_token(self._admission)
 
     def is_token_valid(self, access_token: auth_pb2.AccessToken) -> bool:
-        """Tell whether a token is the authority's, for this run, for the key that it comes with, and still valid."""
+        """Tell whether a token is from the authority, for this run, for the accompanying key, and still valid."""
         try:
             self.admission_of(access_token)
         except TokenRefusedError:
@@ -83,7 +83,7 @@ def access_token(admission: PeerAdmission) -> auth_pb2.AccessToken:
 class _PeerBoundCalls:
     """The DHT's handlers, for peers whose libp2p identity is the one in their token.
 
-    hivemind's wrapper checks a token without looking at who calls: a member could lend the record key to strangers.
+    hivemind's wrapper does not check who shows a token: a member could lend the record key to strangers.
     """
 
     def __init__(self, protocol: DHTProtocol, authorizer: SwarmAuthorizer) -> None:

@@ -13,7 +13,7 @@ from hivemind.proto import crypto_pb2
 
 @contextlib.contextmanager
 def existing_identity_file(chosen: Path | None) -> Iterator[Path]:
-    """Yield an identity file that exists: the chosen one, or one that goes with the block.
+    """Yield an existing identity file: the chosen one, or one that is deleted after the block.
 
     The peer id must be known before the peer enters a swarm, because its token names it.
     """
@@ -28,13 +28,13 @@ def read_identity(path: Path) -> rsa.RSAPrivateKey:
     """Return the private key of an identity file.
 
     Raises:
-        ValueError: the file holds something else than an RSA identity.
+        ValueError: the file does not contain an RSA identity.
     """
     try:
         content = crypto_pb2.PrivateKey.FromString(path.read_bytes())
         key = serialization.load_der_private_key(content.data, password=None)
-    except Exception as error:  # protobuf's errors are of no common type
-        raise ValueError(f"{path} is no identity file ({error}). Name a new one: --identity-file NEW.key") from error
+    except Exception as error:  # protobuf's errors have no common type
+        raise ValueError(f"{path} is not an identity file ({error}). Use a new one: --identity-file NEW.key") from error
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise ValueError(f"{path} holds no RSA identity, which hivemind needs. Name a new one: --identity-file NEW.key")
+        raise ValueError(f"{path} has no RSA identity, which hivemind needs. Name a new one: --identity-file NEW.key")
     return key

@@ -1,4 +1,4 @@
-"""Who may join a run: members of its organisation, and what moderators write into `admission.json` beside the run."""
+"""Who may join a run: members of its organisation, with exceptions in the run's `admission.json`."""
 
 import json
 import re
@@ -18,24 +18,24 @@ MAX_NAMES = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionLists:
-    """Exceptions to the rule that members of the run's organisation may join. Names are compared without case."""
+    """Exceptions to the rule that members of the run's organisation may join. Names are case-insensitive."""
 
     allow: frozenset[str] = frozenset()
-    """Users who may join although they are no members; `*` stands for every user of the Hub."""
+    """Users who may join although they are not members; `*` stands for every user of the Hub."""
 
     ban: frozenset[str] = frozenset()
-    """Users who may not join, whatever else is said of them."""
+    """Users who may not join, whatever else applies."""
 
     @classmethod
     def from_json(cls, text: str) -> "AdmissionLists":
-        """Read the lists; raises ValueError that says what is wrong with them and shows what is right."""
+        """Read the lists; raises ValueError that says what is wrong with them and shows a correct example."""
         example = 'expected for example {"allow": ["carol"], "ban": ["mallory"]}'
         try:
             values = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{ADMISSION_LISTS_FILE} is not JSON ({error}); {example}.") from error
         if not isinstance(values, dict) or not set(values) <= {"allow", "ban"}:
-            raise ValueError(f"{ADMISSION_LISTS_FILE} holds something else than the lists allow and ban; {example}.")
+            raise ValueError(f"{ADMISSION_LISTS_FILE} has something other than the lists allow and ban; {example}.")
         names = {key: _read_names(key, value, example) for key, value in values.items()}
         if EVERYBODY in names.get("ban", ()):
             raise ValueError(f"{ADMISSION_LISTS_FILE} bans {EVERYBODY!r}, but a ban is for single users; {example}.")
@@ -45,7 +45,7 @@ class AdmissionLists:
 def objection_to(
     username: str, organisations: Collection[str], *, organisation: str, lists: AdmissionLists
 ) -> str | None:
-    """Return why a user may not join: `banned` or `not_member`; None if the user may. A ban is above all else."""
+    """Return why a user may not join: `banned` or `not_member`; None if the user may. A ban overrides everything."""
     name, members = username.casefold(), {name.casefold() for name in (username, *organisations)}
     if name in lists.ban:
         return "banned"
@@ -56,7 +56,7 @@ def objection_to(
 
 @dataclass
 class ListsOnHub:
-    """The newest lists in the run's repository; keeps the last valid ones when the newest are not."""
+    """The newest lists in the run's repository; keeps the last valid ones if the newest are invalid."""
 
     repository: str
     api: HfApi = field(repr=False)
@@ -70,7 +70,7 @@ class ListsOnHub:
     _commit: str | None = None
 
     def read(self) -> AdmissionLists:
-        """Return the lists as they are on the Hub now.
+        """Return the current lists on the Hub.
 
         Raises:
             Exception: an error of the Hub's client, when the Hub does not answer; the last valid lists are kept.
@@ -87,7 +87,7 @@ class ListsOnHub:
             )
             text = Path(path).read_bytes()
         except LocalEntryNotFoundError:
-            raise  # the Hub went away: that is no sign that the file was taken out, which would lift all bans
+            raise  # the Hub went down: that does not mean that the file was removed, which would lift all bans
         except EntryNotFoundError:
             text = b"{}"
         try:
@@ -99,8 +99,8 @@ class ListsOnHub:
 
 def _read_names(key: str, value: object, example: str) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > MAX_NAMES:
-        raise ValueError(f"{key!r} in {ADMISSION_LISTS_FILE} is no list of at most {MAX_NAMES} names; {example}.")
+        raise ValueError(f"{key!r} in {ADMISSION_LISTS_FILE} is not a list of at most {MAX_NAMES} names; {example}.")
     for name in value:
         if not isinstance(name, str) or (name != EVERYBODY and not re.fullmatch(USERNAME_PATTERN, name)):
-            raise ValueError(f"{key!r} in {ADMISSION_LISTS_FILE} has {name!r}, which is no name of a user; {example}.")
+            raise ValueError(f"{key!r} in {ADMISSION_LISTS_FILE} has {name!r}, which is not a user name; {example}.")
     return frozenset(name.casefold() for name in value)

@@ -1,7 +1,7 @@
-"""The names under which peers call each other: they are part of the wire protocol.
+"""The names of remote calls: they are part of the wire protocol.
 
-hivemind takes them from the answering class, so that renaming a class would keep old peers and new ones apart. Our
-classes say the name themselves; it stays what it is, whatever becomes of the class.
+hivemind derives them from the answering class, so that renaming a class would separate old peers from new ones. Our
+classes set the name themselves, so it survives a renaming.
 """
 
 from typing import Any, ClassVar
@@ -10,14 +10,14 @@ from hivemind.p2p import ServicerBase
 
 
 class NamedServicer(ServicerBase):
-    """Answers remote calls under an explicit name, and so do its subclasses, whatever they are called."""
+    """Answers remote calls under an explicit name, as do its subclasses, whatever their class names."""
 
     PROTOCOL_NAME: ClassVar[str]
     """First part of the name of each remote call, as in `NAMESPACE::PROTOCOL_NAME.rpc_introduce`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._rpc_handlers = cls._stub_type = None  # hivemind caches these per class and would hand out the parent's
+        cls._rpc_handlers = cls._stub_type = None  # hivemind caches these per class and would return the parent's
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:

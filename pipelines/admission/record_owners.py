@@ -1,4 +1,4 @@
-"""Whose DHT record is whose: in a run with an authority a record counts only with a token for its key and its peer."""
+"""Owners of DHT records: in a run with an authority a record counts only with a token for its key and its peer."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ SECONDS_FOR_A_LOOK = 5.0
 
 
 class AdmissionRecords:
-    """Publishes this peer's token, and knows the owners of records that are admitted; does nothing in an open run."""
+    """Publishes this peer's token, and knows which record owners are admitted; does nothing in an open run."""
 
     def __init__(self, dht: hivemind.DHT, swarm_id: str, *, admission: PeerAdmission | None) -> None:
         """`admission` is this peer's; None: the run is open, and everybody's records count."""
@@ -45,7 +45,7 @@ class AdmissionRecords:
             self._publish(self.admission)
 
     def counted(self, records: Mapping[bytes, Record]) -> dict[bytes, Record]:
-        """Return the records, by their owners, that count: all of an open run, those of admitted peers otherwise."""
+        """Return the records that count, by owner: all of an open run, those of admitted peers otherwise."""
         if self.admission is None:
             return dict(records)
         admitted = self.admitted(records)
@@ -56,7 +56,7 @@ class AdmissionRecords:
         }
 
     def admitted(self, owners: Collection[bytes]) -> dict[bytes, Admission]:
-        """Return the admissions, valid now, of those owners of records who have one; may ask the DHT for news."""
+        """Return the currently valid admissions of record owners that have one; may query the DHT."""
         if self.admission is None:
             return {}
         if not self._are_known(owners) and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
@@ -73,7 +73,7 @@ class AdmissionRecords:
         try:
             found = self._dht.get(self._key, latest=True, return_future=True).result(SECONDS_FOR_A_LOOK)
         except (FutureTimeoutError, TimeoutError):
-            logger.warning("The DHT does not say who is admitted; going by what is known.")
+            logger.warning("The DHT does not say who is admitted; using what is known.")
             return
         self._last_look = time.monotonic()
         values = found.value if found is not None and isinstance(found.value, dict) else {}
@@ -92,7 +92,7 @@ class AdmissionRecords:
 
 
 def speaks_for(record: object, admission: Admission) -> bool:
-    """Tell whether the peer and the user that a record names, if it names them, are those of an admission."""
+    """Tell whether the peer and the user named in a record, if any, are those of an admission."""
     peer_id, username = getattr(record, "peer_id", None), getattr(record, "username", None)
     if isinstance(peer_id, str):
         try:

@@ -19,20 +19,20 @@ from pipelines.admission.service import AdmissionService, ServiceOptions, build_
 
 HUB_TIMEOUT_SECONDS = 10.0
 SPACE_PORT = 7860
-"""Where the Hub's proxy looks for a Space."""
+"""Where the Hub's proxy expects a Space."""
 
 
 def load_or_create_key(path: Path) -> ed25519.Ed25519PrivateKey:
-    """Return the authority's key from its file, which is made, readable by its owner alone, if there is none.
+    """Return the authority's key from its file, created if missing and readable only by its owner.
 
     Raises:
-        ValueError: the file holds no key, or others may read it.
+        ValueError: the file has no key, or others may read it.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ValueError(f"Others may read the key in {path}. Close it: chmod 600 {path}") from None
+            raise ValueError(f"Others can read the key in {path}. Restrict it: chmod 600 {path}") from None
         return key_from_text(path.read_text(encoding="utf-8", errors="replace"), str(path))
     key = ed25519.Ed25519PrivateKey.generate()
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -41,12 +41,12 @@ def load_or_create_key(path: Path) -> ed25519.Ed25519PrivateKey:
 
 
 def key_from_text(text: str, source: str) -> ed25519.Ed25519PrivateKey:
-    """Return the key that a file of `load_or_create_key` or a Space's secret holds."""
+    """Return the key in a file of `load_or_create_key` or in a Space's secret."""
     try:
         return ed25519.Ed25519PrivateKey.from_private_bytes(base64.b64decode(text.strip(), validate=True))
     except (ValueError, binascii.Error):
         raise ValueError(
-            f"{source} holds no key of an authority. Let a new one be made: dalle-collab run authorize ORG/RUN "
+            f"{source} has no key of an authority. Create a new one: dalle-collab run authorize ORG/RUN "
             "--key-file NEW.key"
         ) from None
 
@@ -61,22 +61,22 @@ def open_service(
     run_id: str,
     averaging_timeout_seconds: float,
 ) -> AdmissionService:
-    """Return the service for a run, whose id and time-out of a round are given, after a first look at its lists.
+    """Return the service for a run with this id and round time-out, after reading its lists once.
 
     Raises:
-        ValueError: tokens would live shorter than a round needs, or the lists are not valid.
+        ValueError: tokens would expire faster than a round needs, or the lists are invalid.
     """
-    install_hub_client(HUB_TIMEOUT_SECONDS)  # peers wait for the answer
+    install_hub_client(HUB_TIMEOUT_SECONDS)  # peers are waiting for the answer
     shortest = 2 * averaging_timeout_seconds
     if options.lifetime_seconds < shortest:
         raise ValueError(
-            f"Tokens would live {options.lifetime_seconds:.0f} s; expected at least {shortest:.0f} s, twice the run's "
+            f"Tokens would last {options.lifetime_seconds:.0f} s; expected at least {shortest:.0f} s, twice the run's "
             "averaging_timeout_seconds, or peers would lose admission in the middle of a round."
         )
     lists = ListsOnHub(repository, api, cache)
     lists.read()
     if lists.problem:
-        raise ValueError(f"{lists.problem} Mend {ADMISSION_LISTS_FILE} in {repository} first: it says who is banned.")
+        raise ValueError(f"{lists.problem} Fix {ADMISSION_LISTS_FILE} in {repository} first: it says who is banned.")
     return AdmissionService(repository=repository, run_id=run_id, key=key, api=api, lists=lists, options=options)
 
 
@@ -115,5 +115,5 @@ def serve_as_space(environment: Mapping[str, str], *, run_id: str, averaging_tim
             repository, key, HfApi(), Path(cache), options,
             run_id=run_id, averaging_timeout_seconds=averaging_timeout_seconds,
         )  # fmt: skip
-        # A Space is reached through the Hub's proxy alone, which says who asks.
+        # A Space can be reached only through the Hub's proxy, which names the client.
         serve_admission(service, "0.0.0.0", port, lambda address: print(f"Serving {repository}."), trusted_proxies="*")

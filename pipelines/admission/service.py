@@ -1,4 +1,4 @@
-"""The admission service: asks the Hub who somebody is and signs admissions; its decisions and its HTTP face."""
+"""The admission service: asks the Hub who a user is and signs admissions; its decisions and its HTTP interface."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ HUB_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError)
 
 
 class Refusal(Exception):
-    """The answer to a peer that gets no token."""
+    """The answer to a refused peer."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -47,13 +47,13 @@ class ServiceOptions:
     """How the authority decides."""
 
     lifetime_seconds: float = 600.0
-    """How long a token admits. A ban takes effect within this time; peers renew before half of it has passed."""
+    """Lifetime of a token. A ban takes effect within this time; peers renew before half of it has passed."""
 
     grace_seconds: float = 3600.0
-    """How long peers that were admitted may go on while the Hub does not answer."""
+    """How long admitted peers may stay while the Hub does not answer."""
 
     requests_per_minute: int = 60
-    """Requests that one address may make. Increase if many peers share one address."""
+    """Requests allowed per client address. Increase if many peers share one address."""
 
     def __post_init__(self) -> None:
         if self.lifetime_seconds <= 0 or self.requests_per_minute < 1 or self.grace_seconds < 0:
@@ -62,7 +62,7 @@ class ServiceOptions:
 
 @dataclass(kw_only=True)
 class AdmissionService:
-    """Decides about requests for admission to one run. Thread-safe."""
+    """Decides on requests for admission to one run. Thread-safe."""
 
     repository: str
     """The run's repository, `ORG/RUN`."""
@@ -78,10 +78,10 @@ class AdmissionService:
         self._check = TokenCheck(self.run_id, public_text(self.key))
 
     def admit(self, request: AdmissionRequest, hub_token: str, now: float) -> str:
-        """Return a token for the peer that asks.
+        """Return a token for the requesting peer.
 
         Raises:
-            Refusal: the peer gets none; the message says why and what cures it.
+            Refusal: the peer gets none; the message says why and what to do.
         """
         peer_id = self._check_form(request, now)
         try:
@@ -109,24 +109,24 @@ class AdmissionService:
         try:
             return check_request(request)
         except ValueError as error:
-            raise Refusal(400, "bad_request", f"The request is wrong: {error}.") from error
+            raise Refusal(400, "bad_request", f"The request is invalid: {error}.") from error
 
     def _confirmed_user(self, hub_token: str) -> str:
-        """Ask the Hub who holds the token, and the lists whether that user may join."""
+        """Ask the Hub who owns the token, and check whether that user may join."""
         try:
             user = self.api.whoami(token=hub_token)
         except HfHubHTTPError as error:
             if error.response.status_code not in (401, 403):
                 raise
-            # Not `from error`: what the client says of a request may show its headers.
+            # Not `from error`: the client's error may show the request's headers.
             raise Refusal(
                 401,
                 "bad_token",
-                f"The Hub at {self.api.endpoint} does not know your token. Make a new one that may read, and log in: "
+                f"The Hub at {self.api.endpoint} does not know your token. Create one with read access, and log in: "
                 "hf auth login",
             ) from None
         with self._lists_lock:
-            # Read for every request, so that a ban counts from the next one on.
+            # Read for every request, so that a ban takes effect with the next one.
             lists = self.lists.read()
         organisation = self.repository.partition("/")[0]
         username, organisations = str(user["name"]), [str(item["name"]) for item in user.get("orgs", ())]
@@ -138,21 +138,21 @@ class AdmissionService:
             )  # fmt: skip
         if reason is not None:
             raise Refusal(
-                403, reason, f"{username} is no member of {organisation}. Ask to be let in: "
+                403, reason, f"{username} is not a member of {organisation}. Ask to join: "
                 f"{self.api.endpoint}/{organisation}, or ask its moderators to allow you in admission.json",
             )  # fmt: skip
         return username
 
     def _vouched_user(self, request: AdmissionRequest, peer_id: str, now: float, error: Exception) -> tuple[str, float]:
-        """Return the user of a token that is still valid, when the Hub cannot say who asks."""
+        """Return the user of a still valid token, when the Hub cannot identify the user."""
         logger.warning("The Hub does not answer (%s).", type(error).__name__)
         away = f"The Hub at {self.api.endpoint} does not answer"
         try:
             held = self._check.check(request.token, now, peer_id=bytes.fromhex(peer_id))
         except TokenRefusedError:
-            raise Refusal(503, "hub_away", f"{away}, so nobody can be let in now. Try again later.") from None
+            raise Refusal(503, "hub_away", f"{away}, so nobody can be admitted now. Try again later.") from None
         if now - held.confirmed_at > self.options.grace_seconds:
-            raise Refusal(503, "hub_away", f"{away} for longer than peers may go on without it. Try again later.")
+            raise Refusal(503, "hub_away", f"{away} for longer than peers may stay without it. Try again later.")
         return held.username, held.confirmed_at
 
 
@@ -170,13 +170,13 @@ class RateLimit:
             if int(now // 60) != self._window:
                 self._window, self._counts = int(now // 60), {}
             if client not in self._counts and len(self._counts) >= MAX_CLIENTS_REMEMBERED:
-                client = ""  # a flood of addresses shares one count
+                client = ""  # in a flood, all addresses share one count
             self._counts[client] = self._counts.get(client, 0) + 1
             return 0.0 if self._counts[client] <= self._limit else 60.0 - now % 60
 
 
 def build_application(service: AdmissionService, *, clock: Callable[[], float] = time.time) -> FastAPI:
-    """Return the service's HTTP face: `POST /token` with the Hub token as bearer, and `GET /`."""
+    """Return the service's HTTP interface: `POST /token` with the Hub token as bearer, and `GET /`."""
     application = FastAPI(title="Admission service", docs_url=None, redoc_url=None, openapi_url=None)
     limit = RateLimit(service.options.requests_per_minute)
 
@@ -211,9 +211,9 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
 def _bearer_of(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Refusal(401, "no_token", "The request carries no token of the Hub. Log in: hf auth login")
+        raise Refusal(401, "no_token", "The request has no Hub token. Log in: hf auth login")
     if len(token) > 1024 or not token.isascii():
-        raise Refusal(401, "bad_token", "What the request carries is no token of the Hub. Log in: hf auth login")
+        raise Refusal(401, "bad_token", "The request's token is not a Hub token. Log in: hf auth login")
     return token.strip()
 
 
@@ -226,7 +226,7 @@ async def _request_in(request: Request) -> AdmissionRequest:
     try:
         return AdmissionRequest.from_mapping(json.loads(content))
     except (ValueError, RecursionError) as error:
-        problem = "the body is no JSON" if isinstance(error, (json.JSONDecodeError, RecursionError)) else str(error)
+        problem = "the body is not JSON" if isinstance(error, (json.JSONDecodeError, RecursionError)) else str(error)
         raise Refusal(
-            400, "bad_request", f"The request is wrong: {problem}. Update: pip install -U dalle-collab"
+            400, "bad_request", f"The request is invalid: {problem}. Update: pip install -U dalle-collab"
         ) from None

@@ -1,4 +1,4 @@
-"""The two settings of a run that say who admits peers to it, and the `Door` that they make; without them it is open."""
+"""The two settings of a run that say who admits peers to it, and the resulting `Door`; without them it is open."""
 
 import base64
 import binascii
@@ -11,10 +11,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """Where peers ask for admission to one run, and whose tokens count there."""
+    """Where peers ask for admission to one run, and whose tokens are valid there."""
 
     repository: str
-    """The run's repository, `ORG/RUN`: what people are told."""
+    """The run's repository, `ORG/RUN`, for messages."""
 
     run_id: str
     service_address: str
@@ -30,7 +30,7 @@ class Door:
 
 
 def check_admission_settings(service: str, key: str) -> None:
-    """Raise ValueError unless both settings are there and usable, or both are empty: then the run is open."""
+    """Raise ValueError unless both settings are set and usable, or both are empty: then the run is open."""
     if not service and not key:
         return
     if not service or not key:
@@ -68,7 +68,7 @@ def check_service_address(address: str) -> None:
         )
     if parts.scheme == "http" and not _is_private(host):
         raise ValueError(
-            f"The admission service's address {address} is not encrypted, but Hub tokens travel to it. Put it "
+            f"The admission service's address {address} is not encrypted, but Hub tokens are sent to it. Put it "
             "behind https: as a Space, or behind a reverse proxy with a certificate"
         )
 

@@ -1,4 +1,4 @@
-"""The admission service as a Space: a folder with its settings, its program and the modules that it needs."""
+"""The admission service as a Space: a folder with its settings, its program and the modules it needs."""
 
 import tempfile
 from pathlib import Path
@@ -38,16 +38,16 @@ pinned: false
 
 # Who may join {repository}
 
-Peers of the training run [{repository}](../../{repository}) ask here for admission, with a token of the Hub. Members of
-the run's organisation get it, and whom moderators allow in `admission.json` of the run's repository, unless they are
-banned there. No token of the Hub is stored or logged.
+Peers of the training run [{repository}](../../{repository}) ask here for admission with a Hub token. It is granted to
+members of the run's organisation and to users whom moderators allow in `admission.json` of the run's repository, unless
+they are banned there. No Hub token is stored or logged.
 
 | setting | | meaning |
 |---|---|---|
-| `AUTHORIZATION_KEY` | secret | the one line of the key file that `dalle-collab run authorize` made (needed) |
+| `AUTHORIZATION_KEY` | secret | the one line of the key file that `dalle-collab run authorize` created (required) |
 | `HF_TOKEN` | secret | reads the run's repository, if it is private |
-| `TOKEN_MINUTES` | variable | life of a token: a ban takes effect within it; 10 |
-| `GRACE_MINUTES` | variable | how long peers go on while the Hub is away; 60 |
+| `TOKEN_MINUTES` | variable | lifetime of a token; a ban takes effect within it; 10 |
+| `GRACE_MINUTES` | variable | how long peers may stay while the Hub is down; 60 |
 """
 
 
@@ -55,7 +55,7 @@ def write_admission_space(repository: str, folder: Path) -> list[Path]:
     """Write the Space into a folder, which is new, empty or an earlier version; return the files' relative paths.
 
     Raises:
-        ValueError: the folder holds something else.
+        ValueError: the folder contains something else.
     """
     with tempfile.TemporaryDirectory() as name:
         space = Path(name)

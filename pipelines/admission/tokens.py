@@ -1,8 +1,8 @@
-"""Tokens of admission to a run: what the authority signs, and how anybody checks it; pure, no network.
+"""Admission tokens of a run: what the authority signs, and how anybody checks it; pure, no network.
 
 A token says: the run's authority admits the peer with this libp2p identity and this record key, which belong to this
-user of the Hub, until then. It is no secret: whoever copies it lacks both keys. The two keys are bound together because
-hivemind signs DHT records with an RSA key of its own, which says nothing about the libp2p peer that sent them.
+user of the Hub, until then. It is not a secret: a thief lacks both keys. The two keys are bound together because
+hivemind signs DHT records with a separate RSA key, which says nothing about the libp2p peer that sent them.
 """
 
 import base64
@@ -26,7 +26,7 @@ USERNAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 
 
 class TokenRefusedError(ValueError):
-    """A token does not admit the peer that shows it; the message says why and never holds the token."""
+    """A token does not admit the peer that shows it; the message says why and never contains the token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class Admission:
     """libp2p peer id, in hexadecimal digits."""
 
     record_key: str
-    """RSA public key with which the peer signs its DHT records and its requests, in OpenSSH's format."""
+    """RSA public key that the peer signs its DHT records and requests with, in OpenSSH's format."""
 
     expires_at: float
-    """Seconds since 1970; the token admits nobody from then on."""
+    """Seconds since 1970 when the token expires."""
 
     confirmed_at: float
     """Seconds since 1970 when the Hub last confirmed the user and the lists of who may join were last read."""
@@ -55,12 +55,12 @@ class Admission:
         if not all(isinstance(text, str) for text in texts) or not re.fullmatch(USERNAME_PATTERN, self.username):
             raise TokenRefusedError("The token names no user.")
         if not all(isinstance(time, (int, float)) and math.isfinite(time) for time in times):
-            raise TokenRefusedError("The token's times are no numbers.")
+            raise TokenRefusedError("The token's times are not numbers.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionRequest:
-    """What a peer asks of the authority: an admission for its two keys, each of which signs the request."""
+    """A peer's request to the authority: an admission for its two keys, each of which signs the request."""
 
     run_id: str
     peer_key: str
@@ -77,20 +77,20 @@ class AdmissionRequest:
     """Base64 signatures over `signed_bytes`, by the libp2p key and by the record key."""
 
     token: str = field(default="", repr=False)
-    """The admission that is running out, if there is one: while the Hub is away it alone speaks for the user."""
+    """The expiring admission, if there is one: while the Hub is down, it is the only proof of the user."""
 
     def signed_bytes(self) -> bytes:
-        """Return what both keys sign: everything that the admission will bind together."""
+        """Return what both keys sign: everything that the admission binds together."""
         parts = dict(run_id=self.run_id, peer_key=self.peer_key, record_key=self.record_key, time=self.time)
         return REQUEST_DOMAIN + json.dumps(parts, sort_keys=True).encode()
 
     @classmethod
     def from_mapping(cls, values: object) -> Self:
-        """Build a request from parsed JSON; raises ValueError that says which field is wrong."""
+        """Build a request from parsed JSON; raises ValueError naming the invalid field."""
         names = {"run_id": str, "peer_key": str, "record_key": str, "time": float, "peer_signature": str}
         names |= {"record_signature": str, "token": str}
         if not isinstance(values, dict):
-            raise ValueError("the body is no JSON object")
+            raise ValueError("the body is not a JSON object")
         if unknown := sorted(set(values) - set(names)):
             raise ValueError(f"the body has unknown fields: {', '.join(map(repr, unknown[:3]))}")
         for name, kind in names.items():
@@ -100,7 +100,7 @@ class AdmissionRequest:
             else:
                 fits = isinstance(value, (int, float)) and math.isfinite(value)
             if not fits:
-                raise ValueError(f"field {name} is missing, of a wrong type or too long")
+                raise ValueError(f"field {name} is missing, of the wrong type or too long")
         return cls(**values)
 
 
@@ -121,7 +121,7 @@ class TokenCheck:
     def check(
         self, token: object, now: float, *, peer_id: bytes | None = None, record_key: bytes | None = None
     ) -> Admission:
-        """Return what a token says, if it is the authority's, of this run, still valid, and the given keys' own.
+        """Return a token's claims, if it is from the authority, for this run, still valid, and for the given keys.
 
         Raises:
             TokenRefusedError: it is not; the message says why.
@@ -158,18 +158,18 @@ def check_request(request: AdmissionRequest) -> str:
     """Return the peer id, in hexadecimal digits, of a request that both of its keys have signed.
 
     Raises:
-        ValueError: a key cannot be read, or a signature is not its key's.
+        ValueError: a key cannot be read, or a signature does not match its key.
     """
     peer_der, content = _decode(request.peer_key), request.signed_bytes()
     try:
         peer_key = serialization.load_der_public_key(peer_der)
         record_key = serialization.load_ssh_public_key(request.record_key.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError("peer_key or record_key is no public key") from error
+        raise ValueError("peer_key or record_key is not a public key") from error
     signatures = (request.peer_signature, request.record_signature)
     for name, key, signature in zip(("peer_key", "record_key"), (peer_key, record_key), signatures, strict=True):
         if not isinstance(key, rsa.RSAPublicKey) or not 2048 <= key.key_size <= 4096:
-            raise ValueError(f"{name} is no RSA key of 2048 to 4096 bits")
+            raise ValueError(f"{name} is not an RSA key of 2048 to 4096 bits")
         try:
             key.verify(_decode(signature), content, _pss(), hashes.SHA256())
         except InvalidSignature as error:
@@ -186,14 +186,14 @@ def peer_id_of(peer_key: bytes) -> bytes:
 
 
 def public_text(key: ed25519.Ed25519PrivateKey) -> str:
-    """Return the text with which an authority's public key stands in `training_run.json`."""
+    """Return an authority's public key as written in `training_run.json`."""
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return base64.b64encode(raw).decode()
 
 
 @lru_cache(maxsize=4096)
 def _read_signed(token: str, authority_key: str) -> Admission:
-    # Cached: the same few tokens come with every call of the DHT. What depends on time is checked by the caller.
+    # Cached: every DHT call carries one of the same few tokens. The caller checks what depends on time.
     claims_text, _, signature = token.partition(".")
     try:
         claims = _decode(claims_text, altchars=b"-_")
@@ -214,7 +214,7 @@ def _decode(text: str, altchars: bytes | None = None) -> bytes:
     try:
         content = base64.b64decode(text, altchars=altchars, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError("a key or signature is no base64") from error
+        raise ValueError("a key or signature is not base64") from error
     if len(content) > MAX_TOKEN_CHARACTERS:
         raise ValueError("a key or signature is too long")
     return content

@@ -1,1 +1,1 @@
-"""`dalle-collab chaos`: a small swarm on this machine, a seeded script of faults, and what came of them."""
+"""`dalle-collab chaos`: a small swarm on this machine, a seeded script of faults, and their effect."""

@@ -1,4 +1,4 @@
-"""The processes of a chaos run: starting, freezing and killing a trainer whole, and finding what was left behind."""
+"""The processes of a chaos run: starting, freezing and killing whole trainers, and finding orphans."""
 
 import contextlib
 import json
@@ -24,13 +24,13 @@ from pipelines.chaos.fork_server import ForkServer
 from pipelines.demo.stages import last_line
 
 MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
-"""All that a chaos run starts inherits this variable, and is recognised by it when it has lost its parent."""
+"""All processes of a chaos run inherit this variable, which identifies them when they have lost their parent."""
 
 SECONDS_TO_DIE = 5.0
 
 
 class Trainer:
-    """One trainer and the volunteer behind it, who starts it again when it is gone."""
+    """One trainer and its volunteer, who restarts it when it has died."""
 
     def __init__(self, settings: ChaoticPeerSettings, forks: ForkServer) -> None:
         self.settings, self._forks = settings, forks
@@ -49,7 +49,7 @@ class Trainer:
         return Path(self.settings.folder)
 
     def start(self) -> int:
-        """Start the trainer in a process group of its own; return the group."""
+        """Start the trainer in its own process group; return the group."""
         path = settings_file(self.folder, self.name)
         path.write_text(json.dumps(asdict(self.settings)), encoding="utf-8")
         self._is_frozen = False
@@ -57,41 +57,41 @@ class Trainer:
         return self.group
 
     def is_alive(self) -> bool:
-        """Tell whether the trainer's main process is there, frozen or not."""
+        """Tell whether the trainer's main process is alive, frozen or not."""
         return self.group != 0 and is_running(self.group)
 
     def kill(self) -> list[int]:
-        """Kill the whole group at once; return processes of it that are there nevertheless."""
+        """Kill the whole group at once; return processes of it that survive."""
         if self.group == 0:
             return []
         kill_group(self.group)
         return _after_some_time(lambda: group_members(self.group))
 
     def freeze(self) -> None:
-        """Stop all processes of the trainer but the guard, which would end them if this program died meanwhile."""
+        """Freeze all processes of the trainer except the guard, which would end them if this program died meanwhile."""
         self._is_frozen = True
         self._signal_all_but_guard(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen trainer go on."""
+        """Resume a frozen trainer."""
         if self._is_frozen:
             self._is_frozen = False
             self._signal_all_but_guard(signal.SIGCONT)
 
     def control(self, control: Control) -> None:
-        """Tell the trainer what to do; also one that is started later."""
+        """Tell the trainer what to do, even if it is started later."""
         write_text_whole(control_file(self.folder, self.name), json.dumps(asdict(control)))
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what the trainer has written so far, of all its lives."""
+        """Return the trainer's events so far, across restarts."""
         return read_events(events_file(self.folder, self.name))
 
     def last_words(self) -> str:
-        """Return the last line that the trainer has logged."""
+        """Return the last line logged by the trainer."""
         return last_line(self._forks.log(self.name))
 
     def last_sign_of_life(self) -> str:
-        """Return the trainer's last event and last line, for whoever wonders why it does not come on."""
+        """Return the trainer's last event and last line, to find out why it is stuck."""
         events = self.events()[-1:]
         last = f"{events[0]['event']} {time.time() - events[0]['time']:.0f} s ago" if events else "no event"
         return f"{self.name}: {last}; {self.last_words()}"
@@ -102,7 +102,7 @@ class Trainer:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file of events."""
+    """Return the complete lines of an event file."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -110,7 +110,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def left_behind(mark: str) -> list[int]:
-    """Return the processes with this mark that are still there after they were given some time to end."""
+    """Return the processes with this mark that are still alive after some time to exit."""
     return _after_some_time(lambda: processes_with_variable(MARKER_VARIABLE, mark))
 
 
@@ -122,7 +122,7 @@ def _after_some_time(find: Callable[[], list[int]]) -> list[int]:
 
 
 def kill_group(group: int) -> None:
-    """End all processes of a group with SIGKILL."""
+    """Kill all processes of a group with SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What a chaos run came to: pure functions of the trainers' events and of the script."""
+"""The result of a chaos run: pure functions of the trainers' events and of the script."""
 
 import itertools
 import statistics
@@ -12,14 +12,14 @@ from pipelines.training.run.training_run import TrainingRun
 
 MIN_GOODPUT = 0.8
 MIN_SHARE_AVERAGED = TrainingRun.min_share_averaged
-"""A round that averaged less than this share of the vector is lost, and so are the samples that it carried."""
+"""A round that averaged less than this share of the vector is lost, and so are its samples."""
 
 MAX_PARAMETER_DIFFERENCE = 2e-3
 """Largest relative L2 difference of two trainers' parameters that float16 averaging explains."""
 
 NUM_BLOCKS = 6
 TOLERATED_RISE = 0.05
-"""Share of the whole fall by which the evaluation loss may rise from one sixth of the run to the next."""
+"""Share of its total fall by which the evaluation loss may rise from one sixth of the run to the next."""
 
 Events = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -31,7 +31,7 @@ class Window:
     begin: float
     end: float
     busy_share: float = 0.0
-    """Of the time of all processors of this machine."""
+    """Share of all CPUs' time that was busy."""
 
     @property
     def seconds(self) -> float:
@@ -45,7 +45,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedStretch:
-    """Samples of one trainer that one averaging round carried into the common model, and when they were computed."""
+    """Samples of one trainer that one averaging round brought into the shared model, and when they were computed."""
 
     trainer: str
     begin: float
@@ -59,29 +59,29 @@ class ChaosReport:
 
     num_faults: int
     goodput: float
-    """Samples per second that reached the common model under faults, beside those without."""
+    """Samples per second that reached the shared model under faults, relative to those without."""
 
     goodput_bound: float
-    """Share of the trainers' time in which no fault struck them: with all others undisturbed goodput would be this."""
+    """Share of the trainers' time not struck by faults: goodput if all other trainers were undisturbed."""
 
     samples_per_second: float
     """During the faults."""
 
     reference_samples_per_second: float
     reference_busy_share: float
-    """Of all processors' time without faults. Close to 1, the pace is the machine's and goodput says little."""
+    """Share of all CPUs' time busy without faults. Close to 1, the machine sets the speed and goodput says little."""
 
     num_epochs: int
-    """Epochs that the swarm went through, the fault-free part included."""
+    """Epochs of the swarm, including the fault-free part."""
 
     num_rounds: int
-    """Rounds of honest trainers during the faults, each trainer's counted."""
+    """Rounds of honest trainers during the faults, counted per trainer."""
 
     num_lost_rounds: int
-    """Those of which less came back than the run demands."""
+    """Rounds that averaged less than the run requires."""
 
     evaluation_losses: dict[int, float]
-    """Median over the trainers by epoch, on records that no shard holds."""
+    """Median over the trainers by epoch, on held-out records."""
 
     evaluation_falls: bool
     parameter_difference: float
@@ -89,14 +89,14 @@ class ChaosReport:
 
     num_orphans: int
     num_unexpected_exits: int
-    """Trainers that ended without having been killed."""
+    """Trainers that exited without being killed."""
 
     num_checkpoints: int
     """Checkpoints that the auxiliary peer published."""
 
     @property
     def criteria(self) -> dict[str, bool]:
-        """What a good run fulfils, and whether this one does."""
+        """Criteria of a good run, and whether this one meets them."""
         return {
             f"goodput at least {MIN_GOODPUT}": self.goodput >= MIN_GOODPUT,
             "evaluation loss falls within noise": self.evaluation_falls,
@@ -120,7 +120,7 @@ def make_report(
     num_unexpected_exits: int,
     num_checkpoints: int,
 ) -> ChaosReport:
-    """Return the figures of a run whose faults began at `chaos.begin`."""
+    """Return the figures of a run whose faults started at `chaos.begin`."""
     stretches = list(counted_stretches(events))
     rates = [samples_within(stretches, window) / window.seconds for window in (reference, chaos)]
     losses = median_losses(events)
@@ -151,7 +151,7 @@ def was_averaged(event: Mapping[str, Any]) -> bool:
 
 
 def counted_stretches(events: Events) -> Iterator[CountedStretch]:
-    """Yield what the trainers' honest samples became part of, spread over the time in which they were computed."""
+    """Yield the trainers' honest contributions, spread over the time in which they were computed."""
     for trainer, its_events in events.items():
         begin = None
         for event in its_events:
@@ -178,7 +178,7 @@ def median_losses(events: Events) -> dict[int, float]:
 
 
 def falls_within_noise(losses: Sequence[float]) -> bool:
-    """Tell whether the medians of consecutive blocks fall, apart from rises that are small beside the whole fall."""
+    """Tell whether the medians of consecutive blocks fall, apart from rises small relative to the total fall."""
     size = max(1, len(losses) // NUM_BLOCKS)
     blocks = [statistics.median(losses[start : start + size]) for start in range(0, len(losses) - size + 1, size)]
     if len(blocks) < 2 or not blocks[-1] < blocks[0]:
@@ -190,7 +190,7 @@ def falls_within_noise(losses: Sequence[float]) -> bool:
 def struck_share(events: Events, faults: Sequence[Fault], chaos: Window) -> float:
     """Return the share of the trainers' time in which a fault kept one of them from contributing.
 
-    A slow link keeps nobody from contributing, and a trainer that was killed is struck until it has joined again.
+    A slow link prevents nobody from contributing, and a killed trainer is struck until it has rejoined.
     """
     struck = 0.0
     for number, trainer in enumerate(sorted(events)):

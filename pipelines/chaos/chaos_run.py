@@ -1,4 +1,4 @@
-"""A chaos run: a stretch without faults, the faults, then all trainers to one epoch, where parameters are compared."""
+"""A chaos run: a fault-free period, the faults, then all trainers to one epoch, where parameters are compared."""
 
 import itertools
 import json
@@ -27,15 +27,15 @@ EPOCHS_TO_FINISH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosPlan:
-    """What is run."""
+    """The plan of a run."""
 
     swarm: SwarmPlan
     faults: tuple[Fault, ...]
     duration_seconds: float
-    """Of the faults."""
+    """Duration of the faults."""
 
     reference_seconds: float
-    """Of the fault-free stretch before them, in the same swarm."""
+    """Duration of the fault-free period before them, in the same swarm."""
 
 
 def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
@@ -49,7 +49,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
     (folder / "faults.json").write_text(script_text(plan.faults), encoding="utf-8")
     with ChaosSwarm(plan.swarm, console) as swarm, _progress(console) as progress:
         task = progress.add_task("starting the swarm", total=None)
-        swarm.wait_until(lambda: _all_past(swarm, NUM_WARMUP_EPOCHS), "The trainers' first epochs together")
+        swarm.wait_until(lambda: _all_past(swarm, NUM_WARMUP_EPOCHS), "the trainers' first epochs together")
         reference = _let_pass(swarm, plan.reference_seconds, progress, "without faults")
         injection = FaultInjection(swarm, plan.faults)
 
@@ -58,7 +58,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
                 progress.console.print(f"[dim]{seconds:6.1f} s[/dim] {line}")
 
         chaos = _let_pass(swarm, plan.duration_seconds, progress, "with faults", inject)
-        progress.update(task, description="coming to one epoch", total=None)
+        progress.update(task, description="stopping at one epoch", total=None)
         injection.end_all()
         difference = _finish(swarm)
         events = {trainer.name: trainer.events() for trainer in swarm.trainers}
@@ -77,7 +77,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
 
 
 def _prepare(folder: Path) -> None:
-    """Empty the folder of an earlier run; raises ValueError for a folder that is not one."""
+    """Empty the folder of an earlier run; raises ValueError for any other folder."""
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER_FILE).exists():
         raise ValueError(f"{folder} is not empty and not of an earlier chaos run. Name another with --output.")
     shutil.rmtree(folder, ignore_errors=True)
@@ -119,15 +119,15 @@ def _newest_epoch(swarm: ChaosSwarm) -> int:
 
 
 def _finish(swarm: ChaosSwarm) -> float:
-    """Let all trainers end at the same epoch; return how far their parameters are apart."""
+    """Let all trainers stop at the same epoch; return how much their parameters differ."""
     try:
-        swarm.wait_until(lambda: _all_in_step(swarm), "The trainers' being in step again", SECONDS_TO_FINISH)
+        swarm.wait_until(lambda: _all_in_step(swarm), "the trainers to be in step again", SECONDS_TO_FINISH)
         last = max(_epoch_of(trainer.events()) for trainer in swarm.trainers) + EPOCHS_TO_FINISH
         every = int(swarm.plan.run_settings["average_state_every"])
         for trainer in swarm.trainers:
             trainer.control(Control(finish_at_epoch=-(-last // every) * every))
         files = [parameters_file(swarm.plan.folder, trainer.name) for trainer in swarm.trainers]
-        swarm.wait_until(lambda: all(file.exists() for file in files), "The trainers' last epoch", SECONDS_TO_FINISH)
+        swarm.wait_until(lambda: all(file.exists() for file in files), "the trainers' last epoch", SECONDS_TO_FINISH)
     except StageError:
         return float("inf")
     return largest_difference(files)
@@ -139,7 +139,7 @@ def _all_in_step(swarm: ChaosSwarm) -> bool:
 
 
 def _epoch_of(events: Sequence[dict]) -> int:
-    """Return the epoch that a trainer has reached in its present life."""
+    """Return the epoch that a trainer has reached since its last start."""
     for event in reversed(events):
         if event["event"] in ("started", "joined", "epoch"):
             return int(event.get("new_epoch", event.get("epoch", 0)))

@@ -1,4 +1,4 @@
-"""The swarm that chaos torments: an embedded Hub, an auxiliary peer and trainers, with a proxy before every peer."""
+"""The swarm under test: an embedded Hub, an auxiliary peer and trainers, with a proxy before every peer."""
 
 import contextlib
 import json
@@ -56,23 +56,23 @@ class SwarmPlan:
     """Sizes of the swarm."""
 
     folder: Path
-    """For the Hub, logs, events and results."""
+    """Folder of the Hub, logs, events and results."""
 
     num_peers: int = 4
     micro_batch_size: int = 4
     seconds_per_batch: float = 0.16
-    """Pace of each trainer's machine. Four trainers and a restart fit on two cores with it."""
+    """Speed of each trainer's machine. At this speed four trainers and a restart fit on two cores."""
 
     seconds_per_epoch: float = 4.0
     """Length of an epoch when all trainers work, without the time for averaging."""
 
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run, instead of `RUN_SETTINGS` or beside them."""
+    """Settings of the run that override or extend `RUN_SETTINGS`."""
 
     @property
     def run_settings(self) -> dict[str, Any]:
-        """All settings with which the run is created."""
+        """All settings that the run is created with."""
         return dict(RUN_SETTINGS, target_batch_size=self.target_batch_size) | dict(self.settings)
 
     @property
@@ -83,7 +83,7 @@ class SwarmPlan:
 
 
 class ChaosSwarm:
-    """Everything that runs. Use as a context manager; `tick` brings dead trainers back and is called often."""
+    """Everything that runs. Use as a context manager; `tick` restarts dead trainers and is called often."""
 
     def __init__(self, plan: SwarmPlan, console: Console) -> None:
         self.plan, self._console = plan, console
@@ -113,11 +113,11 @@ class ChaosSwarm:
 
     @property
     def auxiliary_reports(self) -> list[dict[str, Any]]:
-        """What the auxiliary peer has seen."""
+        """The auxiliary peer's events."""
         return read_events(self.plan.folder / f"{AUXILIARY}.jsonl")
 
     def tick(self) -> None:
-        """Start trainers again whose volunteer has come back, and note those that died without a fault."""
+        """Restart trainers whose volunteer is back, and record those that died without a fault."""
         for trainer in self.trainers:
             if trainer.is_alive():
                 continue
@@ -130,29 +130,29 @@ class ChaosSwarm:
                 self._start_trainer(trainer)
 
     def kill_trainer(self, number: int, seconds_until_back: float) -> None:
-        """Kill a trainer; its volunteer starts it again later."""
+        """Kill a trainer; its volunteer restarts it later."""
         trainer = self.trainers[number]
         self._restarts[trainer.name] = time.monotonic() + seconds_until_back
         self.orphans += trainer.kill()
 
     def fill_disk(self, is_full: bool) -> None:
-        """Let the auxiliary peer write no large file any more, or again."""
+        """Prevent the auxiliary peer from writing large files, or allow it again."""
         limit = MAX_FILE_BYTES_OF_A_FULL_DISK if is_full else resource.RLIM_INFINITY
         for pid in group_members(self.auxiliary):
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
     def wait_until(self, is_so: Callable[[], bool], what: str, seconds: float = SECONDS_TO_START) -> None:
-        """Tick until something is so; raises StageError if it does not come to be in time."""
+        """Tick until a condition holds; raises StageError if it times out."""
         deadline = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > deadline:
                 raise StageError(
-                    f"{what} did not come to be within {seconds:.0f} s; see {self.plan.folder / 'logs'}.\n"
+                    f"Timed out after {seconds:.0f} s waiting for {what}; see {self.plan.folder / 'logs'}.\n"
                     + "\n".join(trainer.last_sign_of_life() for trainer in self.trainers)
                 )
             if not is_running(self.auxiliary):
-                raise StageError(f"The auxiliary peer has ended; see {self._forks.log(AUXILIARY)}.")
+                raise StageError(f"The auxiliary peer has exited; see {self._forks.log(AUXILIARY)}.")
             self.tick()
             time.sleep(0.05)
 
@@ -173,7 +173,7 @@ class ChaosSwarm:
         for number in range(self.plan.num_peers):
             self.trainers.append(self._make_trainer(number))
             self._start_trainer(self.trainers[-1])
-        self.wait_until(lambda: bool(self.auxiliary_reports), "The auxiliary peer's first look at the swarm")
+        self.wait_until(lambda: bool(self.auxiliary_reports), "the auxiliary peer's first poll of the swarm")
 
     def _create_run(self, token: str) -> None:
         folder = self.plan.folder / "material"
@@ -218,6 +218,6 @@ class ChaosSwarm:
         self._owners.register(trainer.start(), trainer.name)
 
     def _addresses(self, name: str) -> tuple[str, str]:
-        """Return where a peer listens and what it tells others: the proxy before it."""
+        """Return where a peer listens and what it announces: the proxy before it."""
         port = free_port()
         return f"/ip4/127.0.0.1/tcp/{port}", f"/ip4/127.0.0.1/tcp/{self.proxy.add(name, port).proxy_port}"

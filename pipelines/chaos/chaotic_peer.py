@@ -1,7 +1,7 @@
-"""A training peer that chaos can make lie, whose clock it can put wrong, and which writes down what it does.
+"""A training peer that chaos can make lie, with a clock it can skew, and which records what it does.
 
-It is what `dalle-collab join` runs, at the pace of a machine of its own: on a laptop that hosts the whole swarm, a peer
-that dies must not make the others faster. `fork_server` runs it, with the settings file as its argument.
+It is what `dalle-collab join` runs, at the speed of a separate machine: on a laptop that hosts the whole swarm, a dying
+peer must not make the others faster. `fork_server` runs it, with the settings file as its argument.
 """
 
 import json
@@ -24,32 +24,32 @@ FIRST_EVALUATION_RECORD = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class ChaoticPeerSettings:
-    """What the chaos run tells one of its trainers at its start."""
+    """What the chaos run tells a trainer at its start."""
 
     name: str
     folder: str
-    """Where events and parameters are written, and where the control file lies."""
+    """Folder of events, parameters and the control file."""
 
     repository: str
     host_address: str
     announce_address: str
     micro_batch_size: int
     seconds_per_batch: float
-    """Pace of the machine that this peer stands for."""
+    """Speed of the machine that this peer stands for."""
 
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """What the chaos run wants of a trainer while it runs; the file is looked at a few times a second."""
+    """What the chaos run wants of a trainer while it runs; the file is polled a few times a second."""
 
     attack: str = ""
     """Name of the attack that this peer makes; none if empty."""
 
     clock_skew_seconds: float = 0.0
     finish_at_epoch: int = 0
-    """Epoch at which the peer stops and writes down its parameters; 0: go on."""
+    """Epoch at which the peer stops and saves its parameters; 0: continue."""
 
 
 def control_file(folder: Path, name: str) -> Path:
@@ -73,12 +73,12 @@ def parameters_file(folder: Path, name: str) -> Path:
 
 
 def read_control(path: Path) -> Control:
-    """Read what a control file says; a missing one says nothing special."""
+    """Read a control file; a missing one means the defaults."""
     return Control(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Control()
 
 
 def main(settings: ChaoticPeerSettings) -> None:
-    """Join, train at the given pace, evaluate after every epoch, and end when the control file says so."""
+    """Join, train at the given speed, evaluate after every epoch, and stop when the control file says so."""
     from pipelines.training.peer.process_group import guard_process_group
 
     guard = guard_process_group()
@@ -94,7 +94,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     from pipelines.training.tasks.choice import open_task
 
     while not RunSnapshot.read(settings.repository).run.entry_addresses:
-        time.sleep(0.5)  # the auxiliary peer is starting as well
+        time.sleep(0.5)  # the auxiliary peer is still starting
     network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
     compute = ComputeOptions(micro_batch_size=settings.micro_batch_size, cpu_threads=1, shuffle_buffer_size=64)
     parts = PeerParts(
@@ -102,7 +102,7 @@ def main(settings: ChaoticPeerSettings) -> None:
         package_version="chaos",
         hear=lambda event, **values: _write_joining(events, event, values),
         takes_signals=True,
-        gradient_averager_type=HostileGradientAverager,  # honest until it is told otherwise
+        gradient_averager_type=HostileGradientAverager,  # honest until told otherwise
     )
     with join_run(
         settings.repository, open_task, network=network, compute=compute, parts=parts, seed=stable_seed(settings.seed)
@@ -132,7 +132,7 @@ class EventLog:
 
 
 class ObservedTraining:
-    """Trains a peer at a pace, under control, and writes an event for every epoch that ends."""
+    """Trains a peer at a given speed, under control, and writes an event for every finished epoch."""
 
     def __init__(self, peer: Any, settings: ChaoticPeerSettings, events: EventLog, batch: Any) -> None:
         self.peer, self._settings, self._events, self._batch = peer, settings, events, batch
@@ -140,7 +140,7 @@ class ObservedTraining:
         self._num_rounds = self._num_samples = self._num_in_round = 0
 
     def train(self, membership: Any) -> None:
-        """Train until the control file's last epoch is reached or the peer is to stop."""
+        """Train until the control file's last epoch is reached or the peer must stop."""
         threading.Thread(target=self._watch, args=(membership.stop,), name="control", daemon=True).start()
         for report in membership.train(self._paced):
             self._num_samples += self._settings.micro_batch_size if report.was_used else 0
@@ -148,7 +148,7 @@ class ObservedTraining:
                 self._write_epoch(report)
 
     def save_parameters(self, path: Path) -> None:
-        """Write the parameters down once nothing changes them any more."""
+        """Save the parameters once they are final."""
         from safetensors.torch import save_file
 
         tensors = {name: value.detach().clone() for name, value in self.peer.model.named_parameters()}
@@ -183,7 +183,7 @@ class ObservedTraining:
         was_averaged = averaging.num_rounds > self._num_rounds
         num_kept = progress.num_gathered  # of a missed round, for the next one
         num_sent = self._num_samples - num_kept
-        if self.peer.run.delay_gradient_averaging:  # the round that is over had the samples of the epoch before
+        if self.peer.run.delay_gradient_averaging:  # the finished round had the samples of the previous epoch
             num_sent, self._num_in_round = self._num_in_round, num_sent if progress.has_begun_round else 0
         self._events.write(
             "epoch",
@@ -205,7 +205,7 @@ class ObservedTraining:
 
 
 def _evaluation_batch(task: Any) -> Any:
-    """Return records that no shard holds, the same for all peers."""
+    """Return records in no shard, the same for all peers."""
     import torch
 
     from pipelines.chaos.tiny_material import numbered_records

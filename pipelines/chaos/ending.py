@@ -1,4 +1,4 @@
-"""An end in good order: signals that would end this program at once become an exception that unwinds it."""
+"""A clean shutdown: signals that would end this program at once become an exception that unwinds it."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def ends_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do inside the block what Ctrl-C does: unwind, so that everything started is ended."""
+    """Make SIGTERM and SIGHUP act like Ctrl-C inside the block: unwind, so that everything started is stopped."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

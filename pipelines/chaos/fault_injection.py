@@ -1,4 +1,4 @@
-"""Lets the faults of a script happen to a swarm, each at its time, and ends them."""
+"""Injects the faults of a script into a swarm, each at its time, and ends them."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from pipelines.chaos.faults.fault_script import Fault, FaultKind
 from pipelines.chaos.faults.link_proxy import FREE, LinkLimits
 
 SLOW_LINK = LinkLimits(bytes_per_second=125_000, delay_seconds=0.1)
-"""1 Mbit/s and 100 ms: for the tiny model's rounds of 0.3 MB what a bad mobile link is for a real one."""
+"""1 Mbit/s and 100 ms: to the tiny model's rounds of 0.3 MB what a bad mobile link is to a real model's."""
 
 CLOCK_SKEW_SECONDS = 10.0
 """hivemind tolerates 3 s."""
@@ -18,7 +18,7 @@ CLOCK_SKEW_SECONDS = 10.0
 
 @dataclass
 class FaultInjection:
-    """Begins and ends faults; `advance` is called often with the time since the faults' begin."""
+    """Starts and ends faults; `advance` is called often with the time since the first fault could start."""
 
     swarm: ChaosSwarm
     faults: Sequence[Fault]
@@ -27,7 +27,7 @@ class FaultInjection:
     _controls: dict[int, Control] = field(default_factory=dict)
 
     def advance(self, seconds: float) -> list[str]:
-        """Begin and end what is due; return in words what was done."""
+        """Start and end what is due; return a description of what was done."""
         done = []
         for fault in [fault for fault in self._running if fault.ends_at_seconds <= seconds]:
             self._running.remove(fault)
@@ -42,7 +42,7 @@ class FaultInjection:
         return done
 
     def end_all(self) -> None:
-        """End what is still going on; nothing begins any more."""
+        """End all active faults; no more are started."""
         self._next = len(self.faults)
         self.advance(float("inf"))
 
@@ -82,7 +82,7 @@ class FaultInjection:
         if is_on:
             self.swarm.hub.kill()
         else:
-            with contextlib.suppress(RuntimeError):  # its port may be in use for a moment: tried again below
+            with contextlib.suppress(RuntimeError):  # its port may be in use for a moment: retried below
                 self.swarm.hub.start()
                 return
             self.swarm.hub.start()

@@ -1,8 +1,8 @@
 """Runs programs of this package in forks of one process that has imported everything.
 
-On a machine that hosts a whole swarm, the imports of a trainer that comes back would take the processor from all others
-for many seconds; a volunteer's own machine does not. `ForkServer` is the side that asks; run as a module this file is
-the server: a JSON request per line of standard input, JSON per line of answer. It ends with its input.
+On a machine that hosts a whole swarm, the imports of a restarting trainer would take CPU time from all others for many
+seconds; on a volunteer's own machine they would not. `ForkServer` is the client; run as a module this file is the
+server: a JSON request per line of standard input, a line of JSON per answer. It ends with its input.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ SKEWED = "--clock-can-be-skewed"
 
 
 class ForkServer:
-    """Starts programs in forks. Use as a context manager; all that was forked and guards its group ends with it."""
+    """Starts programs in forks. Use as a context manager; all forks that guard their group end with it."""
 
     server = ("-m", "pipelines.chaos.fork_server")
     """What Python runs: this file, or a program that imports more and then calls `serve`."""
@@ -58,7 +58,7 @@ class ForkServer:
                 pipe.close()
 
     def log(self, name: str) -> Path:
-        """Return the file of what a program prints."""
+        """Return the file with a program's output."""
         return self._log_folder / f"{name}.log"
 
     def start(self, name: str, program: str, arguments: Sequence[str], environment: Mapping[str, str] = {}) -> int:
@@ -80,7 +80,7 @@ class ForkServer:
         with self._lock:
             print(json.dumps(request), file=self._process.stdin, flush=True)
             if not (line := self._process.stdout.readline()):
-                raise ChildProcessError(f"The fork server ended; see {self.log('fork_server')}.")
+                raise ChildProcessError(f"The fork server exited; see {self.log('fork_server')}.")
             return json.loads(line)
 
 
@@ -121,7 +121,7 @@ def serve() -> None:
     """Import what swarms need, then answer requests until the input ends."""
     if SKEWED in sys.argv:
         CLOCK.install()
-    import datasets  # noqa: F401 - these imports are what the forks need not repeat
+    import datasets  # noqa: F401 - imported here so that the forks need not
     import safetensors.torch  # noqa: F401
     import transformers  # noqa: F401
 

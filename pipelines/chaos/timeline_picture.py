@@ -17,7 +17,7 @@ SECONDS_PER_BAR = 2.0
 
 
 def draw_timeline(path: Path, events: Events, faults: Sequence[Fault], *, reference: Window, chaos: Window) -> None:
-    """Write the picture as PNG; time runs from the begin of the fault-free part."""
+    """Write the picture as PNG; time runs from the start of the fault-free part."""
     figure = Figure(figsize=(14, 8), layout="constrained")
     FigureCanvasAgg(figure)
     lives, rate, loss = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
@@ -56,7 +56,7 @@ def _draw_lives(axes: Axes, events: Events, faults: Sequence[Fault], zero: float
         left = chaos.begin - zero + fault.at_seconds
         axes.barh(row, fault.duration_seconds, left=left, height=0.6, color=COLOURS[fault.kind], alpha=0.7, label=label)
     axes.set_yticks(range(len(names) + 1), [*names, "Hub, auxiliary"])
-    axes.set_title("lives (gray), averaged epochs (strokes) and faults; faults begin at the dotted line")
+    axes.set_title("lives (gray), averaged epochs (strokes) and faults; faults start at the dotted line")
     if shown:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 

@@ -1,4 +1,4 @@
-"""What a tiny run needs: image codes that follow from their captions, an untrained codec, a tokenizer, small sizes."""
+"""What a tiny run needs: image codes determined by their captions, an untrained codec, a tokenizer, small sizes."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def save_tiny_codec(folder: Path, seed: int) -> VQGANCodec:
 
 
 def numbered_records(numbers: range, layout: ImageCodeLayout) -> tuple[list[str], np.ndarray]:
-    """Return captions and image codes, (record, num_codes) int64, that follow from the records' numbers."""
+    """Return captions and image codes, (record, num_codes) int64, determined by the records' numbers."""
     captions = [f"picture number {number}" for number in numbers]
     return captions, (np.array(numbers)[:, None] + np.arange(layout.num_codes)) % layout.codebook_size
 

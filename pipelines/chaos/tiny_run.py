@@ -1,4 +1,4 @@
-"""Creates the chaos run's repositories on the Hub of the environment, in one process.
+"""Creates the chaos run's repositories on the environment's Hub, in one process.
 
 Usage: python -m pipelines.chaos.tiny_run FOLDER REPOSITORY SETTINGS.json, with `HF_ENDPOINT` and `HF_TOKEN` set.
 """

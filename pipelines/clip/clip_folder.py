@@ -16,7 +16,7 @@ from pipelines.clip.clip_reranking import CLIP_CONFIG_FILE, CLIP_WEIGHTS_FILE
 PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
 PAD_ID, EOS_ID = 0, 1
 MIN_VOCABULARY = 258
-"""256 bytes, the padding and the end: with fewer entries some prompts could not be written down."""
+"""256 bytes, padding and end: with fewer entries some prompts could not be encoded."""
 
 
 def train_clip_tokenizer(captions: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -47,7 +47,7 @@ def save_clip_folder(
     preprocess: dict,
     weights_dtype: torch.dtype = torch.float16,
 ) -> int:
-    """Write the folder whole or not at all and return the bytes of its weights; an older CLIP there is replaced."""
+    """Write the folder atomically and return the bytes of its weights; an older CLIP there is replaced."""
     require_replaceable(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as temporary:
@@ -62,7 +62,7 @@ def save_clip_folder(
 
 
 def require_replaceable(output: Path) -> None:
-    """Raise FileExistsError where writing the folder would destroy something that is not a CLIP."""
+    """Raise FileExistsError if writing the folder would destroy something that is not a CLIP."""
     if not output.exists() or (output / CLIP_CONFIG_FILE).is_file():
         return
     if not output.is_dir() or any(output.iterdir()):

@@ -1,4 +1,4 @@
-"""The captioned pictures a small CLIP learns from, and how they look after a detour through the image codes."""
+"""The captioned pictures that a small CLIP learns from, and their reconstructions from image codes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ def collect_pictures(
 ) -> CaptionedPictures:
     """Read all pairs into memory, each picture cropped to its centre square and resized to `size` pixels.
 
-    `pairs` yields `(caption, picture)` with pictures `(height, width, 3)` uint8. Pairs with an empty caption are left
-    out. A picture of 64 x 64 takes 12 kB of memory.
+    `pairs` yields `(caption, picture)` with pictures `(height, width, 3)` uint8. Pairs with an empty caption are
+    skipped. A picture of 64 x 64 takes 12 kB of memory.
     """
     captions, pictures = [], []
     for caption, picture in pairs:
@@ -46,7 +46,7 @@ def collect_pictures(
         if on_progress is not None and len(captions) % 100 == 0:
             on_progress("reading", len(captions), None, "pictures")
     if not pictures:
-        raise ValueError("There is no captioned picture to learn from: expected pairs of a caption and a picture.")
+        raise ValueError("There are no captioned pictures to learn from: expected pairs of a caption and a picture.")
     return CaptionedPictures(captions=captions, pictures=torch.stack(pictures))
 
 
@@ -63,7 +63,7 @@ def through_the_codec(
 
     `pictures: (n, 3, size, size)` uint8 -> the same shape and type. Every picture gets its own share of wrong codes,
     drawn evenly from 0 to `2 * corruption`: generated pictures have such faults, and a CLIP that has never
-    seen them ranks by them.
+    seen them would rank by them.
     """
     generator = torch.Generator().manual_seed(seed)
     redrawn = torch.empty_like(pictures)
@@ -83,7 +83,7 @@ def corrupt_codes(
 ) -> torch.Tensor:
     """Replace a random share of codes by random codes; the share of each row is even in [0, 2 * corruption].
 
-    `image_codes: (batch, num_codes)` int64 in [0, codebook_size) -> the same shape; the input stays as it is.
+    `image_codes: (batch, num_codes)` int64 in [0, codebook_size) -> the same shape; the input is unchanged.
     """
     share = torch.rand(len(image_codes), 1, generator=generator) * 2 * corruption
     is_wrong = torch.rand(image_codes.shape, generator=generator) < share

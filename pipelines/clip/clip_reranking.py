@@ -46,7 +46,7 @@ class ClipReranker:
     ) -> "ClipReranker":
         """Load a CLIP by `MODEL/TAG` of open_clip, from an open_clip folder, or from a Hub repository laid out as one.
 
-        Raises OSError where nothing can be read and ValueError where what was read is not an open_clip model.
+        Raises OSError if nothing can be read and ValueError if it is not an open_clip model.
         """
         name = str(name_or_path_or_repo)
         architecture, _, tag = name.partition("/")
@@ -120,7 +120,7 @@ def folder_tokenizer(folder: Path, text_config: dict) -> Tokenize:
     options = dict(text_config.get("tokenizer_kwargs") or {})
     if not text_config.get("hf_tokenizer_name"):
         return SimpleTokenizer(context_length=context_length, **options)
-    # A stranger's configuration must not be able to run a stranger's code.
+    # Untrusted configuration must not be able to run untrusted code.
     options["trust_remote_code"] = False
     mode = text_config.get("tokenizer_mode")
     return HFTokenizer(str(folder), context_length=context_length, tokenizer_mode=mode, **options)
@@ -158,7 +158,7 @@ def _local_folder(name: str, revision: str | None) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    # Weights in other formats are pickles and stay where they are.
+    # Weights in other formats are pickles and are not downloaded.
     return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.txt", CLIP_WEIGHTS_FILE]))
 
 

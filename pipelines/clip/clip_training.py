@@ -1,4 +1,4 @@
-"""Train a small CLIP on captioned pictures, for a collaboration that has no published CLIP fitting its pictures.
+"""Train a small CLIP on captioned pictures, for runs without a published CLIP that fits their pictures.
 
 Axis names: `batch` pairs of a picture and its caption, `embedding`.
 """
@@ -51,15 +51,15 @@ class ClipTrainingConfig:
     text_layers: int = 2
     """Layers of the text transformer."""
     context_length: int = 24
-    """Tokens of a caption with its end token; longer captions are cut."""
+    """Tokens of a caption with its end token; longer captions are truncated."""
     vocab_size: int = 512
     """Largest size of the tokenizer that is trained on the captions; at least 258."""
     embed_dim: int = 64
-    """Size of the space in which pictures and captions meet."""
+    """Size of the joint embedding of pictures and captions."""
     num_steps: int = 1500
     """Optimizer steps."""
     batch_size: int = 128
-    """Pairs of a step; the other captions of a batch are the negatives."""
+    """Pairs per step; the other captions of a batch are the negatives."""
     group_size: int = 16
     """Pairs of a batch that are chosen for their similar captions, which makes the negatives hard; 1: chosen at random.
     Increase if ranked pictures are right but for one word; decrease if captions repeat and pictures of them differ."""
@@ -68,11 +68,11 @@ class ClipTrainingConfig:
     weight_decay: float = 0.05
     """AdamW's weight decay of matrices."""
     redrawn_share: float = 0.5
-    """Share of pictures seen as the codec redraws them, where a codec is given."""
+    """Share of pictures replaced by the codec's reconstructions, if a codec is given."""
     code_corruption: float = 0.03
-    """Mean share of image codes replaced by random ones before the codec redraws a picture."""
+    """Mean share of image codes replaced by random ones before the codec reconstructs a picture."""
     held_out_share: float = 0.05
-    """Share of the pictures kept for measuring, at most 512 pictures."""
+    """Share of the pictures held out for evaluation, at most 512 pictures."""
     seed: int = 0
     """Seed of initialisation, batches and corruption."""
 
@@ -106,7 +106,7 @@ class ClipTrainingConfig:
             "text_cfg": {
                 "context_length": self.context_length,
                 "vocab_size": vocab_size,
-                # Any name says "the tokenizer lies in this folder"; open_clip then reads it from there.
+                # Any name means "the tokenizer is in this folder"; open_clip then reads it from there.
                 "hf_tokenizer_name": "tokenizer.json",
                 "width": self.text_width,
                 "heads": self.text_width // 32,
@@ -120,18 +120,18 @@ class ClipTrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipTrainingReport:
-    """What a training of a CLIP did."""
+    """Report of training a CLIP."""
 
     num_pictures: int
-    """Pictures learnt from, without the held-out ones."""
+    """Training pictures, without held-out ones."""
     num_steps: int
-    """Steps done; fewer than asked for after an interruption."""
+    """Steps done; fewer than requested after an interruption."""
     losses: tuple[float, ...]
     """Loss of every step, in nats."""
     retrieval_accuracy: float
     """Share of held-out captions that find their own picture first among all held-out pictures."""
     chance: float
-    """What guessing would reach."""
+    """The same by chance."""
     num_parameters: int
     """Parameters of the CLIP."""
     num_bytes: int
@@ -139,7 +139,7 @@ class ClipTrainingReport:
     seconds: float
     """Wall-clock time."""
     was_interrupted: bool
-    """Whether Ctrl-C ended it early; what had been learnt until then is saved."""
+    """Whether Ctrl-C ended it early; what was learnt until then is saved."""
 
 
 def train_clip(
@@ -150,10 +150,10 @@ def train_clip(
     codec: VQGANCodec | None = None,
     on_progress: OnProgress | None = None,
 ) -> ClipTrainingReport:
-    """Train a CLIP on `(caption, picture (height, width, 3) uint8)` pairs and write it to `output` in one move.
+    """Train a CLIP on `(caption, picture (height, width, 3) uint8)` pairs and write it to `output` atomically.
 
-    With a codec, a share of the pictures is seen as the codec redraws them with some wrong codes, as generated
-    pictures look. Ctrl-C during the steps saves what was learnt; before them it leaves `output` as it was.
+    With a codec, a share of the pictures is replaced by reconstructions with some wrong codes, to look like generated
+    pictures. Ctrl-C during the steps saves what was learnt; before them it leaves `output` as it was.
     """
     started = time.monotonic()
     require_replaceable(output)
@@ -182,7 +182,7 @@ def _new_model(model_config: dict, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     model = new_clip(model_config, PREPROCESS)
     with torch.no_grad():
-        # Of captioned scenes, position was the last thing to be learnt, by vision transformers and by this network with
+        # In captioned scenes, position was learnt last, by vision transformers and by this network with
         # open_clip's small positions: 130 of 200 errors after 200 steps. With these there were none.
         model.visual.attnpool.positional_embedding.mul_(POSITION_SCALE)
     model.visual.to(memory_format=torch.channels_last)  # 1.5 times faster on a CPU

@@ -23,7 +23,7 @@ def contrastive_loss(
     """Return the mean cross-entropy, in nats, of finding the caption of each picture and the picture of each caption.
 
     `image_embeddings, text_embeddings: (batch, embedding)` of unit length, `input_ids: (batch, text)` the tokens of the
-    captions. A pair with the same caption as another is no negative of it: both answers are right.
+    captions. A pair with the same caption as another is not a negative for it: both answers are right.
     """
     logits = logit_scale * image_embeddings @ text_embeddings.T  # (batch of pictures, batch of captions)
     is_same = (input_ids[:, None] == input_ids[None]).all(dim=-1)
@@ -45,9 +45,9 @@ def clip_batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield endless shuffled batches: pictures `(batch, 3, size, size)` float in [0, 1] and tokens `(batch, text)`.
 
-    A batch consists of groups of `group_size` pairs with similar captions, see `similar_rows`; every pair begins a
-    group once in a pass. With `redrawn` (same shape as the pictures), a random `redrawn_share` of a batch is taken from
-    there. A set smaller than a batch makes smaller batches.
+    A batch consists of groups of `group_size` pairs with similar captions, see `similar_rows`; every pair starts a
+    group once per pass. With `redrawn` (same shape as the pictures), a random `redrawn_share` of a batch is taken from
+    it. A set smaller than a batch gives smaller batches.
     """
     group_size = min(group_size, len(data), batch_size)
     num_groups = max(1, min(batch_size, len(data)) // group_size)
@@ -74,9 +74,9 @@ def similar_rows(
 ) -> torch.Tensor:
     """Return each first row followed by the rows whose captions share the most tokens with it; ties at random.
 
-    `words: (n, vocabulary)`, `first_rows: (groups,)` -> `(groups * group_size,)`. Captions that differ in one word are
-    what a CLIP must tell apart to rank candidates of one prompt, and are rare among random captions: trained on
-    random batches of scenes with five attributes, a CLIP learnt the colours and needed little of the rest.
+    `words: (n, vocabulary)`, `first_rows: (groups,)` -> `(groups * group_size,)`. To rank the candidates of one prompt,
+    a CLIP must distinguish captions that differ in one word, which are rare among random captions: trained on random
+    batches of scenes with five attributes, a CLIP learnt the colours and needed little of the rest.
     """
     if group_size == 1:
         return first_rows

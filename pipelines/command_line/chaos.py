@@ -1,4 +1,4 @@
-"""`dalle-collab chaos`: a small swarm on this machine, faults that are injected into it, and what came of it."""
+"""`dalle-collab chaos`: a small swarm on this machine, faults injected into it, and their effect."""
 
 import json
 from pathlib import Path
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 SHARE_FOR_REFERENCE = 0.25
 MIN_REFERENCE_SECONDS = 20.0
 MAX_BUSY_SHARE = 0.95
-"""Above it, the trainers without faults go as fast as this machine lets them, and goodput measures the machine."""
+"""Above it, the machine limits the trainers even without faults, and goodput measures the machine."""
 
 
 def chaos(
-    peers: Annotated[int, typer.Option(min=2, help="Trainers of the swarm.")] = 4,
+    peers: Annotated[int, typer.Option(min=2, help="Training peers in the swarm.")] = 4,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 3.0,
-    faults: Annotated[int, typer.Option(min=0, help="How many are drawn.")] = 12,
-    seed: Annotated[int, typer.Option(help="Decides kinds, times and victims: equal seeds, equal faults.")] = 1,
-    script: Annotated[Path | None, typer.Option(help="JSON list of faults instead of drawn ones.")] = None,
+    faults: Annotated[int, typer.Option(min=0, help="How many to draw.")] = 12,
+    seed: Annotated[int, typer.Option(help="Decides kinds, times and victims of the faults.")] = 1,
+    script: Annotated[Path | None, typer.Option(help="JSON list of faults, instead of drawing them.")] = None,
     epoch_seconds: Annotated[float, typer.Option(min=1.0, help="Length of an epoch, without averaging.")] = 4.0,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the run.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for logs, report.json, timeline.png.")] = Path("chaos-output"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the faults as a script and do no more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the faults as a script and exit.")] = False,
 ) -> None:
-    """Train a tiny model with local peers while faults happen to them, and say what the training made of it.
+    """Train a tiny model with local peers under injected faults, and report how the training coped.
 
-    Peers are killed, frozen, cut off, slowed down, put to a wrong time; they send values that are not numbers, or lies;
-    the Hub goes away and the auxiliary peer's disk is full. Goodput (the samples per second that reach the common
-    model) is compared with a stretch without faults just before. Exit code 0: goodput is at least 0.8, the evaluation
-    loss falls, all peers end with equal parameters, and no process is left over; 3: something of that is not so.
+    Peers are killed, frozen, cut off, slowed down, given a wrong clock; they send NaNs or lies; the Hub goes down and
+    the auxiliary peer's disk fills up. Goodput (the samples per second that reach the shared model) is compared with a
+    fault-free period just before. Exit code 0: goodput is at least 0.8, the evaluation loss falls, all peers end with
+    equal parameters, and no process is left over; 3: one of these does not hold.
 
     Examples:
 
@@ -87,8 +87,8 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
 
     losses = list(report.evaluation_losses.values())
     table = Table("figure", "value", title=f"{report.num_faults} faults")
-    table.add_row("goodput beside the fault-free stretch", f"{report.goodput:.3f}")
-    table.add_row("at best, with the time that faults took away", f"{report.goodput_bound:.3f}")
+    table.add_row("goodput relative to the fault-free period", f"{report.goodput:.3f}")
+    table.add_row("upper bound, given the time lost to faults", f"{report.goodput_bound:.3f}")
     table.add_row("samples/s with and without faults", _pair(report))
     table.add_row("processors busy without faults", f"{report.reference_busy_share:.0%}")
     table.add_row("epochs", str(report.num_epochs))
@@ -102,8 +102,8 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     console.print(table)
     if report.reference_busy_share > MAX_BUSY_SHARE:
         console.print(
-            "[yellow]The processors had no time left even without faults, so goodput says more about this machine than "
-            "about the training.[/yellow] Run nothing else beside, or fewer --peers."
+            "[yellow]The CPUs were saturated even without faults, so goodput says more about this machine than about "
+            "the training.[/yellow] Stop other programs, or use fewer --peers."
         )
     console.print(f"See {output / 'timeline.png'} and {output / 'report.json'}.")
 

@@ -1,4 +1,4 @@
-"""`dalle-collab clip`: train the CLIP that ranks generated pictures, and ask it."""
+"""`dalle-collab clip`: train the CLIP that ranks generated pictures, and rank with it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ def train(
     pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
     output: Annotated[Path, typer.Option(help="Folder of the CLIP; an older CLIP there is replaced.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
-    batch_size: Annotated[int, typer.Option(help="Pairs per step; the more, the more negatives.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Pairs per step; more pairs give more negatives.")] = 128,
     group_size: Annotated[int, typer.Option(help="Pairs of a batch chosen for similar captions; 1: at random.")] = 16,
     image_size: Annotated[int, typer.Option(help="Pixels of a side, a multiple of 32.")] = 64,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     vocab_size: Annotated[int, typer.Option(help="Size of the tokenizer trained on the captions, 258 or more.")] = 512,
-    context_length: Annotated[int, typer.Option(help="Tokens of a caption; longer ones are cut.")] = 24,
+    context_length: Annotated[int, typer.Option(help="Tokens per caption; longer ones are truncated.")] = 24,
     codec: Annotated[
-        str | None, typer.Option(help="VQGAN folder or repository: half of the pictures are seen as it redraws them.")
+        str | None, typer.Option(help="VQGAN folder or repository: half of the pictures are reconstructed with it.")
     ] = None,
-    code_corruption: Annotated[float, typer.Option(help="Mean share of wrong codes in redrawn pictures.")] = 0.03,
-    max_pictures: Annotated[int | None, typer.Option(help="Read only so many pictures.")] = None,
+    code_corruption: Annotated[float, typer.Option(help="Mean share of wrong codes in reconstructed pictures.")] = 0.03,
+    max_pictures: Annotated[int | None, typer.Option(help="Read at most this many pictures.")] = None,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
@@ -81,7 +81,7 @@ def rank(
     pictures: Annotated[list[Path], typer.Argument(help="Picture files.")],
     clip: Annotated[str, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG.")] = "ViT-B-32/openai",
 ) -> None:
-    """Print the pictures in the order in which they fit the caption, best first, with their scores.
+    """Rank pictures by how well they fit a caption, and print them best first with their scores.
 
     Examples:
 

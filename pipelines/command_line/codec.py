@@ -1,4 +1,4 @@
-"""`dalle-collab codec`: train a codec, look at what it keeps of pictures, convert a published one."""
+"""`dalle-collab codec`: train a codec, see what it preserves of pictures, convert a published one."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -32,15 +32,15 @@ def train(
     locality: Annotated[
         float, typer.Option(help="Cost of codes that depend on more than their own patch; they are harder to model.")
     ] = 0.25,
-    max_pictures: Annotated[int, typer.Option(help="Pictures kept in memory; further ones are not read.")] = 20_000,
-    resume: Annotated[bool, typer.Option("--resume", help="Train the codec in --output further.")] = False,
+    max_pictures: Annotated[int, typer.Option(help="Pictures kept in memory; the rest are not read.")] = 20_000,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue training the codec in --output.")] = False,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Train a small VQGAN codec on your own pictures.
 
-    Ctrl-C saves the codec as far as it came; `--resume` goes on from there. The weights are stored as float16.
+    Ctrl-C saves the codec trained so far; `--resume` continues from there. The weights are stored as float16.
 
     Examples:
 
@@ -50,7 +50,7 @@ def train(
     """
     from pipelines.data_preparation.caption_image_sources import find_sources
 
-    find_sources(pictures)  # before torch is imported, so that a mistyped path is told at once
+    find_sources(pictures)  # before torch is imported, so that a mistyped path is reported at once
     import torch
 
     from pipelines.image_codes.codec_training import CodecTrainingOptions
@@ -88,7 +88,7 @@ def show(
     output: Annotated[Path, typer.Option(help="Picture to write.")] = Path("codec.png"),
     num_pictures: Annotated[int, typer.Option(help="Pictures to show.")] = 16,
 ) -> None:
-    """Draw pictures with what the codec keeps of each to its right.
+    """Draw pictures, each with its reconstruction to the right.
 
     Examples:
 
@@ -133,7 +133,7 @@ def small_codec_config(image_size: int, grid: int, codebook_size: int, channels:
     from pipelines.image_codes.vqgan_config import VQGANConfig
 
     if grid < 1 or image_size % grid:
-        raise ValueError(f"A picture of {image_size} pixels has no {grid} x {grid} equal patches. Change --grid.")
+        raise ValueError(f"A side of {image_size} pixels cannot be cut into {grid} equal patches. Change --grid.")
     patch_size, multipliers = image_size // grid, (1,)
     while patch_size > LARGEST_PATCH and patch_size % 2 == 0:
         patch_size, multipliers = patch_size // 2, (*multipliers, 1)

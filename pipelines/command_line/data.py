@@ -1,4 +1,4 @@
-"""`dalle-collab data`: captioned pictures to shards of image codes, and looks at them."""
+"""`dalle-collab data`: turn captioned pictures into shards of image codes, and inspect them."""
 
 import os
 from pathlib import Path
@@ -21,19 +21,19 @@ def prepare(
     codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
     codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
-    shard_size: Annotated[int, typer.Option(help="Samples of input per shard.")] = 8192,
+    shard_size: Annotated[int, typer.Option(help="Input samples per shard.")] = 8192,
     batch_size: Annotated[int, typer.Option(help="Pictures encoded together.")] = 64,
     workers: Annotated[int | None, typer.Option(help="Threads; default: one per core.")] = None,
     device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, ...")] = "cpu",
-    min_caption_length: Annotated[int, typer.Option(help="Characters of the shortest caption kept.")] = 3,
-    max_aspect_ratio: Annotated[float, typer.Option(help="Longer by shorter side of the flattest picture kept.")] = 2.0,
+    min_caption_length: Annotated[int, typer.Option(help="Characters in the shortest caption kept.")] = 3,
+    max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
     drop_unlabelled: Annotated[
-        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label (a crawl needs this).")
+        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label (for web crawls).")
     ] = False,
 ) -> None:
     """Filter captioned pictures, encode them and write Brotli Parquet shards.
 
-    Ctrl-C loses nothing that is done: the same command goes on, and the shards are the same to the byte.
+    Ctrl-C loses no finished shard: the same command resumes, and the shards come out the same to the byte.
 
     Examples:
 
@@ -44,7 +44,7 @@ def prepare(
     from pipelines.data_preparation.caption_image_sources import find_sources
     from pipelines.data_preparation.filtering import FilterPolicy
 
-    found = find_sources(sources)  # before torch is imported, so that a mistyped path is told at once
+    found = find_sources(sources)  # before torch is imported, so that a mistyped path is reported at once
     from pipelines.data_preparation.shard_writing import PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -68,7 +68,7 @@ def prepare(
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder of shards.")],
 ) -> None:
-    """Read every record of every shard and name what is wrong; exit code 1 if anything is.
+    """Read every record of every shard and report what is wrong; exit code 1 if anything is.
 
     Examples:
 
@@ -83,13 +83,11 @@ def verify(
         report = verify_folder(folder, lambda done, total: bar.update(task, completed=done, total=total))
     for problem in report.problems:
         typer.echo(problem, err=True)
-    typer.echo(
-        f"{folder}: {report.num_shards} shards are right, {report.num_records} records, {report.num_bytes} bytes"
-    )
+    typer.echo(f"{folder}: {report.num_shards} valid shards, {report.num_records} records, {report.num_bytes} bytes")
     if report.layout is not None:
         typer.echo(f"codec {report.layout.codec_fingerprint}, {report.layout.codebook_size} codes")
     if report.problems:
-        typer.echo(f"{len(report.problems)} shards are wrong.", err=True)
+        typer.echo(f"{len(report.problems)} shards are damaged.", err=True)
         raise typer.Exit(1)
 
 
@@ -100,7 +98,7 @@ def show(
     output: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
     num_records: Annotated[int, typer.Option(help="Records to show, spread over the folder.")] = 24,
 ) -> None:
-    """Decode some records, so that a person can look at what the model will see.
+    """Decode some records, to see what the model will see.
 
     Examples:
 
@@ -123,9 +121,9 @@ def show(
 def train_tokenizer_command(
     folder_or_dataset: Annotated[str, typer.Argument(help="Folder of shards or dataset ORG/NAME on the Hub.")],
     output: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
-    vocab_size: Annotated[int, typer.Option(help="Most tokens, special ones included.")] = 4096,
+    vocab_size: Annotated[int, typer.Option(help="Most tokens, including special ones.")] = 4096,
 ) -> None:
-    """Train a small lower-casing tokenizer on a dataset's captions.
+    """Train a small lowercasing tokenizer on a dataset's captions.
 
     Examples:
 
@@ -169,7 +167,7 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
             return prepare_shards(found, codec, output, options, on_progress)
         except KeyboardInterrupt:
             bar.stop()
-            typer.echo("Finished shards are kept. The same command goes on from here.", err=True)
+            typer.echo("Finished shards are kept. The same command resumes from here.", err=True)
             raise
 
 

@@ -7,7 +7,7 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
-OutputOption = Annotated[Path, typer.Option("--output", help="Folder to write to; it is made if need be.")]
+OutputOption = Annotated[Path, typer.Option("--output", help="Folder to write to; created if missing.")]
 
 
 @app.command("run")
@@ -66,9 +66,9 @@ def run_openmoji(
 
 @app.command("language")
 def run_language(output: OutputOption = Path("demo-language-output")) -> None:
-    """Train a small language model of real text on this machine, by two peers, and compare it with n-grams.
+    """Train a small language model on real text on this machine, with two peers, and compare it with n-grams.
 
-    The text is the documentation of Python's standard library, which is on every machine. It takes about a quarter of
+    The text is the documentation of Python's standard library, which every machine has. It takes about a quarter of
     an hour on two cores. Look at OUTPUT/summary.html afterwards.
 
     \b
@@ -113,7 +113,7 @@ def text(
 @app.command()
 def judge_text(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Run of a language model.")],
-    text: Annotated[Path, typer.Option(help="Folder of its dataset, as `demo text` has written it.")],
+    text: Annotated[Path, typer.Option(help="Folder of its dataset, as written by `demo text`.")],
 ) -> None:
     """Print as JSON the perplexity of a run's newest checkpoint beside that of an n-gram model, and what it writes.
 
@@ -147,9 +147,9 @@ def spaces(output: OutputOption = Path("demo-output")) -> None:
 @app.command()
 def scenes(
     output: OutputOption,
-    num_pictures: Annotated[int, typer.Option(help="How many pictures in all, the dirty ones included.")] = 16_000,
-    seed: Annotated[int, typer.Option(help="Another seed gives other pictures of the same kind.")] = 0,
-    pictures_per_tar: Annotated[int, typer.Option(help="How many pictures one tar holds, at most 10000.")] = 2_000,
+    num_pictures: Annotated[int, typer.Option(help="How many pictures in all, including dirty ones.")] = 16_000,
+    seed: Annotated[int, typer.Option(help="Another seed gives different pictures of the same kind.")] = 0,
+    pictures_per_tar: Annotated[int, typer.Option(help="Pictures per tar, at most 10000.")] = 2_000,
     clean: Annotated[bool, typer.Option("--clean", help="Write no dirty pictures.")] = False,
 ) -> None:
     """Draw captioned scenes into webdataset tars in img2dataset's layout with LAION's fields.
@@ -198,7 +198,7 @@ def judge(
 ) -> None:
     """Say which scene each picture shows, by matching it with rendered shapes.
 
-    With --caption, also say whether colour, background, position and shape are all right.
+    With --caption, also say whether colour, background, position and shape are all correct.
 
     \b
     Examples:
@@ -233,12 +233,12 @@ def openmoji_fetch(output: OutputOption) -> None:
 
 @app.command("openmoji-tars")
 def openmoji_tars(
-    source: Annotated[Path, typer.Option(help="Folder of `demo openmoji-fetch`, or the npm package's own.")],
+    source: Annotated[Path, typer.Option(help="Folder of `demo openmoji-fetch`, or of the npm package.")],
     output: OutputOption,
     image_size: Annotated[int, typer.Option(help="Side of the pictures in pixels.")] = 64,
-    captions_per_picture: Annotated[int, typer.Option(help="Records of each picture, 1 to 3.")] = 3,
+    captions_per_picture: Annotated[int, typer.Option(help="Records per picture, 1 to 3.")] = 3,
     held_out_share: Annotated[float, typer.Option(help="Share of the emoji to hold out.")] = 0.05,
-    skin_tones: Annotated[bool, typer.Option("--skin-tones/--no-skin-tones", help="Take the variants too.")] = True,
+    skin_tones: Annotated[bool, typer.Option("--skin-tones/--no-skin-tones", help="Include these variants.")] = True,
 ) -> None:
     """Turn the OpenMoji set into captioned webdataset tars: OUTPUT/train and OUTPUT/held_out.
 

@@ -1,4 +1,4 @@
-"""`dalle-collab doctor`: can this machine take part in a run, and if not, why, and what helps."""
+"""`dalle-collab doctor`: can this machine take part in a run, and if not, why, and what to do about it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,24 +9,24 @@ import typer
 def doctor(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     micro_batch_size: Annotated[
-        str, typer.Option(help="Samples per local step that memory is judged for; auto: 1, which join can begin with.")
+        str, typer.Option(help="Samples per local step to check memory for; auto: 1, enough for join to start.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    client_mode: Annotated[bool, typer.Option("--client-mode", help="As a peer that accepts no connections.")] = False,
+    client_mode: Annotated[bool, typer.Option("--client-mode", help="Check as a peer without open ports.")] = False,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Leave with 4 if there are warnings.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 on warnings.")] = False,
     events: Annotated[Path | None, typer.Option(help="Append one JSON line per finding to this file.")] = None,
 ) -> None:
-    """Find out whether this machine can take part in a run: each finding names cause and cure.
+    """Check whether this machine can take part in a run; each finding names its cause and its cure.
 
-    Looks at Hub and token, versions, memory, disk and limits, the data stream, every entry address, the clock, and
-    lets another peer call this machine. Give it the options that you want to give to `join`. It changes nothing.
+    Checks Hub and token, versions, memory, disk and limits, the data stream, every entry address and the clock, and
+    has another peer call this machine. Give it the options you will give to `join`. It changes nothing.
 
-    Exit codes: 0 nothing fails, 1 an option has an impossible value, 2 it was called wrongly, 3 something fails,
-    4 with --strict: nothing fails, but there are warnings, 130 Ctrl-C.
+    Exit codes: 0 no check fails, 1 invalid option value, 2 usage error, 3 a check fails, 4 with --strict: no check
+    fails, but there are warnings, 130 Ctrl-C.
 
     Examples:
 

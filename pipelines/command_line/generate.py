@@ -22,11 +22,11 @@ def generate(
     prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt per line.")] = None,
     candidates: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
     keep: Annotated[int, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first.")] = 4,
-    top_k: Annotated[int, typer.Option(help="Choose among so many of the likeliest codes; 0 for all.")] = 256,
-    top_p: Annotated[float | None, typer.Option(help="Choose among codes that together reach this chance.")] = None,
-    temperature: Annotated[float, typer.Option(help="Below 1 safer pictures, above 1 stranger ones.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many likeliest codes; 0 for all.")] = 256,
+    top_p: Annotated[float | None, typer.Option(help="Sample from codes up to this total probability.")] = None,
+    temperature: Annotated[float, typer.Option(help="Below 1: safer pictures; above 1: stranger ones.")] = 1.0,
     guidance_scale: Annotated[
-        float, typer.Option(help="Above 1 closer to the prompt, for models trained with caption_dropout.")
+        float, typer.Option(help="Above 1: closer to the prompt, for models trained with caption_dropout.")
     ] = 1.0,
     complete: Annotated[
         Path | None, typer.Option(help="Picture to complete: its upper part is kept, the rest is drawn.")
@@ -45,7 +45,7 @@ def generate(
     codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the checkpoint.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Candidates drawn at the same time; less needs less memory.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Candidates drawn at once; fewer need less memory.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
 ) -> None:
     """Draw pictures for prompts and keep those that CLIP ranks first.
@@ -95,7 +95,7 @@ def _read_picture(path: Path | None, rows: int | None) -> "Image | None":
     from pipelines.generation.uploaded_picture import read_picture
 
     if path is None and rows is not None:
-        raise ValueError("--rows says how much of a picture is kept, and there is none. Name it: --complete FILE")
+        raise ValueError("--rows says how much of a picture to keep, but none is given. Name it: --complete FILE")
     return None if path is None else read_picture(path)
 
 

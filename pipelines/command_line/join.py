@@ -9,36 +9,36 @@ import typer
 def join(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     micro_batch_size: Annotated[
-        str, typer.Option(help="Samples per local step; auto tries what memory and speed allow.")
+        str, typer.Option(help="Samples per local step; auto finds what memory and speed allow.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     num_devices: Annotated[str, typer.Option(help="Devices that act as one peer; auto takes all GPUs.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     compile_: Annotated[str, typer.Option("--compile", help="Compile the model: auto, on or off.")] = "auto",
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Accept no connections (firewall).")] = False,
-    relay: Annotated[bool, typer.Option("--relay", help="Be reached through public peers.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public relays.")] = False,
     bandwidth_limit: Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.")] = None,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
     cpu_threads: Annotated[
         int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else all cores.")
     ] = None,
-    shuffle_buffer: Annotated[int, typer.Option(help="Records held for shuffling.")] = 2048,
+    shuffle_buffer: Annotated[int, typer.Option(help="Records in the shuffle buffer.")] = 2048,
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
-        Path | None, typer.Option(help="Append a JSON line for each epoch and each event, as joining, to this file.")
+        Path | None, typer.Option(help="Append a JSON line per epoch and per event (such as joining) to this file.")
     ] = None,
     event_seconds: Annotated[
-        float | None, typer.Option(help="Write a line within an epoch too, at most every so many seconds.")
+        float | None, typer.Option(help="Also write lines within an epoch, at most one in this many seconds.")
     ] = None,
 ) -> None:
-    """Join a training run with nothing but its name.
+    """Join a training run; its name is all you need.
 
-    Everything else is read from the run's repository, and what the machine can do is found out. Ctrl-C leaves the run
-    in good order; a second one at once. SIGUSR1 pauses the peer, SIGUSR2 lets it go on; the others do not wait for it.
+    Everything else is read from the run's repository or detected on this machine. Ctrl-C leaves the run cleanly; a
+    second one quits at once. SIGUSR1 pauses the peer, SIGUSR2 resumes it; the other peers do not wait for it.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`dalle-collab`: from captioned pictures to a model trained together, and pictures drawn by it."""
+"""`dalle-collab`: from captioned pictures to a jointly trained model, and pictures drawn by it."""
 
 import logging
 
@@ -15,12 +15,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help=(
-        "Train a text-to-image transformer together, over the Internet, on the Hugging Face Hub.\n\n"
-        "Set HF_ENDPOINT to use another Hub than huggingface.co, and HF_TOKEN (or `hf auth login`) to write to it."
+        "Train transformers together, over the Internet, through the Hugging Face Hub.\n\n"
+        "Set HF_ENDPOINT to use a Hub other than huggingface.co, and HF_TOKEN (or `hf auth login`) to write to it."
     ),
 )
 app.add_typer(data.app, name="data", help="Turn captioned pictures into a streamable dataset of image codes.")
-app.add_typer(codec.app, name="codec", help="Train and look at the VQGAN codec.")
+app.add_typer(codec.app, name="codec", help="Train, inspect and convert VQGAN codecs.")
 app.add_typer(clip.app, name="clip", help="Train the CLIP that ranks generated pictures.")
 app.add_typer(model.app, name="model", help="Convert and fine-tune models.")
 app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
@@ -28,11 +28,11 @@ app.command("join")(join.join)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
 app.command("chaos")(chaos.chaos)
-app.add_typer(demo.app, name="demo", help="The whole system, small, on this machine.")
+app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this machine.")
 
 
 def main() -> None:
-    """Run the command line; end with exit code 1 and one line where the user can mend something."""
+    """Run the command line; end with exit code 1 and one line for an error that the user can fix."""
     # bitsandbytes warns of missing 4-bit kernels wherever the processor knows bfloat16; nothing here uses them.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     prepare_hub_client()

@@ -1,1 +1,1 @@
-"""Weights of other programs for the same model, made into a folder that loads here and on the Hub."""
+"""Converts other programs' weights for the same model into a folder that loads here and on the Hub."""

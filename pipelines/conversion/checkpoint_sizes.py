@@ -1,7 +1,7 @@
-"""The configuration of a dalle-pytorch checkpoint: read off its tensors as far as they tell, given where they do not.
+"""The configuration of a dalle-pytorch checkpoint: read from its tensors where possible, otherwise given.
 
-The rotary table tells most: its first channel counts the text tokens and is 8192 for every image code, its rows beyond
-the text are the grid, and its width leaves few sizes of a head.
+The rotary table shows most: its first channel counts the text tokens and is 8192 for every image code, its rows after
+the text are the grid, and its width leaves few possible head sizes.
 """
 
 import math
@@ -20,10 +20,10 @@ TEXT_PLACE_OF_IMAGE_CODES = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenSettings:
-    """What no tensor tells about a model; the defaults are the original run's. A wrong one gives noise, no error."""
+    """What tensors do not show; the defaults are the original run's. A wrong value gives noise, not an error."""
 
     codebook_size: int = DalleCollabConfig.codebook_size
-    """Number of different image codes."""
+    """Number of image codes."""
     attention_pattern: tuple[str, ...] = tuple(DalleCollabConfig.attention_pattern)
     """Kinds of attention that all layers but the last cycle through."""
     final_attention: str = DalleCollabConfig.final_attention
@@ -33,13 +33,13 @@ class UnseenSettings:
     conv_window: str = DalleCollabConfig.conv_window
     """`centred` up to dalle-pytorch 1.4.2 and in the original run, `corner` from 1.5.0 on."""
     head_dim: int | None = None
-    """Channels of one attention head; needed only where several sizes fit the tensors."""
+    """Channels of one attention head; needed only if several sizes fit the tensors."""
     pad_token_id: int = DalleCollabConfig.pad_token_id
-    """Text id that captions were filled up with."""
+    """Token id that captions were padded with."""
 
 
 def infer_config(checkpoint: DallePytorchCheckpoint, unseen: UnseenSettings) -> DalleCollabConfig:
-    """Return the configuration that fits the checkpoint. Raises ValueError where ours cannot express the model."""
+    """Return the configuration that fits the checkpoint. Raises ValueError if ours cannot express the model."""
     table = _rotary_rows(checkpoint.tensors[ROTARY_TABLE])
     text_sequence_length, image_grid_size = _lengths(table)
     vocab_size, hidden_size = _matrix_shape(checkpoint, f"{HEAD}.weight")
@@ -129,7 +129,7 @@ def _feed_forward_multiplier(checkpoint: DallePytorchCheckpoint, hidden_size: in
 def _head_dim(
     table: Tensor, text_sequence_length: int, image_grid_size: int, inner_size: int, wanted: int | None
 ) -> int:
-    """Return the one size of a head that fits the rotary table and divides the attention's channels."""
+    """Return the only head size that fits the rotary table and divides the attention's channels."""
     width = table.shape[1]
 
     def turns_alike(head_dim: int) -> bool:
@@ -143,7 +143,7 @@ def _head_dim(
     fitting = [size for even, sizes in tables.items() if turns_alike(even) for size in sizes]
     if not fitting:
         raise ValueError(
-            f"The checkpoint's {ROTARY_TABLE} holds other angles than our rotary positions for {text_sequence_length} "
+            f"The checkpoint's {ROTARY_TABLE} has other angles than our rotary positions for {text_sequence_length} "
             f"text tokens and a grid of {image_grid_size} x {image_grid_size}. Our positions are those of "
             "dalle-pytorch 1.1.2 to 1.6.6 with rotary-embedding-torch 0.1.1 or newer."
         )

@@ -52,7 +52,7 @@ def judge_membership(repository: str, caller: Mapping[str, Any] | None) -> Check
         return ok(name, f"{caller['name']} belongs to {organisation}", f"a member of {organisation}")
     return warn(
         name,
-        f"{caller['name']} is no member of {organisation}",
+        f"{caller['name']} is not a member of {organisation}",
         f"a member of {organisation}, or a user on the run's allow list",
         f"Ask an admin of {organisation} to add you, or a moderator of the run to put you on its allow list.",
     )

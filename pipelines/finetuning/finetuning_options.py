@@ -20,7 +20,7 @@ class FinetuningOptions:
     micro_batch_size: int = 4
     """Samples computed at the same time; limited by the device's memory."""
     gradient_accumulation: int = 1
-    """Micro-batches of one optimizer step. Increase if the loss jumps and memory allows no larger micro-batches."""
+    """Micro-batches per optimizer step. Increase if the loss jumps and memory allows no larger micro-batches."""
     learning_rate: float = 1e-4
     """Highest learning rate of AdamW, reached after the warm-up; then it falls linearly to zero."""
     warmup_share: float = 0.05
@@ -38,7 +38,7 @@ class FinetuningOptions:
     save_interval_steps: int = 500
     """Steps between writings of what was reached so far."""
     shuffle_buffer_size: int = 2048
-    """Records held for shuffling."""
+    """Records in the shuffle buffer."""
     seed: int = 0
     """Seed of the adapter's start and of the order of the records."""
 

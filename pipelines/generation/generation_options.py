@@ -22,7 +22,7 @@ class GenerationOptions:
     guidance_scale: float = 1.0
     """Above 1, pictures keep closer to the prompt and vary less; only for models trained with `caption_dropout`."""
     seed: int = 0
-    """Equal seeds draw equal pictures."""
+    """The same seed draws the same pictures."""
     batch_size: int = 64
     """Candidates drawn at the same time. Lower it when memory runs out; the pictures stay the same."""
 

@@ -45,7 +45,7 @@ class Drawing:
     num_tokens_cut: int
     """Tokens at the prompt's end that the model has not read."""
     share_drawn: float
-    """Part of each picture that was drawn and not given."""
+    """Part of each picture that was drawn rather than given."""
     seconds: float
     """Time of drawing and ranking, without that of the viewer."""
     prompt_embedding: np.ndarray = field(repr=False)

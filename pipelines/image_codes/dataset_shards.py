@@ -75,7 +75,7 @@ def dataset_on_hub(repository: str, revision: str | None = None) -> ShardedDatas
     if not names:
         raise ValueError(
             f"There is no dataset repository {repository} with Parquet shards at revision {revision or 'main'} on this "
-            f"Hub, or your token may not read it. Publish one with: hub-tools publish dataset FOLDER {repository}"
+            f"Hub, or your token has no access to it. Publish one with: hub-tools publish dataset FOLDER {repository}"
         )
     shards = tuple(DatasetShard(name=name, num_bytes=files[name]) for name in names)
     return ShardedDataset(name=repository, revision=found.sha, shards=shards)

@@ -1,1 +1,1 @@
-"""The logic behind each Space: one folder a page. No Gradio here."""
+"""The logic behind each Space: one folder per page. No Gradio here."""

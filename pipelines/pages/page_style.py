@@ -1,6 +1,6 @@
 """The look that all Gradio Spaces share, as a style sheet: `launch(css=PAGE_STYLE)`.
 
-Gradio's own greys and its orange button have too little contrast for WCAG 2.1 AA; the variables below mend that, in
+Gradio's own greys and its orange button have too little contrast for WCAG 2.1 AA; the variables below fix that, in
 light and in dark.
 """
 

@@ -44,7 +44,7 @@ def open_dht(
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
-    Call it in the main thread of a process that has not started others: hivemind forks. `admission` is what
+    Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
     `seek_admission` has yielded together with the identity; None: the run is open. `reply_seconds` is the time that
     other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
 

@@ -97,7 +97,7 @@ class StateRecord(BaseModel):
     epoch: conint(ge=0, strict=True)
     digest: constr(regex="^[0-9a-f]{64}$")
     shares: StrictBool
-    """Whether it hands the state out; peers behind a firewall only name it."""
+    """Whether it serves the state; peers behind a firewall only name it."""
 
 
 class _SwarmRecords(BaseModel):

@@ -1,4 +1,4 @@
-"""A Space that gives the machine on which it runs to a collaborative training run."""
+"""A Space that contributes the machine it runs on to a collaborative training run."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from pipelines.pages.joining.permissions import control_of, is_on_hub
 from pipelines.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
 from pipelines.pages.page_style import PAGE_STYLE
 
-INTRODUCTION = """# Give this machine to a training run
+INTRODUCTION = """# Contribute this machine to a training run
 Many machines train one model together. This one computes gradients for as long as you like; the others
 do not wait for it, and it may leave at any time."""
 LAYOUT = """
@@ -44,16 +44,16 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             dict(value="\n".join(view.lines)),
             dict(interactive=may and not view.is_alive and not view.is_checking),
             dict(interactive=may and not view.is_alive),
-            dict(value="Go on" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
+            dict(value="Resume" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
             dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
         ]
-        # What a visitor has opened or marked in a part stays as it is until the part changes.
+        # What a visitor has opened or selected in a part stays so until the part changes.
         known = seen or [None] * len(shown)
         news = [gr.skip() if new == old else gr.update(**new) for new, old in zip(shown, known, strict=True)]
         return [gr.skip() if shown == seen else shown, *news]
 
     def press(act: Callable[[], None], profile: gr.OAuthProfile | None) -> object:
-        """Do what a button says if the visitor may; return what there is to say about it."""
+        """Run a button's action if the visitor is permitted to; return a notice about it."""
         control = control_of(environment, profile and profile.username)
         said = control.reason
         try:
@@ -106,11 +106,11 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
                 state = gr.HTML(elem_classes="part")
                 contribution = gr.HTML(visible=False, elem_classes="part")
                 checks = gr.HTML(visible=False, elem_classes="part")
-                with gr.Accordion("What the trainer says", open=False):
+                with gr.Accordion("Trainer output", open=False):
                     log = gr.Textbox(
                         label="Log", lines=8, max_lines=14, interactive=False, autoscroll=True, elem_id="log"
                     )
-        # Past the queue: a press that comes as the queue's stream closes is shown as a broken connection (Gradio 6.31).
+        # Bypasses the queue: a click while the queue's stream closes is shown as a broken connection (Gradio 6.31).
         quiet = dict(queue=False, show_progress="hidden", api_name=False)
         buttons = [check_button, start_button, pause_button, stop_button]
         gr.on(
@@ -133,16 +133,16 @@ def _fields(run: str, on_hub: bool) -> list[gr.components.Component]:
     with gr.Accordion("Limits", open=False):
         return [
             repository,
-            gr.Textbox("auto", label="Micro-batch (samples; auto: found by trying)", max_lines=1),
+            gr.Textbox("auto", label="Micro-batch (samples; auto: found by testing)", max_lines=1),
             gr.Dropdown(DEVICES, value="auto", label="Device", allow_custom_value=True),
             gr.Number(0, label="Leave after (hours; 0: stay)", minimum=0),
-            gr.Number(0, label="Upload at most (Mbit/s; 0: no limit)", minimum=0),
-            gr.Checkbox(on_hub, label="Others cannot call this machine (firewall, Space)"),
+            gr.Number(0, label="Upload limit (Mbit/s; 0: none)", minimum=0),
+            gr.Checkbox(on_hub, label="Client mode: peers cannot connect to this machine (firewall, Space)"),
         ]
 
 
 def main() -> None:
-    """Start the Space with the settings of the environment; the trainer ends with it."""
+    """Start the Space with the settings of the environment; the trainer stops with it."""
     prepare_hub_client()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with JoinSession() as session:

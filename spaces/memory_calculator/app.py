@@ -1,4 +1,4 @@
-"""A Space that says how much memory a training step needs, where it fits, and with which settings it would."""
+"""A Space that shows how much memory a training step needs, where it fits, and which settings would make it fit."""
 
 import os
 
@@ -16,11 +16,11 @@ from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Training memory calculator
 What one training step needs, on each GPU and in RAM. The figures follow from formulas that are
-checked against what real models hold; attention is PyTorch's fused one, as transformers uses it."""
+checked against the memory of real models; attention is PyTorch's fused one, as transformers uses it."""
 
 
 def build_interface(run: str) -> gr.Blocks:
-    """Return the page; `run` is named in the command for joining."""
+    """Return the page; `run` goes into the command for joining."""
 
     def show(first: dict | None, *values: object) -> tuple[str, str, str, str]:
         try:
@@ -50,7 +50,7 @@ def build_interface(run: str) -> gr.Blocks:
             with gr.Column(scale=2, min_width=300):
                 inputs = _inputs()
             with gr.Column(scale=3, min_width=300):
-                summary = gr.Textbox(label="In short", lines=2, interactive=False)
+                summary = gr.Textbox(label="Summary", lines=2, interactive=False)
                 picture = gr.HTML()
                 with gr.Row():
                     keep_button = gr.Button("Keep as A and compare", min_width=140)
@@ -88,16 +88,16 @@ def _inputs() -> list[gr.components.Component]:
         gr.Dropdown(list(MODEL_PRESETS), value=given.model, label="Model"),
         gr.Textbox(given.repository, label="or a model on the Hub", placeholder="ORG/MODEL", max_lines=1),
         gr.Slider(1, 256, value=given.micro_batch_size, step=1, label="Micro-batch (samples)"),
-        gr.Number(given.sequence_length, precision=0, label="Sequence (tokens; 0: the model's own longest)"),
+        gr.Number(given.sequence_length, precision=0, label="Sequence (tokens; 0: the model's maximum)"),
         gr.Radio(PRECISIONS, value=given.precision, label="Precision"),
         gr.Radio(RECOMPUTE_CHOICES, value=given.recompute, label="Recompute activations"),
         gr.Radio(OPTIMIZERS, value=given.optimizer, label="Optimizer"),
-        gr.Radio([str(bits) for bits in OPTIMIZER_BITS], value=given.optimizer_bits, label="Bits of its statistics"),
+        gr.Radio([str(bits) for bits in OPTIMIZER_BITS], value=given.optimizer_bits, label="Optimizer state bits"),
         gr.Checkbox(given.offload_optimizer, label="Optimizer in RAM (offload)"),
         gr.Checkbox(given.collaborative, label="Peer of a swarm (hivemind's buffers)"),
         gr.Number(given.num_shared_groups, precision=0, label="Sets of layer weights to share (0: the model's own)"),
         gr.Slider(1, 16, value=given.num_gpus, step=1, label="GPUs"),
-        gr.Checkbox(given.shard_over_gpus, label="Divide weights among the GPUs (ZeRO 3, FSDP)"),
+        gr.Checkbox(given.shard_over_gpus, label="Shard weights across GPUs (ZeRO 3, FSDP)"),
     ]
 
 

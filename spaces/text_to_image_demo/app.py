@@ -1,7 +1,7 @@
 """A Space that draws pictures for prompts with the checkpoints of a collaborative training run."""
 
 try:
-    import spaces  # lends a GPU on ZeroGPU hardware, where it must come before torch
+    import spaces  # lends a GPU on ZeroGPU hardware, where it must be imported before torch
 except ImportError:
     spaces = None
 
@@ -56,11 +56,11 @@ class SpaceSettings:
     clip: str | None = None
     """CLIP in place of the run's."""
     training_index: str | None = None
-    """Dataset repository or folder of the index of the training data."""
+    """Dataset repository or folder with the index of the training data."""
     max_candidates: int = 128
-    """Most candidates that a visitor may ask for."""
+    """Most candidates that a visitor may request."""
     max_queue: int = 32
-    """Drawings that may wait; who comes then is told that it is full."""
+    """Drawings that may wait; further visitors are told that the queue is full."""
     examples: tuple[str, ...] = ()
     """Prompts to try."""
     device: str = "cpu"
@@ -68,7 +68,7 @@ class SpaceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the settings; ValueError where the run is not named or a setting means nothing."""
+        """Read the settings; ValueError where the run is not named or a setting is invalid."""
         repository = environment.get("MODEL_REPOSITORY", "").strip()
         if not repository:
             raise ValueError("MODEL_REPOSITORY is not set. Name the run: MODEL_REPOSITORY=ORG/RUN")
@@ -128,8 +128,8 @@ def build_interface(settings: SpaceSettings) -> gr.Blocks:
 
 
 def on_gpu(function: Callable) -> Callable:
-    """Let a function compute on a lent GPU where the host has them."""
-    # A folder of Spaces beside this file would be importable as `spaces`, too; it has no GPU.
+    """Let a function compute on a lent GPU where the host offers one."""
+    # A folder of Spaces beside this file would also be importable as `spaces`; it has no GPU.
     lend = getattr(spaces, "GPU", None)
     return function if lend is None else lend(duration=GPU_SECONDS)(function)
 
@@ -162,9 +162,9 @@ def _build_completion() -> tuple[gr.File, gr.Number]:
         picture = gr.File(label="Its upper part is kept, the rest is drawn", file_types=["image"], height=120)
         preview = gr.Image(
             label="Picture to complete", interactive=False, visible=False, height=160, buttons=[],
-            alt_text="The picture that is to be completed",
+            alt_text="The picture to complete",
         )  # fmt: skip
-        problem = gr.Textbox(label="What is wrong with it", interactive=False, visible=False, max_lines=3)
+        problem = gr.Textbox(label="Problem with this picture", interactive=False, visible=False, max_lines=3)
         rows = gr.Number(0, label="Rows of codes to keep (0: half)", precision=0, minimum=0)
     picture.change(
         _show_upload, [picture], [preview, problem], queue=False, show_progress="hidden", api_visibility="private"
@@ -173,9 +173,9 @@ def _build_completion() -> tuple[gr.File, gr.Number]:
 
 
 def _build_seen(settings: SpaceSettings) -> list[gr.components.Component]:
-    gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memory or something new?")
+    gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memorised or new?")
     if settings.training_index is None:
-        gr.Markdown(f"Not switched on here. The owner makes an index with `{BUILD_COMMAND}` and sets `TRAINING_INDEX`.")
+        gr.Markdown(f"Not enabled here. The owner builds an index with `{BUILD_COMMAND}` and sets `TRAINING_INDEX`.")
     shape = dict(columns=4, object_fit="contain", buttons=["fullscreen"], visible=False)
     with gr.Column(elem_id="seen"):
         words = gr.Textbox(label="What the numbers mean", interactive=False, visible=False, max_lines=5)
@@ -247,7 +247,7 @@ def _wire_opening(
                 return [gr.skip()] * (len(NAMES) + 1)
             if not asked.prompt:
                 chosen = [asked.checkpoint if name == "checkpoint" else gr.skip() for name in NAMES]
-                return [*chosen, "The link's checkpoint is chosen: type a prompt."]
+                return [*chosen, "The link's checkpoint is selected: type a prompt."]
             asked.options(desk.max_candidates)
         except ValueError as error:
             return [gr.skip()] * len(NAMES) + [f"The link cannot be used. {error}"]
@@ -271,7 +271,7 @@ def _wire_opening(
 def _show_details(shown: Shown | None, request: gr.Request) -> list[Any]:
     if shown is None or not shown.drawn:
         return [gr.update(visible=False)] * 5
-    # The browser names the page it is on; nobody but this visitor sees the link.
+    # The browser names the page it is on; only this visitor sees the link.
     page = (request.headers.get("referer") or str(request.request.base_url)).partition("?")[0]
     link = f"{page}?{shown.query}" if shown.query else shown.link_message
     galleries = [beside_results(shown)]
@@ -300,7 +300,7 @@ def _files(pictures: Sequence[Labelled]) -> list[tuple[str, str]]:
 
 
 def _file(picture: Image.Image) -> str:
-    # Given a picture, Gradio writes an equal one's file again, which breaks it for browsers that are reading it.
+    # Given a picture, Gradio rewrites the file of an equal one, which breaks it for browsers that are reading it.
     return str(keep_picture(picture, Path(get_upload_folder())))
 
 

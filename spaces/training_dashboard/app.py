@@ -1,4 +1,4 @@
-"""A Space that shows a collaborative training run as it goes: curves, peers, contributions, checkpoints, pictures."""
+"""A Space that shows a collaborative training run live: curves, peers, contributions, checkpoints, pictures."""
 
 import inspect
 import os
@@ -24,15 +24,15 @@ SWARM_TAB, BOARD_TAB, CHECKPOINT_TAB, REEL_TAB = "Peers", "Leaderboard", "Checkp
 
 
 def build_interface(dashboard: Dashboard) -> gr.Blocks:
-    """Return the page; it asks the dashboard again every few seconds."""
-    # Past the queue: a look that begins as the queue's stream closes is shown as a broken connection (Gradio 6.31).
+    """Return the page; it polls the dashboard every few seconds."""
+    # Bypasses the queue: a poll while the queue's stream closes is shown as a broken connection (Gradio 6.31).
     quiet = dict(queue=False, show_progress="hidden", api_name=False)
     with gr.Blocks(title=f"{dashboard.settings.run}: training dashboard") as interface:
         headline, notices = gr.HTML(), gr.HTML()
-        with gr.Tab("Course"):
+        with gr.Tab("Curves"):
             with gr.Row():
                 axis = gr.Radio(
-                    [("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Along", min_width=260
+                    [("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Axis", min_width=260
                 )
                 first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)", min_width=260)
                 last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)", min_width=260)
@@ -69,7 +69,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
 
 
 def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
-    """Return what programs may ask, by name."""
+    """Return the functions that programs may call, by name."""
     return dict(
         run=dashboard.run_values,
         peers=dashboard.peer_values,
@@ -81,7 +81,7 @@ def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
 
 
 def routes(dashboard: Dashboard) -> list[APIRoute]:
-    """Return what is served beside the page: the same answers over plain HTTP, figures for Prometheus, pictures."""
+    """Return what is served next to the page: the same answers over plain HTTP, figures for Prometheus, pictures."""
 
     def metrics() -> PlainTextResponse:
         return PlainTextResponse(dashboard.metrics_text(), media_type=PROMETHEUS_TYPE)
@@ -100,7 +100,7 @@ def routes(dashboard: Dashboard) -> list[APIRoute]:
 
 
 def _answering(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function, its mistakes of the caller answered as such."""
+    """Return the same function, with the caller's mistakes answered as client errors."""
 
     def respond(**values: Any) -> JSONResponse:
         try:

@@ -25,7 +25,7 @@ def without_address(training_material):
 def test_an_unknown_run_is_one_line_of_the_real_process_and_leaves_nothing_behind(training_material):
     before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
     done = run_command(training_material.hub, "join", "org/no-such-run", "--host", LOOPBACK)
-    assert "There is no model repository org/no-such-run on this Hub, or your token may not read it." in the_line(done)
+    assert "There is no model repository org/no-such-run on this Hub, or your token has no access" in the_line(done)
     assert {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)} <= before
 
 

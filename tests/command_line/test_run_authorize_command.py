@@ -53,7 +53,7 @@ def test_the_service_announces_itself_admits_members_and_ends_with_ctrl_c(hub, c
         # A volunteer who may not join reads it in one line, before any peer is started.
         outsider = hub.create_user("outsider")
         line = the_line(commands.run("join", name, token=outsider, is_worker=True))
-        assert f"{name} does not admit you: outsider is no member of org. Ask to be let in" in line
+        assert f"{name} does not admit you: outsider is not a member of org. Ask to join" in line
         line = the_line(commands.run("join", name, token="", is_worker=True))
         assert f"{name} is not open to everybody" in line and line.endswith("hf auth login")
         # Who is admitted is told apart from who finds the door and nobody behind it.
@@ -61,15 +61,15 @@ def test_the_service_announces_itself_admits_members_and_ends_with_ctrl_c(hub, c
         assert "they do not accept its admission, or the run's auxiliary peer is down" in done.stderr
         assert hub.alice_token not in done.stderr + done.stdout + log.read_text()
         shown = commands.run("run", "show", name).stdout
-        assert f"whom {announced.authorization_service} admits" in shown
+        assert f"users admitted by {announced.authorization_service}" in shown
         assert interrupt(process) == 0, log.read_text()
     line = the_line(commands.run("run", "authorize", name, "--token-minutes", "0.1", "--key-file", key_file))
-    assert "Tokens would live 6 s; expected at least 40 s" in line
+    assert "Tokens would last 6 s; expected at least 40 s" in line
 
     assert f"{name} is OPEN" in commands.run("run", "authorize", name, "--open").stdout
     assert settings().is_open and settings().authorization_key == ""
     assert "everybody: the run is OPEN" in commands.run("run", "show", name).stdout
-    assert "is an OPEN run: everybody may take part, nobody is checked." in who_may_join(settings(), name)
+    assert "is an OPEN run: anyone may join, nobody is checked." in who_may_join(settings(), name)
     assert f"admitted by {announced.authorization_service}" in who_may_join(announced, name)
 
 

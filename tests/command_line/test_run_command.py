@@ -35,7 +35,7 @@ def test_a_run_is_created_in_one_commit_from_its_dataset_tokenizer_and_settings(
 def test_a_second_run_in_the_same_repository_is_refused_and_the_first_is_kept(training_material, commands, created):
     before = training_material.api.model_info(created).sha
     done = commands.run(*training_material.create_arguments(created))
-    assert f"{created} already holds a training run. Choose another name" in the_line(done)
+    assert f"{created} already contains a training run. Choose another name" in the_line(done)
     assert training_material.api.model_info(created).sha == before
 
 

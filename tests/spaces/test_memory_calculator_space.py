@@ -38,7 +38,7 @@ def test_a_program_gets_figures_and_settings_that_fit(client):
     summary, picture, fits, command = ask(client)
     assert summary.startswith("GPT-2 S, 124 million parameters:")
     assert 'role="img"' in picture and "T4" in fits
-    assert command.startswith("# Only our model")
+    assert command.startswith("# The command for joining")
     assert ask(client, machine="T4 (Colab)")[0].startswith("Fits T4 (Colab)")
 
 
@@ -53,7 +53,7 @@ def test_bad_input_is_a_message_and_the_space_goes_on(client):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_person_turns_the_dials_compares_and_finds_settings(address, size, tmp_path):
     with watched_page(address, size) as page:
-        summary = page.get_by_label("In short")
+        summary = page.get_by_label("Summary")
         page.locator(".memory .bar").first.wait_for(timeout=120_000)
         assert "126 million parameters" in summary.input_value()
         page.get_by_role("button", name="Keep as A and compare").click()

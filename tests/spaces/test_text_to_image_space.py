@@ -192,7 +192,7 @@ def test_long_prompts_in_any_script_are_drawn(client):
     for prompt in ("маленькая красная звезда " * 400, "鳥" * 9_999):
         pictures, message = draw(client, prompt=prompt)
         assert len(pictures) == 2
-        assert re.search(r"The prompt is too long: the model has not read its last [\d,]+ tokens.", message)
+        assert re.search(r"The prompt is too long: the model did not read its last [\d,]+ tokens.", message)
 
 
 def test_impatient_visitors_are_told_that_the_queue_is_full_and_the_space_goes_on(client):
@@ -258,7 +258,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         page.get_by_text("Result 4, CLIP").wait_for()
         page.get_by_text(HOSTILE_CAPTION).first.wait_for()
         assert page.title() == "Text to image, trained together"
-        assert "Looked at 24 training records." in page.get_by_label("What the numbers mean").input_value()
+        assert "Searched 24 training records." in page.get_by_label("What the numbers mean").input_value()
         page.get_by_text(re.compile(r"8 candidates will take about \d+ s here \(cpu\)")).wait_for()
         take_picture(page, "text_to_image_demo", tmp_path)
         assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []  # of Gradio's gallery
@@ -283,7 +283,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         page.goto(f"{address}?prompt=a&candidates=many")
         wait_for_status(page, r"^The link cannot be used. candidates is 'many', expected a whole number.")
         page.goto(f"{address}?checkpoint=epoch-7")
-        wait_for_status(page, r"^The link's checkpoint is chosen: type a prompt.")
+        wait_for_status(page, r"^The link's checkpoint is selected: type a prompt.")
 
 
 def complete_a_picture(page, tmp_path):
@@ -291,14 +291,14 @@ def complete_a_picture(page, tmp_path):
     Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 9).save(tmp_path / "fractal.png")
     page.get_by_role("button", name="Complete a picture").click()
     page.locator("input[type=file]").set_input_files(tmp_path / "notes.png")
-    page.get_by_label("What is wrong with it").wait_for()
-    assert "notes.png is not a picture" in page.get_by_label("What is wrong with it").input_value()
+    page.get_by_label("Problem with this picture").wait_for()
+    assert "notes.png is not a picture" in page.get_by_label("Problem with this picture").input_value()
     page.get_by_label("Clear", exact=True).click()
     page.locator("input[type=file]").set_input_files(tmp_path / "fractal.png")
-    page.get_by_alt_text("The picture that is to be completed").wait_for()
+    page.get_by_alt_text("The picture to complete").wait_for()
     page.get_by_label("Rows of codes to keep (0: half)").fill("3")
     press_draw(page)
-    page.get_by_text("The link does not hold the picture that was completed.").wait_for(timeout=60_000)
+    page.get_by_text("The link does not include the picture that was completed.").wait_for(timeout=60_000)
     take_picture(page, "text_to_image_completed", tmp_path)
 
 

@@ -123,7 +123,7 @@ def test_a_space_without_a_run_says_which_setting_is_missing(bundle):
     environment = {name: value for name, value in os.environ.items() if name not in ("RUN", "PYTHONPATH")}
     result = subprocess.run([sys.executable, "app.py"], cwd=bundle, env=environment, capture_output=True, text=True)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "RUN is not set. Name the run that is to be shown: RUN=ORG/RUN"
+    assert result.stderr.splitlines()[-1] == "RUN is not set. Name the run to show: RUN=ORG/RUN"
     assert "Traceback" not in result.stderr
 
 

@@ -1,10 +1,10 @@
-"""What the embedded Hub answers when it refuses: a status, the error code that clients steer by, and one clear line."""
+"""What the embedded Hub answers when it refuses: a status, the error code that clients act on, and one clear line."""
 
 from http import HTTPStatus
 
 
 class HubError(Exception):
-    """A refusal with an HTTP status, an optional `X-Error-Code` and a message for the person at the other end."""
+    """A refusal with an HTTP status, an optional `X-Error-Code` and a message for the user."""
 
     def __init__(self, status: HTTPStatus, message: str, *, code: str | None = None, **fields: object) -> None:
         super().__init__(message)
@@ -32,17 +32,17 @@ def bad_request(message: str) -> HubError:
 
 def invalid_token() -> HubError:
     """Return the 401 for a token that this Hub does not know."""
-    # The client tells a refused token from a hidden repository by exactly this text.
+    # The client tells a refused token from a hidden repository by this exact text.
     return HubError(HTTPStatus.UNAUTHORIZED, "Invalid credentials in Authorization header")
 
 
 def login_needed(action: str) -> HubError:
-    """Return the 401 for an anonymous caller who wants to write."""
+    """Return the 401 for an anonymous caller that wants to write."""
     return HubError(HTTPStatus.UNAUTHORIZED, f"A token is needed to {action}. Set HF_TOKEN or run: hf auth login")
 
 
 def forbidden(message: str) -> HubError:
-    """Return a 403: the caller is known and may not."""
+    """Return a 403: the caller is known and has no permission."""
     return HubError(HTTPStatus.FORBIDDEN, message)
 
 

@@ -1,4 +1,4 @@
-"""The YAML block at the top of a README: reading it for listings, and saying what is wrong with it."""
+"""The YAML block at the top of a README: reading it for listings, and reporting what is wrong with it."""
 
 import re
 import sqlite3
@@ -61,7 +61,7 @@ def _names(value: object) -> list[str]:
 
 
 class _PlainValues:
-    """Copies a YAML document to JSON values; gives up on one that aliases blow up."""
+    """Copies a YAML document to JSON values; refuses one that aliases blow up."""
 
     def __init__(self) -> None:
         self.num_nodes = 0

@@ -39,7 +39,7 @@ LFS_SUFFIXES = frozenset(
     {".safetensors", ".parquet", ".arrow", ".bin", ".ckpt", ".h5", ".npy", ".npz", ".onnx", ".png", ".jpg", ".jpeg"}
     | {".webp", ".gif", ".pt", ".pth", ".tar", ".gz", ".zip", ".zst", ".whl", ".mp4", ".wav", ".msgpack"}
 )
-# Pictures can be looked at in a browser; nothing that a browser would run is ever sent as such.
+# A browser may show pictures; nothing that a browser would run is ever sent as such.
 SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 
 

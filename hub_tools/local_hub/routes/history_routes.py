@@ -39,7 +39,7 @@ COMMITS_PER_PAGE = 100
 async def commit(
     address: Address, revision: Decoded, request: Request, caller: CallerOf, storage: Storage, create_pr: bool = False
 ) -> JSONResponse:
-    """Commit the operations in the body, all or none. 412 when the branch has left the client's `parentCommit`."""
+    """Commit the body's operations, all or none. 412 when the branch has moved past the client's `parentCommit`."""
     if create_pr:
         raise not_offered("pull requests: commit to a branch instead")
     # Before the body is read: a caller who may not write cannot fill the disk.
@@ -155,7 +155,7 @@ def _commit_body(storage: HubStorage, caller: Caller, address: RepositoryAddress
     with path.open("rb") as body:
         asked = read_commit_request(commit_lines(body), storage.objects)
     with storage.database.writing() as connection:
-        # Asked again inside the transaction: the repository may have been deleted meanwhile.
+        # Checked again inside the transaction: the repository may have been deleted meanwhile.
         repository = writable_repository(connection, caller, address.type, address.full_name, action="commit to")
         made = apply_commit(connection, caller, repository, revision, asked)
     return {"oid": made["oid"], "url_path": repository.url_path}

@@ -1,4 +1,4 @@
-"""Making, describing, listing, moving, copying and removing repositories."""
+"""Creating, describing, listing, moving, copying and deleting repositories."""
 
 import sqlite3
 from http import HTTPStatus
@@ -34,7 +34,7 @@ router = APIRouter()
 
 @router.post("/api/repos/create")
 def create(payload: JsonObject, request: Request, caller: CallerOf, storage: Storage) -> Response:
-    """Create a repository with its first commit on main; 409 with the url when it is there already."""
+    """Create a repository with its first commit on main; 409 with the url if it already exists."""
     repo_type = payload.get("type") or "model"
     full_name = _named(payload, caller)
     attributes = store_small_file(storage.objects, ".gitattributes", GITATTRIBUTES)
@@ -64,7 +64,7 @@ def delete(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
 
 @router.post("/api/repos/move")
 def move(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
-    """Rename a repository or hand it to another namespace."""
+    """Rename a repository or move it to another namespace."""
     source, target = str(payload.get("fromRepo")), str(payload.get("toRepo"))
     with storage.database.writing() as connection:
         move_repository(connection, caller, payload.get("type") or "model", source, target)
@@ -103,7 +103,7 @@ def duplicate(
 @router.get("/api/{kind}/{namespace}/{name}/auth-check")
 @router.get("/api/{kind}/{namespace}/{name}/auth-check/{access}")
 def auth_check(address: Address, caller: CallerOf, storage: Storage, access: str = "read") -> dict:
-    """Answer 200 if the caller may read (or write) the repository."""
+    """Answer with 200 if the caller may read (or write) the repository."""
     with storage.database.reading() as connection:
         repository = readable_repository(connection, caller, address.type, address.full_name)
         if access == "write":

@@ -19,13 +19,13 @@ from ..store.storage import HubStorage
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 MAX_JSON_BYTES = 64 << 20
 
-# The application hands paths on still percent-encoded, so that a branch called "a/b" stays one segment.
+# The application passes paths on still percent-encoded, so that a branch called "a/b" stays one segment.
 Decoded = Annotated[str, AfterValidator(unquote)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryAddress:
-    """Which repository a request is about, before anyone has looked whether there is one."""
+    """Which repository a request is about, before checking that it exists."""
 
     type: str
     full_name: str
@@ -33,7 +33,7 @@ class RepositoryAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class HubSettings:
-    """What the one running server was started with."""
+    """The settings of the running server."""
 
     signing_key: bytes
     """Signs upload addresses."""
@@ -69,14 +69,14 @@ def caller_of(request: Request, storage: Storage) -> Caller:
 
 
 def repository_address(kind: str, namespace: str, name: str) -> RepositoryAddress:
-    """Return the address that is written in an API path."""
+    """Return the address in an API path."""
     if kind not in KINDS:
         raise HubError(HTTPStatus.NOT_FOUND, f"There is no API for {kind}: use {', '.join(KINDS)}")
     return RepositoryAddress(type=KINDS[kind], full_name=f"{unquote(namespace)}/{unquote(name)}")
 
 
 def page_address(namespace: str, name: str, kind: str = "models") -> RepositoryAddress:
-    """Return the address that is written in a page's path, where a model has no prefix."""
+    """Return the address in a page's path, where a model has no prefix."""
     return repository_address(kind, namespace, name.removesuffix(".git"))
 
 

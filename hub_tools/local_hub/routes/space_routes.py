@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/spaces/{namespace}/{name}")
 
 @router.get("/runtime")
 def read_runtime(namespace: Decoded, name: Decoded, caller: CallerOf, storage: Storage) -> dict:
-    """Say which hardware a Space asks for; this Hub runs none."""
+    """Return the hardware that a Space asks for; this Hub runs none."""
     with storage.database.reading() as connection:
         return runtime_of(readable_repository(connection, caller, "space", f"{namespace}/{name}"))
 

@@ -71,7 +71,7 @@ async def receive_object(request: Request, storage: Storage, hub: Settings) -> R
 
 @router.put("/lfs/part/{number}")
 async def receive_part(number: int, request: Request, storage: Storage, hub: Settings) -> Response:
-    """Take one part of a content; parts may come in any order and again."""
+    """Take one part of a content; parts may arrive in any order and more than once."""
     grant = grant_of_query(request.query_params, hub.signing_key, now())
     if not 1 <= number <= grant.num_parts:
         raise bad_request(f"There is no part {number}: this upload has parts 1 to {grant.num_parts}")
@@ -163,8 +163,8 @@ def _with_addresses(repository: Repository, sha256: str, size: int, endpoint: st
 def _check_content(grant: UploadGrant, size: int, sha256: str) -> None:
     if size != grant.size or sha256 != grant.sha256:
         raise bad_request(
-            f"The content that arrived has {size} bytes and sha256 {sha256}, "
-            f"announced were {grant.size} bytes and {grant.sha256}: send it again"
+            f"The content received has {size} bytes and sha256 {sha256}, "
+            f"expected {grant.size} bytes and {grant.sha256}: send it again"
         )
 
 

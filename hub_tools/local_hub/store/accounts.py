@@ -21,7 +21,7 @@ class Caller:
     """Name of the user; None for an anonymous request."""
 
     token_name: str = ""
-    """What the token was called when it was made."""
+    """Name that the token was created with."""
 
     token_role: str = "read"
     """"read" or "write": a read token cannot change anything, whoever holds it."""
@@ -61,7 +61,7 @@ def create_organization(connection: sqlite3.Connection, name: str) -> None:
 
 
 def set_member(connection: sqlite3.Connection, organization: str, user: str, role: str) -> None:
-    """Make a user a member of an organization with this role, or change the role."""
+    """Add a user to an organization with this role, or change the role."""
     if role not in ROLES:
         raise bad_request(f"Invalid role {role!r}: use {', '.join(ROLES)}")
     _check_user(connection, user)
@@ -107,9 +107,7 @@ def check_can_write(connection: sqlite3.Connection, caller: Caller, namespace: s
     if caller.user is None:
         raise login_needed(action)
     if caller.token_role != "write":
-        message = (
-            f"Token {caller.token_name!r} of {caller.user} may only read: a token with role write is needed to {action}"
-        )
+        message = f"Token {caller.token_name!r} of {caller.user} may only read: a write token is needed to {action}"
         raise HubError(HTTPStatus.FORBIDDEN, message)
     held = caller.role_in(connection, namespace)
     if held is None or ROLES.index(held) < ROLES.index(role):

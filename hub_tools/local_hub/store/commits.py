@@ -51,7 +51,7 @@ class CommitRequest:
 
 
 def read_commit_request(lines: Iterable[bytes], objects: ObjectStore) -> CommitRequest:
-    """Read the newline-delimited JSON of a commit and store the contents in it. Raises a 400 for what cannot be."""
+    """Read the newline-delimited JSON of a commit and store the contents in it. Raises a 400 for what is invalid."""
     request = CommitRequest()
     for line in filter(bytes.strip, lines):
         key, value = _parse_line(line)
@@ -106,7 +106,7 @@ def apply_commit(
         connection.execute("ROLLBACK TO before_commit")
         return head
     set_reference(connection, repository, "branch", branch.removeprefix("refs/heads/"), commit)
-    # A content that was deleted for good and is committed again is there again.
+    # A content that was permanently deleted and is committed again counts as present again.
     connection.executemany(
         "DELETE FROM deleted_contents WHERE repository=? AND sha256=?",
         [(repository.id, change.sha256) for change in request.files],

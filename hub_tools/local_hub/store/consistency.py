@@ -1,4 +1,4 @@
-"""Is everything that the Hub promises really on its disk, and what on its disk does nobody need?"""
+"""Is everything that the Hub refers to really on its disk, and what on its disk is unused?"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +12,10 @@ class ConsistencyReport:
     """What a check of a Hub's root found."""
 
     problems: tuple[str, ...] = field(default=())
-    """One line for each promise that the disk does not keep; empty for a sound Hub."""
+    """One line for each missing or damaged thing; empty for a sound Hub."""
 
     num_commits: int = 0
-    """Commits looked at."""
+    """Commits checked."""
 
     num_contents: int = 0
     """Contents that commits refer to."""

@@ -97,7 +97,7 @@ CREATE TABLE IF NOT EXISTS deleted_contents (
     PRIMARY KEY (repository, sha256)
 ) STRICT, WITHOUT ROWID;
 """
-"""Tables that roots made by an earlier version lack and get when they are opened."""
+"""Tables that roots made by an earlier version lack, created when these are opened."""
 
 
 class Database:
@@ -127,14 +127,14 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that sees one state of the Hub from beginning to end."""
+        """Yield a connection that sees one consistent state of the Hub throughout."""
         with self._connection() as connection:
             connection.execute("BEGIN")
             yield connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Yield the one connection that may write now; what it did is kept whole, or dropped if an exception leaves."""
+        """Yield the one connection that may write now; all its changes are committed, or dropped on an exception."""
         with self._connection() as connection, _full_disk_as_answer():
             connection.execute("BEGIN IMMEDIATE")
             yield connection
@@ -150,7 +150,7 @@ class Database:
 
 
 def timestamp() -> str:
-    """Return the present moment as the Hub writes it, in UTC with milliseconds."""
+    """Return the current time as the Hub writes it, in UTC with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

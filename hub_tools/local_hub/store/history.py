@@ -47,7 +47,7 @@ def add_commit(
 ) -> sqlite3.Row:
     """Add a commit that starts with its parent's files, and return its row. No branch points at it yet."""
     moment = timestamp()
-    # The identity is drawn before the files are known: the position in the repository makes it unique.
+    # The id is made before the files are known: the position in the repository makes it unique.
     count = connection.execute("SELECT count(*) FROM commits WHERE repository=?", (repository.id,)).fetchone()[0]
     identity = [repository.id, repository.created_at, count, parent and parent["oid"], author, title, moment]
     oid = hashlib.sha1(json.dumps(identity).encode(), usedforsecurity=False).hexdigest()
@@ -77,7 +77,7 @@ def set_reference(
     commit: sqlite3.Row,
     message: str | None = None,
 ) -> None:
-    """Point a branch or tag at a commit, whether or not it was there."""
+    """Point a branch or tag at a commit, creating it if needed."""
     connection.execute(
         "INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repository.id, kind, name, commit["id"], message)
     )

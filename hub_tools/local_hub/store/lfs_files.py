@@ -1,4 +1,4 @@
-"""Large contents of a repository, across all its commits: which there are, and deleting them for good."""
+"""Large contents of a repository, across all its commits: listing them, and deleting them permanently."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def is_deleted(connection: sqlite3.Connection, repository: int, sha256: str) -> 
 def delete_contents(
     connection: sqlite3.Connection, objects: ObjectStore, repository: Repository, digests: Iterable[str]
 ) -> None:
-    """Delete contents from a repository for good; commits keep their names. Others' copies of them stay."""
+    """Delete contents from a repository permanently; commits keep their names. Copies in other repositories stay."""
     known = {row["sha256"] for row in list_contents(connection, repository)}
     for sha256 in known.intersection(digests):
         connection.execute("INSERT OR IGNORE INTO deleted_contents VALUES (?, ?)", (repository.id, sha256))

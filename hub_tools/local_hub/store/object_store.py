@@ -1,4 +1,4 @@
-"""Contents on disk, each under its sha256. An object is there whole or not at all: temporary name, fsync, rename."""
+"""Contents on disk, each under its sha256. An object exists completely or not at all: temporary name, fsync, rename."""
 
 import contextlib
 import errno
@@ -37,7 +37,7 @@ class ObjectStore:
         self.incoming.mkdir(parents=True, exist_ok=True)
 
     def path_of(self, sha256: str) -> Path:
-        """Return where the content with this digest lies, or would lie."""
+        """Return the path of the content with this digest, whether or not it exists."""
         return self.objects / sha256[:2] / sha256[2:4] / sha256
 
     def has(self, sha256: str, size: int | None = None) -> bool:
@@ -51,7 +51,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def incoming_file(self) -> Iterator[tuple[Path, BinaryIO]]:
-        """Yield a fresh temporary file, removed afterwards unless it was adopted. Raises the 507 of a full disk."""
+        """Yield a fresh temporary file, removed afterwards unless it was adopted. Raises the 507 for a full disk."""
         path = self.incoming_path()
         try:
             with disk_full_as_answer(), path.open("xb") as file:

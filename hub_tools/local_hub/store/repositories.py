@@ -1,4 +1,4 @@
-"""Repositories: finding one that the caller may see, making, moving and removing them."""
+"""Repositories: finding one that the caller may see, creating, moving and deleting them."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def create_repository(
 
 
 def move_repository(connection: sqlite3.Connection, caller: Caller, repo_type: str, source: str, target: str) -> None:
-    """Rename a repository or hand it to another namespace; admins of the source and writers of the target may."""
+    """Rename a repository or move it to another namespace; admins of the source and writers of the target may."""
     repository = writable_repository(connection, caller, repo_type, source, action="move", role="admin")
     namespace, _, name = target.partition("/")
     check_name(name, "repository")
@@ -116,7 +116,7 @@ def move_repository(connection: sqlite3.Connection, caller: Caller, repo_type: s
 def delete_repository(connection: sqlite3.Connection, caller: Caller, repo_type: str, full_name: str) -> Repository:
     """Remove a repository with its history, and return what it was."""
     repository = writable_repository(connection, caller, repo_type, full_name, action="delete", role="admin")
-    # References point at commits without cascading, so that a commit in use cannot vanish by accident.
+    # References point at commits without cascading, so that a commit in use cannot be deleted by accident.
     connection.execute("DELETE FROM refs WHERE repository=?", (repository.id,))
     connection.execute("DELETE FROM repositories WHERE id=?", (repository.id,))
     return repository

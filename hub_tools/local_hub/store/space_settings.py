@@ -1,6 +1,6 @@
 """Secrets, variables and hardware of Spaces. This Hub stores them; it runs no Space itself.
 
-Values of secrets lie in one file per Space, readable by the owner of the root alone, never in the database, and no
+Values of secrets are in one file per Space, readable only by the owner of the root, never in the database, and no
 request can read them.
 """
 
@@ -49,7 +49,7 @@ def put_secret(connection: sqlite3.Connection, storage: HubStorage, repository: 
 def delete_setting(
     connection: sqlite3.Connection, storage: HubStorage, repository: Repository, kind: str, key: object
 ) -> None:
-    """Remove a secret or variable; removing one that is not there does no harm."""
+    """Remove a secret or variable, if it exists."""
     connection.execute(
         "DELETE FROM space_settings WHERE repository=? AND kind=? AND key=?", (repository.id, kind, str(key))
     )

@@ -20,7 +20,7 @@ class HubStorage:
         self.objects = ObjectStore(root)
 
     def prepare(self) -> "HubStorage":
-        """Create what is missing, readable by this user alone, and return self."""
+        """Create what is missing, readable only by this user, and return self."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
         self.objects.prepare()
@@ -28,7 +28,7 @@ class HubStorage:
         return self
 
     def signing_key(self) -> bytes:
-        """Return the key that signs upload addresses; it outlives a restart, so running uploads do too."""
+        """Return the key that signs upload addresses; it survives a restart, so running uploads do too."""
         path = self.root / "signing_key"
         if not path.exists():
             temporary = self.objects.incoming_path()

@@ -1,4 +1,4 @@
-"""Large files (git LFS): signed addresses to which a content goes, and who may refer to a content already there."""
+"""Large files (git LFS): signed addresses to upload to, and who may refer to contents already present."""
 
 import hashlib
 import hmac
@@ -31,7 +31,7 @@ class UploadGrant:
     """Random name that keeps concurrent uploads of the same content apart."""
 
     expires: int
-    """Unix time in seconds after which the address is void."""
+    """Unix time in seconds after which the address is invalid."""
 
     @property
     def num_parts(self) -> int:

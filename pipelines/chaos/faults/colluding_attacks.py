@@ -1,4 +1,4 @@
-"""What attackers who know all honest gradients and each other send: the attacks of the literature, as pure functions.
+"""Attackers who know all honest gradients and each other: attacks from the literature, as pure functions.
 
 Axis names: peer, element. Each takes the honest peers' vectors (peer, element) and returns the one vector (element,)
 that all attackers send.
@@ -13,7 +13,7 @@ Attack = Callable[[torch.Tensor], torch.Tensor]
 
 
 def sign_flip(factor: float = 10.0) -> Attack:
-    """Return the attack that sends the honest mean, turned round and magnified."""
+    """Return the attack that sends the honest mean, negated and scaled up."""
     return lambda honest: -factor * honest.mean(0)
 
 
@@ -21,7 +21,7 @@ def a_little_is_enough(num_peers: int, num_attackers: int, z: float | None = Non
     """Return ALIE (Baruch et al., 2019): the honest mean, moved by z standard deviations in every coordinate.
 
     By default z is the largest at which the attackers still look more typical than enough of the honest peers
-    (algorithm 3 of the paper), so that no rule that looks at distances can tell them.
+    (algorithm 3 of the paper), so that no distance-based rule can tell them apart.
     """
     if z is None:
         num_needed = num_peers // 2 + 1 - num_attackers

@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 NO_PEER = -1
-"""The `peer` of a fault that strikes no single trainer: the Hub's and the auxiliary peer's."""
+"""The `peer` of faults that strike no single trainer: the Hub's and the auxiliary peer's."""
 
 
 class FaultKind(StrEnum):
     """What can go wrong."""
 
     KILL = "kill"
-    """SIGKILL to all processes of a peer; its volunteer has it started again after the duration."""
+    """SIGKILL to all processes of a peer; its volunteer restarts it after the duration."""
 
     STOP = "stop"
-    """SIGSTOP to all processes of a peer, SIGCONT after the duration: a laptop that sleeps."""
+    """SIGSTOP to all processes of a peer, SIGCONT after the duration: a sleeping laptop."""
 
     PARTITION = "partition"
-    """No byte passes between a peer and all others; connections stay open."""
+    """No data passes between a peer and all others; connections stay open."""
 
     SLOW_LINK = "slow_link"
     """A peer's link is limited and delayed."""
 
     NAN = "nan"
-    """A peer sends gradients that are not numbers, without the guard that would stop them."""
+    """A peer sends NaN gradients, past its own checks."""
 
     LIAR = "liar"
     """A peer sends its gradient times -1000."""
@@ -41,7 +41,7 @@ class FaultKind(StrEnum):
     """A peer's clock is wrong by more than hivemind tolerates."""
 
     DISK_FULL = "disk_full"
-    """The auxiliary peer can write no large file."""
+    """The auxiliary peer cannot write large files."""
 
 
 DURATIONS = {
@@ -55,11 +55,11 @@ DURATIONS = {
     FaultKind.CLOCK_SKEW: (6.0, 12.0),
     FaultKind.DISK_FULL: (8.0, 20.0),
 }
-"""Seconds from which a fault's duration is drawn; all of them outlast several rounds of the chaos run."""
+"""Range of a fault's duration in seconds; all outlast several rounds of the chaos run."""
 
 KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL)
 QUIET_SHARE = 0.15
-"""Share of the duration at its end in which drawn faults are over: what the swarm recovers to is measured there."""
+"""Share at the end of the duration that is free of drawn faults: the recovery is measured there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Fault:
 
     kind: FaultKind
     at_seconds: float
-    """When it begins, counted from the begin of the faults."""
+    """When it starts, in seconds from the start of the faults."""
 
     duration_seconds: float
     peer: int = NO_PEER
@@ -78,13 +78,13 @@ class Fault:
         object.__setattr__(self, "kind", FaultKind(self.kind))
         if not (0 <= self.at_seconds < float("inf") and 0 < self.duration_seconds < float("inf")):
             raise ValueError(
-                f"Fault {self.kind} begins at {self.at_seconds} s and lasts {self.duration_seconds} s; expected a "
-                "begin of at least 0 and a duration above 0."
+                f"Fault {self.kind} starts at {self.at_seconds} s and lasts {self.duration_seconds} s; expected a "
+                "start of at least 0 and a duration above 0."
             )
 
     @property
     def ends_at_seconds(self) -> float:
-        """When it is over."""
+        """When it ends."""
         return self.at_seconds + self.duration_seconds
 
     def describe(self) -> str:
@@ -112,17 +112,17 @@ def draw_faults(*, seed: int, duration_seconds: float, num_faults: int, num_peer
 
 
 def read_script(path: Path, *, seed: int, duration_seconds: float, num_peers: int) -> tuple[Fault, ...]:
-    """Return the faults of a script: a JSON list of objects, in which only `kind` must stand.
+    """Return the faults of a script: a JSON list of objects, in which only `kind` is required.
 
-    What an entry leaves out (`at_seconds`, `duration_seconds`, `peer`) is drawn from the seed. Raises ValueError for
+    Missing values (`at_seconds`, `duration_seconds`, `peer`) are drawn from the seed. Raises ValueError for
     anything that is not such a script.
     """
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no fault script ({error}); expected a JSON list of {{'kind': ...}}.") from error
+        raise ValueError(f"{path} is not a fault script ({error}); expected a JSON list of {{'kind': ...}}.") from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{path} is no fault script: expected a JSON list of objects, each with a 'kind'.")
+        raise ValueError(f"{path} is not a fault script: expected a JSON list of objects, each with a 'kind'.")
     random_numbers = random.Random(f"chaos script {seed}")
     faults = [_fault_of_entry(random_numbers, entry, duration_seconds, num_peers, path) for entry in entries]
     return tuple(sorted(faults, key=lambda fault: fault.at_seconds))
@@ -164,7 +164,7 @@ def _fault_of_entry(
 
 
 def _draw_fault(random_numbers: random.Random, values: Mapping[str, Any], *, last_end: float, num_peers: int) -> Fault:
-    """Complete a fault; all its numbers are drawn in any case, so that a value given does not shift the later ones."""
+    """Complete a fault; all its numbers are always drawn, so that a given value does not shift the later ones."""
     kind = FaultKind(values["kind"])
     length, peer = random_numbers.uniform(*DURATIONS[kind]), random_numbers.randrange(num_peers)
     at_seconds = float(values["at_seconds"])

@@ -1,7 +1,7 @@
-"""Attacks on averaging as code: a gradient averager that does on demand what a hostile or broken peer might do.
+"""Attacks on averaging: a gradient averager that does on demand what a hostile or broken peer might do.
 
-It lies after all checks of one's own gradients, in the process that talks to the others, so that what it does really
-reaches them.
+It lies after all checks of its own gradients, in the process that talks to the others, so that the lies really reach
+them.
 """
 
 import multiprocessing
@@ -43,10 +43,10 @@ class Attack(StrEnum):
     """The gradient of two rounds ago."""
 
     WRONG_SHAPE = "wrong_shape"
-    """Parts that lack their last value."""
+    """Parts without their last value."""
 
     REPLAYED = "replayed"
-    """The first part over and over."""
+    """The first part repeatedly."""
 
     LYING_REDUCER = "lying_reducer"
     """Honest parts, but answers that are -1000 times the average."""
@@ -58,19 +58,19 @@ VALUE_ATTACKS = {
     Attack.HUGE_WEIGHT: lambda own, earlier: earlier,
     Attack.NO_WEIGHT: lambda own, earlier: torch.full_like(own, 1e30),
     Attack.LIAR: lambda own, earlier: LIE_FACTOR * own,
-    # Not the same value everywhere: parts that equal each other are noticed as repetitions.
+    # Not the same value everywhere: equal parts are detected as repetitions.
     Attack.CONSTANT: lambda own, earlier: (
         10 * own.square().mean().sqrt() * torch.linspace(1.0, 2.0, own.numel()).view_as(own)
     ),
     Attack.DELAYED: lambda own, earlier: earlier,
 }
-"""What is sent instead of one's own tensor; `earlier` is the tensor of two rounds ago."""
+"""What is sent instead of the peer's own tensor; `earlier` is the tensor of two rounds ago."""
 
 WEIGHTS = {Attack.HUGE_WEIGHT: HUGE_WEIGHT, Attack.NO_WEIGHT: 0.0}
 
 
 class HostileRunner(TrustedAllReduceRunner):
-    """A round in which parts or answers are not what they should be."""
+    """A round with false parts or answers."""
 
     def __init__(self, *, attack: Attack, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -93,7 +93,7 @@ class HostileRunner(TrustedAllReduceRunner):
 
 
 class HostileGradientAverager(SwarmGradientAverager):
-    """Attacks as its `attack` says, which may change from round to round; honest at first."""
+    """Attacks according to `attack`, which may change between rounds; honest at first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._attack = multiprocessing.Value("i", 0)

@@ -1,7 +1,7 @@
 """Links between peers that can be slowed, delayed and cut: a TCP proxy before every peer's real address.
 
-A peer listens on one port and announces another one, the proxy's. All connections therefore pass here, and whose
-connection it is follows from the kernel's socket tables: the port that dialled belongs to a process of the dialler.
+A peer listens on one port and announces another one, the proxy's. All connections therefore pass here, and the kernel's
+socket tables tell whose they are: the dialling port belongs to a process of the dialling peer.
 """
 
 import asyncio
@@ -16,27 +16,27 @@ from pipelines.chaos.faults.process_table import connected_inodes, group_members
 
 CHUNK_BYTES = 2**16
 MAX_BYTES_IN_FLIGHT = 2**22
-"""What a link holds at most while it delays: more than bandwidth times delay of any link shaped here."""
+"""Most data in flight on a delayed link: more than bandwidth times delay of any link shaped here."""
 
 QUEUE_SECONDS = 0.1
-"""How long bytes wait for a link of limited bandwidth, as in a router, before their writer is held up."""
+"""How long bytes wait for a link of limited bandwidth, as in a router, before their writer blocks."""
 
 SEGMENT_BYTES = 1460
 RECEIVE_BUFFER_BYTES = 2**17
-"""Segments as on an Ethernet, and a small window. With loopback's own the kernel takes megabytes from a writer at once;
-what is sent behind them, flow control of the other direction too, would wait for seconds before a slow link."""
+"""Segments as on Ethernet, and a small window. With loopback's own the kernel takes megabytes from a writer at once;
+anything sent behind them, including flow control of the other direction, would wait for seconds on a slow link."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkLimits:
-    """What a peer's link lets through, in each direction."""
+    """Limits of a peer's link, in each direction."""
 
     bytes_per_second: float = float("inf")
     delay_seconds: float = 0.0
     """One way; the round trip of two peers, one of them limited, takes twice as long."""
 
     is_cut: bool = False
-    """Nothing passes, connections stay open."""
+    """Nothing passes, but connections stay open."""
 
 
 FREE = LinkLimits()
@@ -58,14 +58,14 @@ class _Direction:
 
 @dataclass
 class PeerLink:
-    """The link of one peer: where it listens in truth, where others find it, and what passes."""
+    """The link of one peer: its real port, its proxy's port, and what passes."""
 
     name: str
     real_port: int
     proxy_port: int = 0
     limits: LinkLimits = FREE
     bytes_passed: int = 0
-    """Bytes that left this peer."""
+    """Bytes sent by this peer."""
 
     up: _Direction = field(default_factory=_Direction)
     down: _Direction = field(default_factory=_Direction)
@@ -127,7 +127,7 @@ class LinkProxy:
         return link
 
     def limit(self, name: str, limits: LinkLimits) -> None:
-        """Change what passes over a peer's link, at once and for open connections too."""
+        """Change a peer's limits, at once and also for open connections."""
 
         def change() -> None:
             self.links[name].limits = limits
@@ -170,7 +170,7 @@ class LinkProxy:
         source: PeerLink | None,
         target: PeerLink | None,
     ) -> None:
-        """Carry bytes from one peer to the other; both links limit and delay them."""
+        """Forward bytes from one peer to the other; both links limit and delay them."""
         on_the_way = _BytesOnTheWay()
         delivery = asyncio.ensure_future(self._deliver(on_the_way, writer, source, target))
         try:
@@ -185,7 +185,7 @@ class LinkProxy:
 
     @staticmethod
     def _passage(num_bytes: int, source: PeerLink | None, target: PeerLink | None) -> tuple[float, float]:
-        """Return when the last of some bytes leaves the links, if they come to them now, and how late it arrives."""
+        """Return when the last of some bytes, sent now, leaves the links, and how late it arrives."""
         now = leaves_at = time.monotonic()
         delay = 0.0
         if source is not None:
@@ -253,7 +253,7 @@ class PortOwners:
         self._groups: dict[int, str] = {}
 
     def register(self, group: int, name: str) -> None:
-        """Say that the processes of a group are a peer's; a peer that comes back registers again."""
+        """Register a process group as a peer's; a restarted peer registers again."""
         self._groups[group] = name
 
     def __call__(self, port: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What /proc tells about this machine's processes and processors."""
+"""What /proc says about this machine's processes and CPUs."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def process_ids() -> Iterator[int]:
-    """Yield the ids of all processes but this one."""
+    """Yield the ids of all processes except this one."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
             yield int(path.name)
@@ -24,16 +24,16 @@ def group_members(group: int) -> list[int]:
 
 
 def signal_processes(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes; those that are gone already are passed over."""
+    """Send a signal to processes, skipping those that have exited."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is such a process, and not only what is left of it until its parent looks."""
+    """Tell whether such a process is running, zombies excluded."""
     with contextlib.suppress(OSError):
-        # The state is the first field behind the name, which stands in parentheses and may hold anything.
+        # The state is the first field after the name, which is in parentheses and may contain anything.
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return status.rpartition(") ")[2][0] != "Z"
     return False
@@ -55,9 +55,9 @@ def _has_variable(pid: int, wanted: bytes) -> bool:
 
 
 def processor_ticks() -> tuple[int, int]:
-    """Return how long all processors have been busy since the machine's start, and for how long there have been any.
+    """Return the busy time and the total time of all CPUs since the machine's start.
 
-    In ticks of the kernel. Time that the host gave to other machines counts as busy: it was not to be had.
+    In kernel ticks. Time that the host gave to other machines counts as busy: it was not available.
     """
     user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9])
     busy = user + nice + system + sum(rest)

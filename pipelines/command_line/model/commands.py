@@ -1,4 +1,4 @@
-"""`dalle-collab model`: for those who bring a trained model here, or take one further."""
+"""`dalle-collab model`: convert a trained model from elsewhere, or fine-tune one."""
 
 import typer
 

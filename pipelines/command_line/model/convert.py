@@ -1,4 +1,4 @@
-"""`dalle-collab model convert`: models that come from elsewhere."""
+"""`dalle-collab model convert`: convert models from elsewhere."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ def convert(
         str | None,
         typer.Option(help="Folder or Hub repository of the model's tokenizer; the original run's: t5-small."),
     ] = None,
-    codebook_size: Annotated[int, typer.Option(help="Number of different image codes of the model's codec.")] = 8192,
+    codebook_size: Annotated[int, typer.Option(help="Number of image codes in the model's codec.")] = 8192,
     attention_pattern: Annotated[
         str, typer.Option(help="Kinds that all layers but the last cycle through: row, column, convolutional.")
     ] = "row,column,row,row",
@@ -28,12 +28,12 @@ def convert(
         str, typer.Option(help="centred: the original run, dalle-pytorch up to 1.4.2; corner: from 1.5.0 on.")
     ] = "centred",
     head_dim: Annotated[int | None, typer.Option(help="Channels of a head; needed where several sizes fit.")] = None,
-    pad_token_id: Annotated[int, typer.Option(help="Text id that captions were filled up with.")] = 1,
+    pad_token_id: Annotated[int, typer.Option(help="Token id that captions were padded with.")] = 1,
 ) -> None:
     """Convert the weights of the original run, or of dalle-pytorch 1.4.0 to 1.6.6, to a folder for the Hub.
 
-    No code in the checkpoint is run. The sizes are read off its tensors; what no tensor tells is an option, and the
-    defaults are the original run's. A model that ours cannot express is refused with the reason, but for one with full
+    No code in the checkpoint is run. Sizes are read from its tensors; what tensors do not show is an option, with the
+    original run's value as default. A model that ours cannot express is refused with the reason, except one with full
     attention: its tensors look the same, and it would draw noise.
 
     Examples:
@@ -45,7 +45,7 @@ def convert(
     """
     from pipelines.conversion.converted_folder import convert_checkpoint, require_paths
 
-    require_paths(checkpoint, output)  # before torch is imported, so that a mistyped path is told at once
+    require_paths(checkpoint, output)  # before torch is imported, so that a mistyped path is reported at once
     from rich.console import Console
     from rich.markup import escape
     from transformers.utils import logging
@@ -82,7 +82,7 @@ def _load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No fast tokenizer can be loaded from {name!r}: there is no such folder, and no such repository on this "
-            "Hub. Name the tokenizer of the model's training with --tokenizer."
+            "Hub. Name the tokenizer the model was trained with: --tokenizer NAME."
         ) from error
 
 
@@ -96,5 +96,5 @@ def _print_result(conversion: "Conversion", output: Path) -> None:
     if conversion.num_codec_tensors:
         typer.echo(f"{conversion.num_codec_tensors} tensors of a codec (vae.*) were left out.")
     if not conversion.has_processor:
-        typer.echo("It has no tokenizer: give --tokenizer to put one in.")
+        typer.echo("It has no tokenizer: give --tokenizer to add one.")
     typer.echo(f"Publish it: hub-tools publish folder {output} ORG/NAME")

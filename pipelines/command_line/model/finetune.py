@@ -1,4 +1,4 @@
-"""`dalle-collab model finetune`: train a published model on one's own image codes."""
+"""`dalle-collab model finetune`: train a published model on your own image codes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,18 +21,18 @@ def finetune(
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository of image codes, ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder for the result; an older result is replaced.")],
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of a LoRA adapter.")] = False,
-    merge: Annotated[bool, typer.Option("--merge", help="Write a whole model too, with the adapter in it.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Also write a whole model with the adapter merged.")] = False,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Options.num_steps,
-    micro_batch_size: Annotated[int, typer.Option(help="Samples computed together.")] = Options.micro_batch_size,
+    micro_batch_size: Annotated[int, typer.Option(help="Samples per forward pass.")] = Options.micro_batch_size,
     gradient_accumulation: Annotated[
-        int, typer.Option(help="Micro-batches of one optimizer step.")
+        int, typer.Option(help="Micro-batches per optimizer step.")
     ] = Options.gradient_accumulation,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = Options.learning_rate,
-    warmup: Annotated[float, typer.Option(help="Share of the steps with rising rate.")] = Options.warmup_share,
-    lora_rank: Annotated[int, typer.Option(help="Rank of the adapter: more learns more.")] = Options.lora_rank,
-    lora_alpha: Annotated[float, typer.Option(help="Adapter's weight, times its rank.")] = Options.lora_alpha,
+    warmup: Annotated[float, typer.Option(help="Share of the steps in which the rate rises.")] = Options.warmup_share,
+    lora_rank: Annotated[int, typer.Option(help="Rank of the adapter: higher learns more.")] = Options.lora_rank,
+    lora_alpha: Annotated[float, typer.Option(help="Adapter's scale, times its rank.")] = Options.lora_alpha,
     mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = Options.mixed_precision,
-    save_every: Annotated[int, typer.Option(help="Steps between writings.")] = Options.save_interval_steps,
+    save_every: Annotated[int, typer.Option(help="Steps between saves.")] = Options.save_interval_steps,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = Options.seed,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")] = None,
     dataset_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the dataset.")] = None,
@@ -40,7 +40,7 @@ def finetune(
     """Fine-tune a model on your own pictures, which the model's own codec has turned into image codes.
 
     Writes OUTPUT/adapter, a LoRA for peft; with --merge or --full also OUTPUT/model, a whole model. Both can be
-    published as they are. Ctrl-C writes what was reached.
+    published as they are. Ctrl-C saves what was trained so far.
 
     Examples:
 

@@ -9,29 +9,29 @@ import typer
 def assist(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key that keeps the peer's address; is created.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
     follow_seconds: Annotated[float, typer.Option(help="Seconds between downloads of the newest state.")] = 30.0,
     state_folder: Annotated[
-        Path | None, typer.Option(help="Signing key, waiting checkpoints, metrics; default: beside the Hub's cache.")
+        Path | None, typer.Option(help="Signing key, queued checkpoints, metrics; default: next to the Hub's cache.")
     ] = None,
     takeover_seconds: Annotated[
         float, typer.Option(help="Silence after which another auxiliary peer publishes in this one's place.")
     ] = 180.0,
     metrics_seconds: Annotated[float, typer.Option(help="Seconds between publications of the metrics alone.")] = 300.0,
-    retry_seconds: Annotated[float, typer.Option(help="Wait while the Hub is away.")] = 20.0,
-    spool_gigabytes: Annotated[float, typer.Option(help="Room for checkpoints that wait for the Hub.")] = 20.0,
+    retry_seconds: Annotated[float, typer.Option(help="Seconds between retries while the Hub is down.")] = 20.0,
+    spool_gigabytes: Annotated[float, typer.Option(help="Disk space for checkpoints that wait for the Hub.")] = 20.0,
     tracker: Annotated[list[str] | None, typer.Option(help="wandb, trackio or tensorboard; may be repeated.")] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
-        Path | None, typer.Option(help="Append one JSON line per look at the swarm to this file.")
+        Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
     ] = None,
 ) -> None:
     """Start an auxiliary peer: newcomers find the swarm through it, and it publishes checkpoints and metrics.
 
-    It needs no GPU. It announces its addresses in the run's repository, holds the training state, hands it out when
-    all trainers are gone, and continues from the newest checkpoint when it is started again. While the Hub is away it
-    keeps what is due on disk. Of several auxiliary peers one publishes; the next takes over when that one is silent.
+    It needs no GPU. It announces its addresses in the run's repository, keeps the training state, serves it when all
+    trainers have left, and resumes from the newest checkpoint after a restart. While the Hub is down it spools
+    checkpoints to disk. If there are several auxiliary peers, one publishes; another takes over if it goes silent.
 
     Examples:
 

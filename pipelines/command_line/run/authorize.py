@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 def authorize(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     public_address: Annotated[
-        str | None, typer.Option(help="https:// address under which peers reach it; default: --host and --port.")
+        str | None, typer.Option(help="https:// address at which peers reach it; default: --host and --port.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 8400,
     key_file: Annotated[
-        Path | None, typer.Option(help="The authority's key; is made, for your eyes only. Default: RUN-authority.key")
+        Path | None, typer.Option(help="The authority's private key; made if missing. Default: RUN-authority.key")
     ] = None,
-    token_minutes: Annotated[float, typer.Option(help="Life of a token: a ban takes effect within it.")] = 10.0,
-    grace_minutes: Annotated[float, typer.Option(help="How long peers go on while the Hub is away.")] = 60.0,
-    requests_per_minute: Annotated[int, typer.Option(help="Requests that one address may make.")] = 60,
+    token_minutes: Annotated[float, typer.Option(help="Lifetime of a token; a ban takes effect within it.")] = 10.0,
+    grace_minutes: Annotated[float, typer.Option(help="How long peers may stay while the Hub is down.")] = 60.0,
+    requests_per_minute: Annotated[int, typer.Option(help="Requests allowed per client address.")] = 60,
     write_space: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the service as a Space into FOLDER and end.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the service as a Space into FOLDER and exit.")
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the run to everybody and end.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the run to everybody and exit.")] = False,
 ) -> None:
-    """Serve the run's admission: peers join with a token of the Hub, and only if they may.
+    """Serve admission to the run: peers show a Hub token, and only permitted users may join.
 
     Members of ORG may join. Moderators change that in admission.json of the run's repository, which is read for every
     request: {"allow": ["carol"], "ban": ["mallory"]}; "*" in allow stands for every user of the Hub. Start it before
-    the auxiliary peer: peers that are in the swarm already go by the settings that they have read.
+    the auxiliary peer: peers already in the swarm keep the settings they have read.
 
     Examples:
 
@@ -46,7 +46,7 @@ def authorize(
     key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
     if open_:
         announce_admission(repository, "", "")
-        typer.echo(f"{repository} is OPEN: everybody may join. Peers that run already keep to the old settings.")
+        typer.echo(f"{repository} is OPEN: everybody may join. Peers that are already running keep the old settings.")
     elif write_space is not None:
         _write_space(repository, public_address, key_file, write_space)
     else:
@@ -79,7 +79,7 @@ def _serve(
     def announce(address: str) -> None:
         announced = (public_address or address).rstrip("/")
         announce_admission(repository, announced, public_text(service.key))
-        typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C ends it; peers then stay for a while.")
+        typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C stops it; peers then stay for a while.")
 
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
         run = RunSnapshot.read(repository).run

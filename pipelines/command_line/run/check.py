@@ -1,4 +1,4 @@
-"""`dalle-collab run check`: is a run set up so that it lasts?"""
+"""`dalle-collab run check`: is a run set up to last?"""
 
 from typing import Annotated
 
@@ -8,12 +8,12 @@ import typer
 def check(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Leave with 4 if there are warnings.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 on warnings.")] = False,
 ) -> None:
-    """Go through the organiser's checklist: each finding names cause and cure.
+    """Go through the organiser's checklist; each finding names its cause and its cure.
 
-    Looks at entry peers (in two places, all answering, one swarm), the evaluation set, the schedule and the time-outs
-    against what was measured, the dataset's revision, the codec, the card, the commit budget, and restores the newest
+    Checks the entry peers (in two places, all answering, one swarm), the evaluation set, the schedule and time-outs
+    against measurements, the dataset's revision, the codec, the card and the commit budget, and restores the newest
     checkpoint. It changes nothing. Exit codes are those of `dalle-collab doctor`.
 
     Examples:
@@ -25,6 +25,6 @@ def check(
     from pipelines.command_line.terminal.examinations import examine_run
     from pipelines.swarm.network_options import NetworkOptions
 
-    # Nobody needs to reach the checklist: it listens where no other program can be in its way.
+    # Nobody connects to the checklist: a free local port cannot clash with another program's.
     network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=True)
     examine_run(repository, network, as_json=as_json, strict=strict)

@@ -1,4 +1,4 @@
-"""`dalle-collab run`: for the organiser: create a training run, assist it, look at it."""
+"""`dalle-collab run`: for organisers: create a training run, assist it, inspect it."""
 
 import json
 from pathlib import Path
@@ -42,17 +42,17 @@ def create(
     repository: Repository,
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository, ORG/NAME: image codes, or text.")],
     task: Annotated[str, typer.Option(help="text-to-image, fill-mask or text-generation.")] = "text-to-image",
-    preset: Annotated[str | None, typer.Option(help="Settings of a known recipe, with its task: sahajbert.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Recipe that sets task and settings: sahajbert.")] = None,
     codec: Annotated[str | None, typer.Option(help="Codec that made the image codes, a Model Hub repository.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
     clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
-    settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set goes before it.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set overrides it.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
 ) -> None:
     """Create a training run: publish its settings and its tokenizer or processor to the Model Hub.
 
     Settings are the fields of TrainingRun, of the task and of the model's configuration; the defaults of a
-    text-to-image run are those of the paper. A language model is made of a model_type of transformers and its sizes,
+    text-to-image run are those of the paper. A language model is built from a transformers model_type and its sizes,
     or starts from a checkpoint: start_from=ORG/NAME.
 
     Examples:
@@ -94,7 +94,7 @@ def create(
 
 @app.command()
 def show(repository: Repository) -> None:
-    """Print a run's settings and how far its newest checkpoint is.
+    """Print a run's settings and the epoch of its newest checkpoint.
 
     Example:
 
@@ -112,7 +112,7 @@ def show(repository: Repository) -> None:
     table = Table("setting", "value", title=repository)
     for name, value in dataclasses.asdict(run).items():
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
-    who = "everybody: the run is OPEN" if run.is_open else f"whom {run.authorization_service} admits"
+    who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
     table.add_row("who may join", who, style="bold")
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
     Console().print(table)

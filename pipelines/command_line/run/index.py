@@ -12,23 +12,23 @@ def index(
     dataset: Annotated[
         str | None, typer.Option(help="Folder of shards or dataset ORG/NAME; default: the run's dataset.")
     ] = None,
-    every: Annotated[int, typer.Option(help="Take one in so many records; about 5 kB each for ViT-B/32.")] = 1,
+    every: Annotated[int, typer.Option(help="Index one record in this many; about 5 kB each for ViT-B/32.")] = 1,
     codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
     clip: Annotated[
         str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Pictures drawn at the same time; less needs less memory.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Pictures decoded at once; fewer need less memory.")] = 64,
     publish: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Publish the index as this dataset repository.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make that repository a private one.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make that repository private.")] = False,
 ) -> None:
-    """Index the training data by CLIP embedding, to tell memory from generalisation.
+    """Index the training data by CLIP embedding, to tell memorisation from generalisation.
 
-    Every picture is drawn from its codes once; the nearest training pictures and captions can then be shown beside
-    generated ones: set the variable TRAINING_INDEX of the Space text_to_image_demo to the folder or repository. Ctrl-C
-    loses nothing that is done: the same command goes on.
+    Every picture is decoded once; the nearest training pictures and captions can then be shown beside generated ones:
+    set the variable TRAINING_INDEX of the Space text_to_image_demo to the folder or repository. Ctrl-C loses no
+    finished work: the same command resumes.
 
     Examples:
 
@@ -43,7 +43,7 @@ def index(
     from pipelines.torch_devices import torch_device
 
     if private and publish is None:
-        raise ValueError("--private is about the published index, and it is not published: add --publish ORG/NAME")
+        raise ValueError("--private has no effect, as the index is not published. Add: --publish ORG/NAME")
     source = find_dataset(*_dataset_of(run)) if dataset is None else find_dataset(dataset)
     loaded_codec, reranker = load_codec_and_reranker(run, codec=codec, clip=clip, device=torch_device(device))
     with stage_progress() as on_progress:
@@ -53,7 +53,7 @@ def index(
     typer.echo(
         f"{output}: {report.num_records:,} records in {report.num_parts} parts ({report.num_parts_kept} from before), "
         f"{report.num_bytes / 1e6:.1f} MB. "
-        f"Pictures have their nearest neighbour at {report.typical_similarity:.2f} (median)."
+        f"Median similarity of a picture to its nearest neighbour: {report.typical_similarity:.2f}."
     )
     if publish is not None:
         from hub_tools.publishing.folder_publishing import publish_folder
@@ -68,7 +68,7 @@ def _dataset_of(run: str) -> tuple[str, str]:
 
     if Path(run).is_dir():
         raise ValueError(
-            f"{run} is a folder, which does not lead to its dataset. Name it: --dataset FOLDER_OR_REPOSITORY"
+            f"{run} is a folder and does not say which dataset it is of. Name it: --dataset FOLDER_OR_REPOSITORY"
         )
     settings = RunSnapshot.read(run).run
     return settings.dataset_repository, settings.dataset_revision

@@ -1,4 +1,4 @@
-"""`dalle-collab run report`: what a run was, in one file."""
+"""`dalle-collab run report`: all about a run, in one file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +8,11 @@ import typer
 
 def report(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
-    output: Annotated[Path, typer.Option(help="Markdown file to write; the loss curve lies beside it.")],
+    output: Annotated[Path, typer.Option(help="Markdown file to write; the loss curve is saved next to it.")],
 ) -> None:
-    """Write a run's report: every setting, the course, contributors' hours, data, checkpoints, costs in bytes.
+    """Write a run's report: all settings, progress, contributors' hours, data, checkpoints, traffic in bytes.
 
-    All is read from the Hub; what was never published is named as missing.
+    Everything is read from the Hub; what was never published is listed as missing.
 
     Examples:
 

@@ -8,14 +8,14 @@ import typer
 def rollback(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     epoch: Annotated[int, typer.Argument(min=1, help="Published epoch to go back to.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the checkpoint and say what would change.")] = False,
 ) -> None:
     """Go back to a published epoch: its checkpoint becomes the newest again, bit by bit, in one commit.
 
-    The checkpoint is downloaded and checked against its signed manifest first. The run becomes a new generation, that
-    is, a swarm of its own: peers that are alive and hold newer epochs notice it within minutes, leave them and go on
-    from the restored one. The epochs that are taken back stay in the repository's history.
+    The checkpoint is downloaded and checked against its signed manifest first. The run then starts a new generation,
+    that is, a separate swarm: running peers notice within minutes, drop their newer epochs and continue from the
+    restored one. The discarded epochs stay in the repository's history.
 
     Examples:
 
@@ -32,7 +32,7 @@ def rollback(
         plan = plan_rollback(repository, epoch)
     newest = f"from epoch {plan.newest_epoch} " if plan.newest_epoch else ""
     typer.echo(
-        f"The checkpoint of epoch {epoch} is whole (commit {plan.source[:12]}). {repository} goes back {newest}to it "
+        f"The checkpoint of epoch {epoch} is intact (commit {plan.source[:12]}). {repository} goes back {newest}to it "
         f"and becomes generation {plan.generation}: {len(plan.restored)} files restored, {len(plan.deleted)} deleted."
     )
     if dry_run:
@@ -42,4 +42,4 @@ def rollback(
         typer.echo("Nothing was changed.")
         raise typer.Exit(1)
     commit = carry_out(plan)
-    typer.echo(f"Rolled back to epoch {epoch} in commit {commit[:12]}. Peers that are running join it by themselves.")
+    typer.echo(f"Rolled back to epoch {epoch} in commit {commit[:12]}. Running peers switch to it by themselves.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_auxiliary_peer(
     repository: str, network: NetworkOptions, options: "AuxiliaryOptions", *, events: EventFile
 ) -> None:
-    """Assist a run until it is finished and published, or a signal asks to stop; publish what is held at the end."""
+    """Assist a run until it is finished and published, or a signal asks to stop; publish the held state at the end."""
     from pipelines.training.metrics.trackers import check_trackers
 
     check_trackers(options.trackers)
@@ -35,7 +35,7 @@ def run_auxiliary_peer(
             if event == "asking":
                 status.update(f"{what_entering_asks(values['run'])} {repository}")
             elif event == "starting anew":
-                console.print("None of the announced entry addresses answers: starting the swarm anew from here.")
+                console.print("None of the announced entry addresses answers: starting a new swarm from here.")
             elif event == "assisting":
                 addresses = ", ".join(values["addresses"])
                 console.print(f"Assisting {repository} from epoch {values['epoch']}; entry addresses: {addresses}")

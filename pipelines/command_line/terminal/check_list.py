@@ -29,9 +29,9 @@ def show_checks(
     strict: bool,
     events: EventFile,
 ) -> None:
-    """Make the checks, print what they find and leave with the exit code that the findings deserve.
+    """Run the checks, print the findings and exit with the matching code.
 
-    `make_checks` gets a function that is to be told what is looked at next; `events` hear that, and each finding.
+    `make_checks` gets a function to call with the name of the next check; `events` gets that, and each finding.
     """
     from rich.console import Console
 
@@ -42,7 +42,7 @@ def show_checks(
     with console.status(title) as status:
 
         def announce(name: str) -> None:
-            status.update(f"looking at {name}")
+            status.update(f"checking {name}")
             events.happened("looking", at=name)
 
         for result in make_checks(announce):
@@ -69,7 +69,7 @@ def report_obstacles(console: "Console", repository: str, results: "Iterable[Che
 
     for result in results:
         if is_certain(result):
-            raise ValueError(f"{result.line()} Look at everything: dalle-collab doctor {repository}")
+            raise ValueError(f"{result.line()} See all checks: dalle-collab doctor {repository}")
         if result.status in ("warn", "fail"):
             console.print(result.line(), style="yellow", markup=False, highlight=False)
 
@@ -96,4 +96,4 @@ def _summary(results: "list[CheckResult]") -> str:
         return f"[bold red]{counts['fail']} of {len(results)} checks fail.[/bold red]"
     if counts["warn"]:
         return f"Nothing fails; {counts['warn']} of {len(results)} checks warn."
-    return f"[green]Nothing stands in the way ({len(results)} checks).[/green]"
+    return f"[green]No problems found ({len(results)} checks).[/green]"

@@ -13,7 +13,7 @@ def what_entering_asks(run: TrainingRun) -> str:
 def who_may_join(run: TrainingRun, repository: str) -> str:
     """Say whether everybody may join a run."""
     if run.is_open:
-        return f"{repository} is an OPEN run: everybody may take part, nobody is checked."
+        return f"{repository} is an OPEN run: anyone may join, nobody is checked."
     return (
-        f"Peers of {repository} are admitted by {run.authorization_service}, to which a Hub token that reads is enough."
+        f"Peers of {repository} are admitted by {run.authorization_service}, which needs a Hub token with read access."
     )

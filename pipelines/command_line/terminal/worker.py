@@ -27,7 +27,7 @@ def become_worker() -> Console:
             pass
         raise typer.Exit(code)
     guard_process_group()
-    # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; that is nothing to a volunteer.
+    # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; volunteers need not see that.
     warnings.filterwarnings("ignore", message="`torch.jit", category=FutureWarning)
     return _start_logging()
 
@@ -37,7 +37,7 @@ def _start_logging() -> Console:
     handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     logging.getLogger("pipelines").setLevel(logging.INFO)
-    # A state that was taken over brings the schedule forward without steps of one's own: that is the intention.
+    # Taking over a state advances the schedule without local steps, as intended.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
     if "HIVEMIND_LOGLEVEL" not in os.environ:
         # A peer that vanishes is an everyday event here, reported by us in one line; hivemind prints its traceback.

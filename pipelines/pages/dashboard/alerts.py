@@ -1,4 +1,4 @@
-"""What somebody who cares for a run should look at: pure functions from figures to sentences."""
+"""What an organiser should look at: pure functions from figures to sentences."""
 
 import statistics
 from collections import Counter
@@ -14,7 +14,7 @@ from pipelines.pages.dashboard.text import counted
 from pipelines.training.run.training_run import TrainingRun
 
 NUM_BEFORE = 50
-"""Epochs with which the newest are compared."""
+"""Epochs that the newest are compared with."""
 
 SPIKE_DEVIATIONS = 8.0
 """Median absolute deviations above the median; a loss that falls as usual stays far below."""
@@ -26,14 +26,14 @@ STALL_FACTOR = 5.0
 SHORTEST_STALL_SECONDS = 120.0
 SHRUNK_TO = 0.5
 FEWEST_TO_SHRINK = 4
-"""Of three peers one more or less is nothing unusual."""
+"""With only three peers, one more or less is normal."""
 
 MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """Something that is not as it should be. The text may hold untrusted names."""
+    """Something that is wrong. The text may contain untrusted names."""
 
     kind: str
     text: str
@@ -54,7 +54,7 @@ def find_alerts(
     is_live: bool,
     now: float,
 ) -> list[Alert]:
-    """Return all alerts, the serious ones first; `is_live` says whether `peers` are from a fresh look."""
+    """Return all alerts, serious ones first; `is_live` says whether `peers` come from a fresh snapshot."""
     num_alive = len(alive(peers))
     found = [
         loss_spike(history.columns["loss"]),
@@ -73,7 +73,7 @@ def find_alerts(
 
 
 def loss_spike(losses: Sequence[float] | np.ndarray) -> Alert | None:
-    """Tell whether the newest loss stands far above those before it."""
+    """Alert if the newest loss is far above those before it."""
     before, newest = losses[-NUM_BEFORE - 1 : -1], losses[-1] if len(losses) else 0.0
     if len(before) < 5:
         return None
@@ -89,70 +89,70 @@ def loss_spike(losses: Sequence[float] | np.ndarray) -> Alert | None:
 
 
 def stalled_epoch(history: HistoryColumns, epoch: int, num_alive: int, now: float) -> Alert | None:
-    """Tell whether the present epoch lasts much longer than those before it; `epoch` is that of the peers."""
+    """Alert if the current epoch takes much longer than those before it; `epoch` is that of the peers."""
     if not len(history) or epoch > history.newest_epoch:
-        return None  # what the Hub has is old: nobody knows when the epoch began
+        return None  # the Hub's data is old: the start of the epoch is unknown
     seconds = history.columns["epoch_seconds"][-NUM_BEFORE:]
     usual = float(np.median(seconds[seconds > 0])) if (seconds > 0).any() else 0.0
     waited = now - history.columns["time"][-1]
     if waited <= max(STALL_FACTOR * usual, SHORTEST_STALL_SECONDS):
         return None
-    who = f"{counted(num_alive, 'peer')} in training" if num_alive else "nobody trains"
+    who = f"{counted(num_alive, 'peer')} training" if num_alive else "nobody is training"
     return Alert(
         kind="stalled epoch",
-        text=f"No epoch has ended for {duration(waited)}, usually one takes {duration(usual)}; {who}.",
+        text=f"No epoch has ended for {duration(waited)}; usually one takes {duration(usual)}; {who}.",
     )
 
 
 def shrinking_swarm(num_peers: Sequence[float] | np.ndarray, num_alive: int) -> Alert | None:
-    """Tell whether far fewer peers train than lately."""
+    """Alert if far fewer peers are training than recently."""
     if not len(num_peers):
         return None
     usual = statistics.median(num_peers[-NUM_BEFORE:])
     if usual < FEWEST_TO_SHRINK or num_alive > SHRUNK_TO * usual:
         return None
     return Alert(
-        kind="shrinking swarm", text=f"{counted(num_alive, 'peer')} in training; lately there were {usual:.0f}."
+        kind="shrinking swarm", text=f"{counted(num_alive, 'peer')} training; recently there were {usual:.0f}."
     )
 
 
 def poor_averaging(shares: Sequence[float] | np.ndarray, smallest: float) -> Alert | None:
-    """Tell whether the newest rounds averaged too little of the gradient."""
+    """Alert if the newest rounds averaged too little of the gradient."""
     newest = shares[-5:]
     if not len(newest) or (typical := statistics.median(newest)) >= smallest:
         return None
     return Alert(
         kind="incomplete rounds",
-        text=f"The latest rounds averaged {typical:.0%} of the gradient, the run wants {smallest:.0%}: links are slow, "
-        "or peers leave in mid-round.",
+        text=f"The latest rounds averaged {typical:.0%} of the gradient, the run requires {smallest:.0%}: links are "
+        "slow, or peers leave mid-round.",
     )
 
 
 def impossible_figures(num_points: int, peers: Mapping[str, TrackedPeer]) -> Alert | None:
-    """Tell whether somebody reports what cannot be true: not finite, negative, absurdly large, in the future."""
+    """Alert if somebody reports impossible figures: not finite, negative, absurdly large, in the future."""
     liars = [one for one in peers.values() if one.peer.num_impossible]
     if not liars and not num_points:
         return None
     parts = [f"{counted(len(liars), 'peer')} ({_named(liars)})"] if liars else []
     parts += [f"{counted(num_points, 'point')} of the history"] if num_points else []
-    text = f"Figures that cannot be true are left out, of {' and of '.join(parts)}."
+    text = f"Impossible figures are left out, of {' and of '.join(parts)}."
     return Alert(kind="impossible figures", text=text, is_serious=False)
 
 
 def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -> Alert | None:
-    """Tell whether peers hold another training state than most do."""
+    """Alert if peers hold a different training state from most."""
     if verdict is None or not verdict.outvoted:
         return None
     named = ", ".join(names.get(peer_id) or f"…{peer_id[-8:]}" for peer_id in verdict.outvoted[:MOST_NAMED])
     return Alert(
         kind="disagreeing peers",
-        text=f"Another state of epoch {verdict.epoch:,} than the {verdict.num_votes} of {verdict.num_voters} that "
+        text=f"Not the same state of epoch {verdict.epoch:,} as the {verdict.num_votes} of {verdict.num_voters} that "
         f"agree is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
     )
 
 
 def left_behind(peers: Mapping[str, TrackedPeer]) -> Alert | None:
-    """Tell whether many peers do not follow the swarm's epoch: a sign of a swarm in two halves."""
+    """Alert if many peers do not follow the swarm's epoch: a sign of a split swarm."""
     behind = [one for one in alive(peers) if one.state is PeerState.CATCHING_UP]
     if len(behind) < 2 or 5 * len(behind) < len(alive(peers)):
         return None
@@ -164,7 +164,7 @@ def left_behind(peers: Mapping[str, TrackedPeer]) -> Alert | None:
 
 
 def suspected_peers(peers: Mapping[str, TrackedPeer]) -> Alert | None:
-    """Tell whom several peers have seen doing what honest, healthy peers do not."""
+    """Alert if several peers have seen a peer misbehave in ways that honest, healthy peers do not."""
     accusers = Counter(
         name
         for one in alive(peers)
@@ -176,7 +176,7 @@ def suspected_peers(peers: Mapping[str, TrackedPeer]) -> Alert | None:
         return None
     names = names_by_peer_id(peers)
     named = ", ".join(f"{names.get(name) or f'…{name[-8:]}'} by {number}" for name, number in several[:MOST_NAMED])
-    return Alert(kind="suspects", text=f"Peers whose contributions others clip or refuse: {named}.", is_serious=False)
+    return Alert(kind="suspects", text=f"Peers whose contributions others clip or reject: {named}.", is_serious=False)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Curves as SVG made here: a page of 30 000 epochs ships a few hundred points per curve. Pure functions.
+"""Curves as SVG: a page of 30 000 epochs ships a few hundred points per curve. Pure functions.
 
 The picture stretches with the page; labels are HTML beside it, so that they keep their size on a phone.
 """
@@ -17,7 +17,7 @@ from pipelines.pages.dashboard.text import escaped, short_number
 WIDTH, HEIGHT = 1000, 200
 NUM_BUCKETS = 300
 NUM_STRIPS = 60
-"""Places that tell their values under the pointer."""
+"""Places that show their values under the pointer."""
 
 MAX_DOTS = 150
 TIME_STEPS = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 2 * 86_400, 7 * 86_400, 30 * 86_400)
@@ -30,7 +30,7 @@ class Chart:
     title: str
     unit: str
     axis: str
-    """`epoch` or `time`: what runs from left to right."""
+    """`epoch` or `time`: the horizontal axis."""
 
     along: np.ndarray
     """(points,) places on the axis."""
@@ -39,12 +39,12 @@ class Chart:
     """(points,)"""
 
     dots: tuple[np.ndarray, np.ndarray] | None = None
-    """Places and values of single marks over the curve."""
+    """Places and values of individual marks over the curve."""
 
     dots_title: str = ""
     from_zero: bool = True
     write: Callable[[float], str] = short_number
-    """How a value is written."""
+    """Formats a value."""
 
 
 def chart_html(chart: Chart) -> str:
@@ -107,7 +107,7 @@ def _value_range(chart: Chart, curve: Buckets) -> tuple[float, float]:
     shown = curve.high if chart.dots is None or not len(chart.dots[1]) else np.concatenate([curve.high, chart.dots[1]])
     high, usual = float(shown.max()), float(np.quantile(shown, 0.98))
     if high > 3 * usual > 0:
-        high = max(1.5 * usual, float(curve.mean[-1]))  # the newest value is what people look for
+        high = max(1.5 * usual, float(curve.mean[-1]))  # the newest value is what people look for first
     low = 0.0 if chart.from_zero else float(curve.low.min())
     if not high > low:
         high = low + (abs(low) or 1.0)
@@ -159,7 +159,7 @@ def _dots(chart: Chart, across: _Scale, up: _Scale) -> str:
     inside = (along >= across.low) & (along <= across.high)
     along, values = along[inside], values[inside]
     step = max(1, math.ceil(len(along) / MAX_DOTS))
-    # A line of no length with round ends stays a circle, however the picture is stretched.
+    # A zero-length line with round ends stays a circle, however the picture is stretched.
     places = [(across.place(a), HEIGHT - up.place(v)) for a, v in zip(along[::step], values[::step], strict=True)]
     return f'<path class="dots" d="{"".join(f"M{x:.1f} {y:.1f}h0.01" for x, y in places)}"/>' if places else ""
 
@@ -209,5 +209,5 @@ def _said(chart: Chart) -> str:
 
 
 def charts_html(charts: Sequence[Chart]) -> str:
-    """Return several figures beside each other, as many as the page has room for."""
+    """Return several figures side by side, as many as the page has room for."""
     return f'<div class="board charts">{"".join(map(chart_html, charts))}</div>'

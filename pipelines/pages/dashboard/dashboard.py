@@ -1,4 +1,4 @@
-"""The dashboard: readers in the background, and the views of what they know. Every view answers at once."""
+"""The dashboard: background readers, and views of what they know. Every view answers at once."""
 
 import contextlib
 import dataclasses
@@ -29,17 +29,17 @@ from pipelines.training.repository.epoch_tags import epoch_tag
 from pipelines.training.run.training_run import TrainingRun
 
 MAX_LIVE_POINTS = 5000
-"""Epochs that are kept until the Hub has them."""
+"""Epochs kept until the Hub has them."""
 
 STALE_SECONDS = 30.0
 NUM_SCHEDULE_POINTS = 300
 MAX_DRAWINGS = 64
-"""Windows of the history whose pictures are kept for the next visitor."""
+"""Windows of the history whose charts are cached for the next visitor."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """What the looks at the swarm add up to. Replaced as a whole, never changed."""
+    """What the swarm snapshots add up to. Replaced as a whole, never changed."""
 
     generation: int = 0
     peers: Mapping[str, TrackedPeer] = dataclasses.field(default_factory=dict)
@@ -47,7 +47,7 @@ class Live:
 
 
 class Dashboard:
-    """Everything that is shown of one run. Use as a context manager; views may be called from many threads."""
+    """Everything shown of one run. Use as a context manager; views may be called from many threads."""
 
     def __init__(self, settings: DashboardSettings) -> None:
         self.settings = settings
@@ -66,7 +66,7 @@ class Dashboard:
         self._parts.close()
 
     def take_look(self, snapshot: SwarmSnapshot, run: TrainingRun) -> None:
-        """Take a look at the swarm into account; called by the one thread that looks."""
+        """Record a snapshot of the swarm; called by the one thread that polls it."""
         before = self._live
         if before.generation != run.generation:
             before, self._points = Live(generation=run.generation), []
@@ -81,7 +81,7 @@ class Dashboard:
         self._live = Live(run.generation, peers, history)
 
     def _note(self, summary: EpochSummary) -> None:
-        """Add a view of an epoch; later views of it, of more peers, do not change when it ended."""
+        """Add a view of an epoch; later views of it, with more peers, do not change when it ended."""
         if self._points and self._points[-1]["epoch"] == summary.epoch:
             summary = dataclasses.replace(summary, time=self._points[-1]["time"])
         append_point(self._points, summary)
@@ -91,7 +91,7 @@ class Dashboard:
             seconds = max(0.0, summary.time - float(hub.columns["time"][-1]))
             self._points[0]["epoch_seconds"] = seconds / (summary.epoch - hub.newest_epoch)
 
-    # What people see.
+    # For people.
 
     def headline(self) -> str:
         """Return the run's name and newest figures as HTML."""
@@ -101,7 +101,7 @@ class Dashboard:
         """Return problems and alerts as HTML."""
         run, problems = self.hub.view.run, self._problems()
         has_ended = run is not None and is_over(run, self._history())
-        if has_ended:  # peers that have left have done what they were there for
+        if has_ended:  # the run is over: peers that have left are expected
             problems = [(source, problem) for source, problem in problems if source != "Swarm"]
         return page_parts.notices_html(problems, self._alerts(), is_over=has_ended)
 
@@ -112,7 +112,7 @@ class Dashboard:
         return self._drawn(axis, first, last)
 
     def peers(self, search: str = "", page: float | None = 1) -> str:
-        """Return one page of the peers that fit a search as HTML."""
+        """Return one page of the peers that match a search as HTML."""
         found = page_of(self._live.peers, search, int(_finite(page, 1.0)))
         return page_parts.peers_html(found, self._seen_at(), self._unit)
 
@@ -130,22 +130,22 @@ class Dashboard:
         """Return the progress reel as HTML."""
         return page_parts.reel_html(self.hub.view)
 
-    # What programs get.
+    # For programs.
 
     def run_values(self) -> dict[str, Any]:
-        """Return the run's newest figures, and which sources answer."""
+        """Return the run's newest figures, and which sources are up."""
         problems = dict(self._problems())
         return dataclasses.asdict(self._headline()) | dict(
             run=self.settings.run, commit=self.hub.view.commit, hub_read_at=self.hub.view.read_at, problems=problems
         )
 
     def peer_values(self, search: str = "") -> list[dict[str, Any]]:
-        """Return all peers that fit a search."""
+        """Return all peers that match a search."""
         peers = self._live.peers
         return [programs.peer_values(one) for one in page_of(peers, search, size=max(1, len(peers))).rows]
 
     def leaderboard_values(self, span: str = "all") -> list[dict[str, Any]]:
-        """Return the users with what they have contributed; raises ValueError for an unknown span."""
+        """Return the users and their contributions; raises ValueError for an unknown span."""
         return programs.board_rows(self.hub.view.contributions, span, time.time())
 
     def history_values(self, first: float = 0.0, last: float = 100.0, max_points: int = 300) -> dict[str, list[float]]:
@@ -153,11 +153,11 @@ class Dashboard:
         return programs.history_values(self._history(), _finite(first, 0.0), _finite(last, 100.0), max_points)
 
     def alert_values(self) -> list[dict[str, Any]]:
-        """Return the alerts that are on."""
+        """Return the active alerts."""
         return [dataclasses.asdict(alert) for alert in self._alerts()]
 
     def checkpoint_values(self) -> list[dict[str, Any]]:
-        """Return the published checkpoints, the newest first."""
+        """Return the published checkpoints, newest first."""
         base = f"{current_endpoint()}/{self.settings.run}/tree"
         found = sorted(self.hub.view.checkpoints.items(), reverse=True)
         return [dict(epoch=epoch, commit=commit, url=f"{base}/{epoch_tag(epoch)}") for epoch, commit in found]
@@ -178,7 +178,7 @@ class Dashboard:
         """Return the file of a picture of the reel; raises FileNotFoundError for any other name."""
         return self.hub.picture(name)
 
-    # What both are made of.
+    # Used by both.
 
     def _history(self) -> HistoryColumns:
         return self.hub.view.history.followed_by(self._live.history)
@@ -237,7 +237,7 @@ class Dashboard:
         return snapshot.time if snapshot else time.time()
 
     def _drawn(self, axis: str, first: float, last: float) -> str:
-        """Draw once for all visitors who look at the same window."""
+        """Draw once for all visitors who view the same window."""
         view, live, window = self.hub.view, self._live.history, (axis, first, last)
         with self._lock:
             is_same = self._drawn_from[0] is view and self._drawn_from[1] is live
@@ -262,7 +262,7 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
         Chart(title="Throughput", unit=f"{unit}/s", axis=axis, along=along, values=columns["samples_per_second"]),
         Chart(title="Active peers", unit="", axis=axis, along=along, values=columns["num_peers"]),
         Chart(
-            title="Least share averaged", unit="", axis=axis, along=along, values=columns["share_averaged"],
+            title="Smallest share averaged", unit="", axis=axis, along=along, values=columns["share_averaged"],
             write=lambda share: f"{100 * share:.4g} %",
         ),
         Chart(title="Longest round", unit="s", axis=axis, along=along, values=columns["round_seconds"]),
@@ -270,7 +270,7 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
     ]  # fmt: skip
     if view.run is not None:
         step = max(1, len(along) // NUM_SCHEDULE_POINTS)
-        # From the end, so that the newest epoch is there.
+        # Counted from the end, so that the newest epoch is included.
         epochs, places = columns["epoch"][::-1][::step][::-1], along[::-1][::step][::-1]
         rates = np.array([learning_rate(view.run, int(epoch)) for epoch in epochs])
         charts.insert(1, Chart(title="Learning rate", unit="", axis=axis, along=places, values=rates))
@@ -278,6 +278,6 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
 
 
 def _finite(value: Any, otherwise: float) -> float:
-    """Return a number that a visitor has sent, or another one if it is none."""
+    """Return a number sent by a visitor, or a default if it is not one."""
     is_number = isinstance(value, (int, float)) and abs(value) < 1e9
     return float(value) if is_number else otherwise

@@ -1,4 +1,4 @@
-"""The run's history as columns, cut to a window and thinned to as many points as a picture has pixels. Pure."""
+"""The run's history as columns, cut to a window and thinned to one point per pixel. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ COLUMNS = (
     "round_seconds",
 )
 LARGEST = 1e12
-"""No figure of a run is larger; the times of centuries to come are not either."""
+"""No figure of a run is larger, nor are times of the coming centuries."""
 
 CLOCK_SLACK_SECONDS = 3600.0
 
@@ -28,7 +28,7 @@ class HistoryColumns:
 
     columns: Mapping[str, np.ndarray]
     num_impossible: int = 0
-    """Points that were left out because they cannot be true."""
+    """Points left out because they are impossible."""
 
     @classmethod
     def from_points(cls, points: Sequence[Mapping[str, Any]], now: float) -> Self:
@@ -59,13 +59,13 @@ class HistoryColumns:
         return HistoryColumns(columns=joined, num_impossible=self.num_impossible + newer.num_impossible)
 
     def window(self, axis: str, first_percent: float, last_percent: float) -> "HistoryColumns":
-        """Return the points between two shares of the axis, in percent of its length; wrong shares are mended."""
+        """Return the points between two shares of the axis, in percent of its length; invalid shares are corrected."""
         if not len(self):
             return self
         first, last = sorted(min(100.0, max(0.0, float(share))) for share in (first_percent, last_percent))
         along = self.columns[axis]
         low, length = along.min(), along.max() - along.min()
-        # A window always shows something: a percent at least.
+        # A window always shows something: at least one percent.
         last = max(last, min(100.0, first + 1.0))
         first = min(first, last - 1.0)
         inside = (along >= low + length * first / 100) & (along <= low + length * last / 100)
@@ -75,7 +75,7 @@ class HistoryColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """A curve in few points: for stretches of its axis the smallest, the mean and the largest value."""
+    """A curve in few points: the smallest, mean and largest value of each interval of its axis."""
 
     along: np.ndarray
     """(buckets,) mean place on the axis."""
@@ -86,7 +86,7 @@ class Buckets:
 
 
 def thin_out(along: np.ndarray, values: np.ndarray, num_buckets: int) -> Buckets:
-    """Return a curve in at most `num_buckets` points, so that no spike is lost: low and high are the true extremes."""
+    """Return a curve in at most `num_buckets` points without losing a spike: low and high are the true extremes."""
     if not len(along):
         return Buckets(along=along, low=values, mean=values, high=values)
     order = np.argsort(along, kind="stable")

@@ -1,4 +1,4 @@
-"""Keeps what the Hub knows of a run in memory: settings, history, contributions, checkpoints, pictures."""
+"""Keeps what the Hub has of a run in memory: settings, history, contributions, checkpoints, pictures."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ PICTURE_NAME = re.compile(r"epoch-\d{8,}\.webp")
 
 @dataclass(frozen=True, kw_only=True)
 class HubView:
-    """What the Hub has said."""
+    """What the Hub has of a run."""
 
     run: TrainingRun | None = None
     """None before the Hub has answered for the first time."""
@@ -53,14 +53,14 @@ class HubView:
     """The reel's captions, from top to bottom."""
 
     read_at: float = 0.0
-    """When the Hub answered last, in seconds since 1970."""
+    """When the Hub last answered, in seconds since 1970."""
 
     problem: str = "The Hub has not answered yet."
-    """Why what is here may be old; empty if it is fresh."""
+    """Why this may be out of date; empty if it is fresh."""
 
 
 class HubReader:
-    """Looks at a run's repository in the background; what has not changed is not downloaded again."""
+    """Polls a run's repository in the background; unchanged files are not downloaded again."""
 
     def __init__(self, repository: str, seconds_between_looks: float = SECONDS_BETWEEN_LOOKS) -> None:
         self._repository, self._seconds = repository, seconds_between_looks
@@ -78,11 +78,11 @@ class HubReader:
 
     @property
     def view(self) -> HubView:
-        """What is known now."""
+        """The current view."""
         return self._view
 
     def look(self) -> HubView:
-        """Ask the Hub once; what is known stays where it does not answer, with the reason."""
+        """Ask the Hub once; if it does not answer, keep what is known and record the reason."""
         try:
             self._view = read_hub(self._repository, self._view)
         except (OSError, ValueError, httpx2.HTTPError) as error:
@@ -100,9 +100,9 @@ class HubReader:
             try:
                 self.look()
             except Exception:
-                # Whatever is in the repository, the page goes on with what it has.
+                # Whatever is in the repository, the page continues with what it has.
                 logger.exception("The run's repository cannot be read.")
-                self._view = _with_problem(self._view, f"What {self._repository} holds cannot be understood.")
+                self._view = _with_problem(self._view, f"The contents of {self._repository} cannot be understood.")
             self._stop.wait(self._seconds)
 
 
@@ -110,7 +110,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
     """Return the newest view; `before` again, freshened, if the repository has not changed.
 
     Raises:
-        ValueError: there is no such run, or what it holds is damaged.
+        ValueError: there is no such run, or its files are damaged.
         OSError, httpx2.HTTPError: the Hub does not answer.
     """
     snapshot, now = RunSnapshot.read(repository), time.time()
@@ -118,7 +118,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
     if snapshot.commit == before.commit:
         return HubView(**{**vars(before), "checkpoints": checkpoints, "read_at": now, "problem": ""})
     patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
-    # Files are kept by their content: of a new commit only the shards that have changed are downloaded.
+    # Files are cached by content: of a new commit only the changed shards are downloaded.
     folder = snapshot.download_matching(*patterns)
     reel = read_index(folder / REEL_FOLDER)
     return HubView(

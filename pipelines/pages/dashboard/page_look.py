@@ -1,4 +1,4 @@
-"""The dashboard's style sheet, light and dark, beside the look that all Spaces share."""
+"""The dashboard's style sheet, light and dark, on top of the look that all Spaces share."""
 
 STYLE = """
 .board { --line: #4338ca; --band: rgba(67,56,202,0.16); --mark: #b45309; --faint: rgba(128,128,128,0.28);

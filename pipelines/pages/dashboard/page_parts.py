@@ -1,4 +1,4 @@
-"""The parts of the page as HTML, made of plain values. All text is escaped: names and versions come from strangers."""
+"""The parts of the page as HTML, from plain values. All text is escaped: names and versions come from strangers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ MOST_NATS = 50.0
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
 MAX_BOARD_ROWS = 100
-OPEN_RUN = "This run is open to everybody: names are what peers call themselves."
+OPEN_RUN = "This run is open to everybody: peers choose their own names."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """The run in a few figures; None where one is not known."""
+    """The run in a few figures; None for unknown ones."""
 
     epoch: int
     num_epochs: int | None
@@ -46,7 +46,7 @@ class Headline:
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
-    """Return the run's name, how far it is, and its newest figures."""
+    """Return the run's name, its progress, and its newest figures."""
     share = min(1.0, head.epoch / head.num_epochs) if head.num_epochs else 0.0
     left = (head.num_epochs - head.epoch) * head.epoch_seconds if head.num_epochs and head.epoch_seconds else None
     whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
@@ -76,12 +76,12 @@ def _links(settings: DashboardSettings) -> str:
 
 
 def link(address: str, text: str) -> str:
-    """Return a link that opens beside the page: a Space is shown inside a frame."""
+    """Return a link that opens in a new tab: a Space is shown inside a frame."""
     return f'<a href="{escaped(address)}" target="_blank" rel="noopener noreferrer">{escaped(text)}</a>'
 
 
 def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *, is_over: bool = False) -> str:
-    """Return what is not as it should be: sources that do not answer, by name, and alerts; and if the run is over."""
+    """Return what is wrong: sources that do not answer, by name, and alerts; and whether the run is over."""
     items = [f'<li class="away"><b>{escaped(source)}</b> {escaped(text)}</li>' for source, text in problems]
     items += [
         f'<li class="{kind}"><b>{escaped(alert.kind)}</b> {escaped(alert.text)}</li>'
@@ -91,7 +91,7 @@ def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *
     if is_over:
         items.append('<li class="fine"><b>finished</b> All epochs of the run are trained.</li>')
     elif not items:
-        items = ['<li class="fine"><b>all well</b> Hub and swarm answer, nothing looks wrong.</li>']
+        items = ['<li class="fine"><b>all well</b> Hub and swarm answer, and nothing looks wrong.</li>']
     return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
 
 
@@ -108,7 +108,7 @@ def peers_html(page: PeerPage, now: float, unit: str = "samples") -> str:
     place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
     heads = ("user", "state", f"{unit}/s", "epoch", unit, "last seen", "device", "mode", "version")
     rows = [_peer_row(one, now) for one in page.rows]
-    return f'<div class="board">{_table(heads, rows, caption=place if page.rows else f"none of {found} fits")}</div>'
+    return f'<div class="board">{_table(heads, rows, caption=place if page.rows else f"none of {found} matches")}</div>'
 
 
 def _peer_row(one: TrackedPeer, now: float) -> list[str]:
@@ -131,21 +131,21 @@ def _peer_row(one: TrackedPeer, now: float) -> list[str]:
 def board_html(
     rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool, unit: str = "samples"
 ) -> str:
-    """Return the users by what they have contributed in a span; `rows` as `programs.board_rows` makes them."""
+    """Return the users by their contribution in a span; `rows` come from `programs.board_rows`."""
     if not rows:
-        return '<div class="board"><p class="empty">Nobody has contributed in this time yet.</p></div>'
+        return '<div class="board"><p class="empty">Nobody has contributed in this period yet.</p></div>'
     shown = [
         [f"{number}", escaped(row["username"]), f"{row['samples']:,}", f"{row['hours']:,.1f}"]
         for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
     ]
-    more = f", the first {len(shown)} are shown" if len(rows) > len(shown) else ""
+    more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
     caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
     note = f'<p class="note">{OPEN_RUN}</p>' if is_open else ""
     return f'<div class="board">{_table(("#", "user", unit, "hours"), shown, caption=caption)}{note}</div>'
 
 
 def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
-    """Return the newest checkpoints, with how to load and to draw with each."""
+    """Return the newest checkpoints, with how to load and draw with each."""
     if not view.checkpoints:
         return '<div class="board"><p class="empty">No checkpoint has been published yet.</p></div>'
     losses = {row["epoch"]: row["loss"] for row in view.evaluations}

@@ -1,4 +1,4 @@
-"""Who trains, and who has gone: every peer's state from one look at the swarm to the next. Pure, no network."""
+"""Who is training and who has left: every peer's state from one snapshot to the next. Pure, no network."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenPeer, SwarmSnapsh
 from pipelines.training.metrics.epoch_summary import NUM_EPOCHS_AHEAD, EpochSummary, credible_epoch, summarise_epoch
 
 LATE_SECONDS = 5.0
-"""What a renewed record may need to arrive."""
+"""Time that a renewed record may take to arrive."""
 
 KEEP_GONE_SECONDS = 600.0
 MAX_GONE = 1000
@@ -17,7 +17,7 @@ PAGE_SIZE = 100
 
 
 class PeerState(StrEnum):
-    """What a peer does, in the order of the table."""
+    """What a peer is doing, in the order of the table."""
 
     TRAINING = "training"
     CATCHING_UP = "catching up"
@@ -26,12 +26,12 @@ class PeerState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedPeer:
-    """A peer with what the looks together say about it."""
+    """A peer with what all snapshots together say about it."""
 
     peer: SeenPeer
     first_seen: float
     last_seen: float
-    """When its progress record was renewed last, by the clock of the machine that looks."""
+    """When its progress record was last renewed, by the observing machine's clock."""
 
     state: PeerState
 
@@ -42,7 +42,7 @@ class PeerPage:
 
     rows: tuple[TrackedPeer, ...]
     page: int
-    """From 1 on."""
+    """Counted from 1."""
 
     num_pages: int
     first_row: int
@@ -53,9 +53,9 @@ class PeerPage:
 def track(
     known: Mapping[str, TrackedPeer], snapshot: SwarmSnapshot, expiration_seconds: float
 ) -> dict[str, TrackedPeer]:
-    """Return the peers after a look, by key: those that were known before and those that are seen now.
+    """Return the peers after a snapshot, by key: those known before and those seen now.
 
-    A peer renews its record before half of `expiration_seconds` is over: without a renewal it has gone, even while
+    A peer renews its record before half of `expiration_seconds` has passed: without a renewal it has left, even while
     its last record is still valid.
     """
     now = snapshot.time
@@ -85,17 +85,17 @@ def track(
 
 
 def alive(tracked: Mapping[str, TrackedPeer]) -> list[TrackedPeer]:
-    """Return the peers that have not gone."""
+    """Return the peers that have not left."""
     return [peer for peer in tracked.values() if peer.state is not PeerState.GONE]
 
 
 def swarm_epoch(peers: Iterable[TrackedPeer]) -> int:
-    """Return the newest epoch that peers are in, by the word of half of them; 0 if there are none."""
+    """Return the newest epoch that at least half of the peers report; 0 if there are none."""
     return _credible(one.peer for one in peers)
 
 
 def summarise(tracked: Mapping[str, TrackedPeer], now: float, held_epoch: int) -> EpochSummary | None:
-    """Return the newest epoch as the peers that are alive report it; None while none does."""
+    """Return the newest epoch reported by the peers that are alive; None while none reports one."""
     figures = [one.peer.figures for one in alive(tracked) if one.peer.figures is not None]
     return summarise_epoch(figures, now, held_epoch)
 
@@ -106,9 +106,9 @@ def count_states(tracked: Mapping[str, TrackedPeer]) -> Counter[PeerState]:
 
 
 def page_of(tracked: Mapping[str, TrackedPeer], search: str = "", page: int = 1, size: int = PAGE_SIZE) -> PeerPage:
-    """Return one page of the peers that fit a search, those that train first, the fastest first.
+    """Return one page of the peers that match a search, training peers first, then by speed.
 
-    A page that there is not becomes the nearest one.
+    A page number out of range becomes the nearest valid one.
     """
     words = str(search).casefold().split()
     found = sorted((one for one in tracked.values() if _fits(one, words)), key=_order)
@@ -140,7 +140,7 @@ def _state(peer: SeenPeer, newest: int) -> PeerState:
 
 
 def _with_memory(peer: SeenPeer, before: TrackedPeer | None) -> SeenPeer:
-    """Fill in what the peer has said before: its figures live shorter in the DHT than an epoch may last."""
+    """Fill in earlier figures of the peer: in the DHT they may expire before an epoch ends."""
     if before is None:
         return peer
     old = before.peer

@@ -1,4 +1,4 @@
-"""What programs get: plain values for JSON, and Prometheus's text format. Pure functions."""
+"""Answers for programs: plain values for JSON, and Prometheus's text format. Pure functions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ PREFIX = "dalle_collab"
 def board_rows(days: Mapping[tuple[str, str], Contribution], span: str, now: float) -> list[dict[str, Any]]:
     """Return the users who contributed in a span of `SPANS` (UTC), most samples first: `username, samples, hours`.
 
-    Raises ValueError for another span.
+    Raises ValueError for any other span.
     """
     if span not in SPANS:
         raise ValueError(f"span is {span!r}; expected one of {', '.join(SPANS)}.")
@@ -43,10 +43,10 @@ def peer_values(one: TrackedPeer) -> dict[str, Any]:
 
 
 def history_values(history: HistoryColumns, first: float, last: float, max_points: int) -> dict[str, list[float]]:
-    """Return the columns between two shares of the epochs, in percent, every so many points so that few are left."""
+    """Return the columns between two shares of the epochs, in percent, thinned to every n-th point."""
     shown = history.window("epoch", first, last)
     step = max(1, math.ceil(len(shown) / max(1, min(MAX_POINTS, max_points))))
-    # Counted from the end: the newest point is always there.
+    # Counted from the end: the newest point is always included.
     return {name: shown.columns[name][::-1][::step][::-1].tolist() for name in COLUMNS}
 
 
@@ -61,12 +61,12 @@ def prometheus_text(
 ) -> str:
     """Return all figures in Prometheus's text format, version 0.0.4.
 
-    `sources` says who answers; `figures` are gauges of the run; `contributions` are samples by user.
+    `sources` says which sources answer; `figures` are gauges of the run; `contributions` are samples by user.
     """
     states = count_states(peers)
     alive = [one for one in peers.values() if one.state is not PeerState.GONE]
     families = [
-        ("up", "gauge", "Whether a source of figures answers.", [({"source": k}, v) for k, v in sources.items()]),
+        ("up", "gauge", "Whether a data source answers.", [({"source": k}, v) for k, v in sources.items()]),
         *((name, "gauge", f"{name} of the newest epoch.", [({}, value)]) for name, value in figures.items()),
         ("peers", "gauge", "Training peers by state.", [({"state": str(s)}, states[s]) for s in PeerState]),
         (
@@ -81,7 +81,7 @@ def prometheus_text(
             "Signed samples that count, by user.",
             [({"user": user}, samples) for user, samples in contributions.items()],
         ),
-        ("alert", "gauge", "Alerts that are on.", [({"kind": alert.kind}, 1) for alert in alerts]),
+        ("alert", "gauge", "Active alerts.", [({"kind": alert.kind}, 1) for alert in alerts]),
     ]
     lines = []
     for name, kind, help_text, samples in families:
@@ -99,7 +99,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Escape as the text format wants it: backslash, quotation mark, line feed."""
+    """Escape as the text format requires: backslash, quotation mark, line feed."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

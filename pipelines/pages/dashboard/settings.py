@@ -13,7 +13,7 @@ REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class DashboardSettings:
-    """The run that is shown, and where else a visitor may want to go."""
+    """The run to show, and the Spaces to link to."""
 
     run: str
     """Repository `ORG/RUN`."""
@@ -25,18 +25,18 @@ class DashboardSettings:
     """Address of the Space through which people join."""
 
     calculator_space: str = ""
-    """Address of the Space that says what fits into whose memory."""
+    """Address of the Space that says what fits on which machine."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
         """Read the settings.
 
         Raises:
-            ValueError: the run is not named, or something is no name of a repository and no address.
+            ValueError: the run is not named, or a value is neither the name of a repository nor an address.
         """
         run = environment.get("RUN", "").strip()
         if not run:
-            raise ValueError("RUN is not set. Name the run that is to be shown: RUN=ORG/RUN")
+            raise ValueError("RUN is not set. Name the run to show: RUN=ORG/RUN")
         if not REPOSITORY.fullmatch(run):
             raise ValueError(f"RUN is {run[:80]!r}; expected the name of a repository: RUN=ORG/RUN")
         spaces = ("DEMO_SPACE", "JOIN_SPACE", "CALCULATOR_SPACE")
@@ -44,7 +44,7 @@ class DashboardSettings:
 
 
 def space_address(name: str, value: str) -> str:
-    """Return the address of a Space that is given as one or as `ORG/SPACE`; raises ValueError for anything else."""
+    """Return the address of a Space, given as an address or as `ORG/SPACE`; raises ValueError for anything else."""
     value = value.strip()
     if not value:
         return ""

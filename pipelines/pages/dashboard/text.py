@@ -1,15 +1,15 @@
-"""Text and numbers as they stand on the page. User names, devices and versions come from strangers."""
+"""Text and numbers as shown on the page. User names, devices and versions come from strangers."""
 
 import datetime
 import html
 import math
 
 BEYOND_HTML = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$`\\"})
-"""Gradio fills HTML in through templates, in which these signs have a meaning."""
+"""Gradio inserts HTML through templates, in which these characters are special."""
 
 
 def escaped(text: object) -> str:
-    """Return any text so that it is shown as it is, inside an element or an attribute."""
+    """Return any text so that it is shown literally, inside an element or an attribute."""
     return html.escape(str(text), quote=True).translate(BEYOND_HTML)
 
 
@@ -29,12 +29,12 @@ def short_number(value: float | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things: `1 peer`, `1,200 peers`."""
+    """Return a count of things: `1 peer`, `1,200 peers`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def date(seconds: float) -> str:
-    """Return a moment as people write it, in UTC; `–` for one that is none."""
+    """Return a readable time in UTC; `–` for an invalid one."""
     if not 0 < seconds < 1e11:
         return "–"
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

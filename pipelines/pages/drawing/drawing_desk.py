@@ -1,4 +1,4 @@
-"""Everything behind a page that draws: takes requests, tells how far it is, and never falls over a visitor's input."""
+"""Everything behind a page that draws: takes requests, reports progress, and never crashes on a visitor's input."""
 
 import logging
 import textwrap
@@ -25,7 +25,7 @@ VISITORS_ERRORS = (ValueError, *HUB_ERRORS)
 CAPTION_CHARACTERS = 160
 
 Labelled = tuple[Image.Image, str]
-"""A picture and the words beneath it, which may be a stranger's."""
+"""A picture and its caption, which may be a stranger's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +35,23 @@ class Shown:
     message: str
     """One or two sentences."""
     pictures: Sequence[Labelled] | None = None
-    """None: leave those that are there."""
+    """None: keep the current ones."""
     query: str = ""
-    """Query of a link that draws the same; empty while there is none."""
+    """Query of a link that draws the same; empty if there is none."""
     link_message: str = ""
-    """Why there is no link, or what it leaves out."""
+    """Why there is no link, or what it does not include."""
     seen: SeenInTraining | None = None
-    """The nearest training records; None where they are not known."""
+    """The nearest training records; None if they are unknown."""
     seen_message: str = ""
-    """What they mean, or why they are not known."""
+    """What they mean, or why they are unknown."""
     drawn: Sequence[Labelled] = field(default=(), repr=False)
-    """The finished pictures, for laying training pictures beside them."""
+    """The finished pictures, to be shown next to training pictures."""
 
 
 class DrawingDesk:
-    """Draws for the visitors of a page, one after the other.
+    """Draws for the visitors of a page, one at a time.
 
-    `on_gpu` wraps what computes, for hosts that lend a GPU for the time of one call.
+    `on_gpu` wraps what computes, for hosts that lend a GPU for the duration of one call.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DrawingDesk:
         self._draw_on_gpu = on_gpu(self._draw_loaded)
 
     def draw(self, values: dict[str, object], picture: str | None = None, rows: float | None = None) -> Iterator[Shown]:
-        """Yield what to show, from the first moment to the result or the reason why there is none.
+        """Yield what to show, from the start to the result or the reason why there is none.
 
         `values` are the fields of `DrawingRequest`; `picture` is a file to complete, of which `rows` rows of codes are
         kept (0: half).
@@ -81,11 +81,11 @@ class DrawingDesk:
             given = None if picture is None else read_picture(picture)
             yield from self._draw_and_look_up(request, options, checkpoint, given, int(rows or 0))
         except VISITORS_ERRORS as error:
-            logger.warning("A drawing ended with an error: %s", error)
+            logger.warning("A drawing failed: %s", error)
             yield Shown(message=explain_error(error), pictures=[])
 
     def choices(self) -> tuple[list[tuple[str, str]], str]:
-        """Return labels and names of the checkpoints to choose from, and why there may be more."""
+        """Return labels and names of the checkpoints to choose from, and why some may be missing."""
         try:
             epochs, problem = self.checkpoints.epochs(), ""
         except VISITORS_ERRORS as error:
@@ -116,7 +116,7 @@ class DrawingDesk:
     def _draw_loaded(
         self, version: str, prompt: str, options: GenerationOptions, picture: Image.Image | None, rows: int
     ) -> Iterator[Preview | Drawing | SeenInTraining | str]:
-        """Draw and look up the neighbours, or say why not; all that goes in and out can go to another process."""
+        """Draw and look up the neighbours, or say why not; arguments and result can be sent to another process."""
         bundle, given = self.checkpoints.get(version).bundle, None
         if picture is not None:
             given = encode_upper_part(bundle, picture, rows or bundle.codec.config.grid_size // 2)
@@ -131,7 +131,7 @@ class DrawingDesk:
 
 
 def beside_results(shown: Shown) -> list[Labelled]:
-    """Return each finished picture followed by the training pictures nearest to it; empty while they are not known."""
+    """Return each finished picture followed by the training pictures nearest to it; empty while they are unknown."""
     if shown.seen is None:
         return []
     rows = zip(shown.drawn, shown.seen.beside, strict=True)
@@ -167,8 +167,8 @@ def _finished(
         f"The best {len(drawn)} of {options.num_candidates} candidates, best first. {_source(drawing, checkpoint)}"
     )
     if drawing.num_tokens_cut:
-        message += f" The prompt is too long: the model has not read its last {drawing.num_tokens_cut} tokens."
-    link_message = "The link does not hold the picture that was completed." if is_completed else ""
+        message += f" The prompt is too long: the model did not read its last {drawing.num_tokens_cut} tokens."
+    link_message = "The link does not include the picture that was completed." if is_completed else ""
     try:
         query = replace(request, checkpoint=checkpoint.commit or NEWEST).to_query()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a visitor asks for, as values from a page or a program and as the query of a link. Light: no torch."""
+"""A visitor's request, as values from a page or a program and as the query of a link. Light: no torch."""
 
 import math
 import re
@@ -13,7 +13,7 @@ NEWEST = "newest"
 CHECKPOINT_NAME = re.compile(r"newest|epoch-\d{1,12}|[0-9a-f]{40}")
 MAX_PROMPT_CHARACTERS = 10_000
 MAX_QUERY_CHARACTERS = 6_000
-"""Servers and browsers take addresses of about 8,000 characters."""
+"""Servers and browsers accept addresses of about 8,000 characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +27,15 @@ class DrawingRequest:
     keep: int = 4
     """Pictures kept."""
     top_k: int = 256
-    """Choose among so many codes; 0 for all."""
+    """Sample from this many likeliest codes; 0 for all."""
     top_p: float = 1.0
-    """Choose among codes that together reach this probability."""
+    """Sample from the likeliest codes that together reach this probability."""
     temperature: float = 1.0
     """Lower for safer pictures."""
     guidance: float = 1.0
     """Above 1 closer to the prompt."""
     seed: int = 0
-    """Equal seeds draw equal pictures."""
+    """The same seed draws the same pictures."""
     checkpoint: str = NEWEST
     """`newest`, a tag `epoch-N` or a commit."""
 
@@ -53,10 +53,10 @@ class DrawingRequest:
             )
 
     def options(self, max_candidates: int) -> GenerationOptions:
-        """Return the options of the drawing; ValueError where they or the prompt mean nothing or ask for too much."""
+        """Return the options of the drawing; ValueError if they or the prompt are invalid or ask for too much."""
         require_prompts([self.prompt])
         if self.candidates > max_candidates:
-            raise ValueError(f"{self.candidates} candidates were asked for, this page draws at most {max_candidates}.")
+            raise ValueError(f"{self.candidates} candidates were requested, this page draws at most {max_candidates}.")
         return GenerationOptions(
             num_candidates=self.candidates,
             keep=self.keep,
@@ -68,7 +68,7 @@ class DrawingRequest:
         )
 
     def to_query(self) -> str:
-        """Return the query of a link that asks for the same; ValueError where no browser would take it."""
+        """Return the query of a link that asks for the same; ValueError if it is too long for browsers."""
         query = urlencode({field.name: getattr(self, field.name) for field in fields(self)})
         if len(query) > MAX_QUERY_CHARACTERS:
             raise ValueError(
@@ -78,9 +78,9 @@ class DrawingRequest:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> Self | None:
-        """Read a link's query, which anybody may have written; None if it asks for nothing.
+        """Read a link's query, which is untrusted; None if it asks for nothing.
 
-        A link may name a checkpoint alone. Raises ValueError for wrong values.
+        A link may name only a checkpoint. Raises ValueError for invalid values.
         """
         if not {"prompt", "checkpoint"} & set(query):
             return None

@@ -9,7 +9,7 @@ SECONDS_PER_MINUTE = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TimedDrawing:
-    """What one drawing has cost."""
+    """What one drawing cost."""
 
     seconds: float
     """From the first code to the ranked pictures."""
@@ -18,7 +18,7 @@ class TimedDrawing:
     is_guided: bool = False
     """Guidance computes every code twice."""
     share_drawn: float = 1.0
-    """Part of each picture that was drawn and not given."""
+    """Part of each picture that was drawn rather than given."""
 
     @property
     def work(self) -> float:
@@ -44,11 +44,11 @@ class DrawingSpeed:
         return sum(drawing.seconds for drawing in drawings) / work if work else None
 
     def sentence(self, num_candidates: int, *, is_guided: bool = False) -> str:
-        """Tell people how long so many candidates will take."""
+        """Say how long a number of candidates will take."""
         seconds = self.seconds_per_candidate()
         if seconds is None:
-            slow = " A processor without a GPU may need minutes." if self.device == "cpu" else ""
-            return f"Nothing has been drawn since this page was started, so the time is not known yet.{slow}"
+            slow = " Without a GPU it may take minutes." if self.device == "cpu" else ""
+            return f"Nothing has been drawn since this page started, so the time is not known yet.{slow}"
         expected = TimedDrawing(seconds=0, num_candidates=num_candidates, is_guided=is_guided).work * seconds
         number = len(self._drawings)
         measured = "the last drawing" if number == 1 else f"the last {number} drawings"
@@ -59,7 +59,7 @@ class DrawingSpeed:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration as people say it: `8 s`, `3 min`."""
+    """Return a duration in words: `8 s`, `3 min`."""
     return (
         f"{max(1, round(seconds))} s" if seconds < 2 * SECONDS_PER_MINUTE else f"{seconds / SECONDS_PER_MINUTE:.0f} min"
     )

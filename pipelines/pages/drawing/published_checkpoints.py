@@ -1,4 +1,4 @@
-"""Keep a published checkpoint of a run at hand, the newest or a chosen one, for programs that draw for a long time."""
+"""Keep a run's published checkpoint loaded, the newest or a chosen one, for programs that draw for a long time."""
 
 import logging
 import re
@@ -18,11 +18,11 @@ from pipelines.pages.drawing.drawing_request import NEWEST
 logger = logging.getLogger(__name__)
 
 HUB_ERRORS = (OSError, httpx2.HTTPError)
-"""What the Hub's client raises when it is away or has no such thing."""
+"""What the Hub's client raises when the Hub is down or has no such thing."""
 
 EPOCH_TAG = re.compile(r"epoch-(\d{1,12})")
 SECONDS_BETWEEN_LISTS = 60.0
-"""So many seconds the epochs are remembered: a page that many people open asks the Hub once."""
+"""Seconds for which the epochs are cached: a page that many people open asks the Hub once."""
 
 
 class Checkpoint(NamedTuple):
@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 class PublishedCheckpoints:
-    """Loads a checkpoint when it is first asked for, and the next when the run has published since.
+    """Loads a checkpoint when it is first requested, and a newer one when the run has published one since.
 
     One is in memory at a time, because a model of the paper's size takes gigabytes.
     """
@@ -97,7 +97,7 @@ class PublishedCheckpoints:
         except HUB_ERRORS:
             if self._newest_commit is None:
                 raise
-            logger.warning("The Hub did not name the newest commit of %s; drawing with the one before.", self.name)
+            logger.warning("The Hub did not return the newest commit of %s; drawing with the previous one.", self.name)
         return self._newest_commit
 
     def _is_loaded(self, version: str) -> bool:

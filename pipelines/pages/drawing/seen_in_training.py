@@ -1,4 +1,4 @@
-"""Show what the model may have drawn from memory: the training records nearest to a drawing, with their pictures."""
+"""Show what the model may have memorised: the training records nearest to a drawing, with their pictures."""
 
 import threading
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class TrainingPicture:
     """A picture of the training data."""
 
     image: Image.Image
-    """As the codec draws it."""
+    """As decoded by the codec."""
     similarity: float
     """Cosine of the CLIP embeddings."""
     caption: str
@@ -42,35 +42,35 @@ class SeenInTraining:
     by_caption: Sequence[TrainingPicture]
     """Captions nearest to the prompt."""
     by_picture: Sequence[TrainingPicture]
-    """Pictures nearest to the prompt, which is how the paper's appendix B looks for them."""
+    """Pictures nearest to the prompt, as in the paper's appendix B."""
     beside: Sequence[Sequence[TrainingPicture]]
-    """Pictures nearest to each of the drawing's."""
+    """Pictures nearest to each picture of the drawing."""
     typical_similarity: float
-    """Median similarity of training pictures to the ones nearest to them."""
+    """Median similarity of training pictures to their nearest neighbours."""
     num_records: int
-    """Records that were looked at."""
+    """Records searched."""
     every: int
-    """One in so many records of the dataset was looked at."""
+    """One in this many records of the dataset was searched."""
 
     def sentence(self) -> str:
-        """Say in words what the numbers mean."""
+        """Explain the numbers in words."""
         nearest = [row[0].similarity for row in self.beside]
         close = [str(number) for number, value in enumerate(nearest, start=1) if value > self.typical_similarity]
         part = f" (one in {self.every} of the dataset)" if self.every > 1 else ""
         measure = (
-            f"Looked at {self.num_records:,} training records{part}. A training picture has its own nearest neighbour "
-            f"at {self.typical_similarity:.2f} (median; 1.00 is the same)."
+            f"Searched {self.num_records:,} training records{part}. A training picture has its own nearest neighbour "
+            f"at {self.typical_similarity:.2f} (median; 1.00 means identical)."
         )
         if not close:
             return f"{measure} No result is nearer to the training data than that: nothing here points to a copy."
         if len(close) == 1:
-            return f"{measure} Result {close[0]} is nearer to a training picture than that: it may be from memory."
+            return f"{measure} Result {close[0]} is nearer to a training picture than that: it may be memorised."
         named = f"{', '.join(close[:-1])} and {close[-1]}"
-        return f"{measure} Results {named} are nearer to training pictures than that: they may be from memory."
+        return f"{measure} Results {named} are nearer to training pictures than that: they may be memorised."
 
 
 class OpenedIndex:
-    """Loads an index when it is first needed, and again after a failure; pages start without waiting for it."""
+    """Loads an index when it is first needed, and retries after a failure; pages start without waiting for it."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class OpenedIndex:
     def get(self) -> TrainingIndex:
         """Return the index. Raises what `TrainingIndex.load` raises."""
         if self.name is None:
-            raise ValueError(f"No index of the training data is named. Make one: {BUILD_COMMAND}")
+            raise ValueError(f"No index of the training data is set. Make one: {BUILD_COMMAND}")
         with self._lock:
             if self._index is None:
                 self._index = TrainingIndex.load(self.name)
@@ -88,7 +88,7 @@ class OpenedIndex:
 
 
 def look_up(index: TrainingIndex, bundle: TextToImage, drawing: Drawing) -> SeenInTraining:
-    """Find the training records nearest to a drawing; TrainingIndexError where the index is not the bundle's."""
+    """Find the training records nearest to a drawing; TrainingIndexError if the index does not fit the bundle."""
     _require_fit(index, bundle)
     prompt = drawing.prompt_embedding[None]
     (by_caption,) = index.nearest_captions(prompt, NEIGHBOURS_OF_PROMPT)
@@ -108,7 +108,7 @@ def _require_fit(index: TrainingIndex, bundle: TextToImage) -> None:
     seen, expected = index.settings.codec_fingerprint, bundle.codec.fingerprint
     if seen != expected:
         raise TrainingIndexError(
-            f"The index holds image codes of codec {seen}, the run's codec is {expected}. Make an index of the run's "
+            f"The index has image codes of codec {seen}, the run's codec is {expected}. Make an index of the run's "
             f"dataset: dalle-collab run index {bundle.name} --output FOLDER"
         )
     index.require_clip(bundle.reranker.text_embeddings([PROBE_CAPTION])[0].float().cpu().numpy())

@@ -1,1 +1,1 @@
-"""The joining page: a trainer as a child process, with its settings, progress and permissions."""
+"""The joining page: a trainer in a child process, with its settings, progress and permissions."""

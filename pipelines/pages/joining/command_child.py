@@ -1,4 +1,4 @@
-"""A `dalle-collab` command as a child of a page or a notebook: what it does, what it prints, and its end."""
+"""A `dalle-collab` command as a child of a page or a notebook: its events, its output, and its end."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ PLAIN_OUTPUT = {"COLUMNS": "200", "NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS
 
 
 class CommandChild:
-    """A command in a process group of its own, which ends with this process, however that ends.
+    """A command in its own process group, which ends with this process, however that ends.
 
     The Hub token goes into the environment of the child and nowhere else; it is cut out of what the child prints.
     `on_event`, `on_line` and, after all else, `on_end` (with the exit code) are called from threads.
@@ -39,7 +39,7 @@ class CommandChild:
         self._token = token
         self._on_event, self._on_line, self._on_end = on_event, on_line, on_end
         self.ended = threading.Event()
-        """Set when the command and all that it has started are gone."""
+        """Set when the command and all its descendants have exited."""
 
         events, write_end = os.pipe()
         try:
@@ -67,19 +67,19 @@ class CommandChild:
             thread.start()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the command itself, if it is still there."""
+        """Send a signal to the command itself, if it is still running."""
         with self._lock:
             if not self._is_gone:
                 os.kill(self.pid, number)
 
     def stop(self, seconds: float) -> None:
-        """Ask the command to end in good order, and kill it with all it has started if it has not after `seconds`."""
+        """Ask the command to shut down, and kill it with all its descendants if it has not after `seconds`."""
         self.send_signal(signal.SIGTERM)
         if not self.ended.wait(seconds):
             self.kill()
 
     def kill(self) -> None:
-        """End the command and all that it has started at once."""
+        """Kill the command and all its descendants."""
         with self._lock:
             if not self._is_gone:
                 end_group(self.pid)
@@ -90,7 +90,7 @@ class CommandChild:
         return {**inherited, **PLAIN_OUTPUT, **({"HF_TOKEN": self._token} if self._token else {})}
 
     def _follow(self) -> None:
-        # Until the leader is reaped its number can belong to nobody else.
+        # Until the leader is reaped, its process id cannot be reused.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             end_group(self.pid)
@@ -112,23 +112,23 @@ class CommandChild:
         try:
             event = json.loads(line)
         except ValueError:
-            logger.warning("An event of the child is no JSON: %.200s", line)
+            logger.warning("An event of the child is not JSON: %.200s", line)
             return
         self._on_event(event)
 
 
 def for_people(line: str) -> str:
-    """Return a line of output without control characters, cut where it is too long."""
+    """Return a line of output without control characters, truncated if it is too long."""
     return NOT_FOR_PEOPLE.sub("", line)[:LONGEST_LINE]
 
 
 def cause_of_end(code: int, lines: Sequence[str]) -> str:
-    """Say why a command has ended that should not have: by its own last words."""
+    """Say why a command ended unexpectedly, with its last line of output."""
     if code < 0:
         name = signal.Signals(-code).name
-        hint = " Perhaps the memory ran out: choose a smaller micro-batch." if -code == signal.SIGKILL else ""
+        hint = " It may have run out of memory: choose a smaller micro-batch." if -code == signal.SIGKILL else ""
         return f"Ended by {name}.{hint}"
     said = [line for line in lines if line.strip()]
     own = [line.partition(": ")[2] for line in said if line.startswith("dalle-collab: ")]
-    last = (own or said or ["It said nothing."])[-1].strip()
+    last = (own or said or ["It printed nothing."])[-1].strip()
     return last if own else f"Ended with exit code {code}: {last}"

@@ -1,4 +1,4 @@
-"""One machine that takes part in a run for as long as a page or a notebook wants it: check, start, pause, stop."""
+"""One machine's part in a run, controlled from a page or a notebook: check, start, pause, stop."""
 
 import dataclasses
 import logging
@@ -23,7 +23,7 @@ from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 logger = logging.getLogger(__name__)
 
 SECONDS_TO_STOP = 30.0
-"""A trainer that has been asked to leave is killed after this time."""
+"""A trainer that was asked to leave is killed after this time."""
 
 SECONDS_TO_STOP_AT_SHUTDOWN = 8.0
 SECONDS_BETWEEN_EVENTS = 1.0
@@ -36,7 +36,7 @@ USER_ERRORS = (OSError, ValueError, httpx2.HTTPError)
 
 
 class JoinSession:
-    """Holds at most one trainer, or one examination of the machine. All methods may be called from any thread.
+    """Runs at most one trainer, or one check of the machine. All methods may be called from any thread.
 
     Use as a context manager: with the block ends what it has started. The Hub token is kept in memory as long as the
     trainer lives, to start it again when its run begins a new generation.
@@ -48,7 +48,7 @@ class JoinSession:
         self._view, self._version = JoinView(), 0
         self._child: CommandChild | None = None
         self._number = 0
-        """Of the child whose words count; those of one that was given up come too late."""
+        """Number of the current child; events of an abandoned one are ignored."""
 
     def __enter__(self) -> "JoinSession":
         return self
@@ -57,25 +57,25 @@ class JoinSession:
         self.close()
 
     def view(self) -> JoinView:
-        """Return what is known at this moment."""
+        """Return the current view."""
         return self._view
 
     def wait_for_change(self, version: int, seconds: float) -> int:
-        """Return the number of the present view as soon as it is not `version`, or after `seconds`."""
+        """Return the number of the current view as soon as it is not `version`, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version, seconds)
             return self._version
 
     def check(self, settings: JoinSettings, token: str | None) -> None:
-        """Examine this machine for a run; does nothing while an examination goes on.
+        """Check this machine for a run; does nothing while a check is running.
 
         Raises:
-            ValueError: there is a trainer, whose own needs would be taken for the machine's.
-            OSError: the system starts no process.
+            ValueError: a trainer is running, whose memory and ports would distort the check.
+            OSError: the process cannot be started.
         """
         with self._changed:
             if self._view.is_alive:
-                raise ValueError("The trainer is at work; stop it before the machine is checked.")
+                raise ValueError("The trainer is running; stop it before checking the machine.")
             if self._view.is_checking:
                 return
             self._spawn(settings.doctor_arguments(), token, self._examination_ended)
@@ -84,9 +84,9 @@ class JoinSession:
             )
 
     def start(self, settings: JoinSettings, token: str | None) -> None:
-        """Start the trainer; does nothing while there is one. An examination that goes on is given up.
+        """Start the trainer; does nothing while there is one. A running check is aborted.
 
-        Raises OSError where the system starts no process.
+        Raises OSError if the process cannot be started.
         """
         with self._changed:
             if self._view.is_alive:
@@ -102,31 +102,31 @@ class JoinSession:
             self._start_trainer(settings, token)
 
     def pause(self) -> None:
-        """Let the trainer rest after the present micro-batch; the others go on without waiting for it.
+        """Pause the trainer after the current micro-batch; the other peers do not wait for it.
 
         Raises:
-            ValueError: there is none that could be paused at this moment.
+            ValueError: there is no trainer that can be paused now.
         """
         with self._changed:
             if self._view.phase in join_view.RESTING:
                 return
             if self._view.phase not in join_view.WORKING or self._child is None:
-                raise ValueError("There is no trainer at work that could be paused.")
+                raise ValueError("There is no running trainer to pause.")
             self._child.send_signal(signal.SIGUSR1)
             self._change(phase=join_view.PAUSING)
 
     def resume(self) -> None:
-        """Let the trainer go on. Raises ValueError where none rests."""
+        """Resume the trainer. Raises ValueError if none is paused."""
         with self._changed:
             if self._view.phase in join_view.WORKING:
                 return
             if self._view.phase not in join_view.RESTING or self._child is None:
-                raise ValueError("There is no paused trainer that could go on.")
+                raise ValueError("There is no paused trainer to resume.")
             self._child.send_signal(signal.SIGUSR2)
             self._change(phase=join_view.RESUMING)
 
     def stop(self, seconds: float = SECONDS_TO_STOP) -> None:
-        """Have the trainer leave the run in good order, without waiting for it; after `seconds` it is killed."""
+        """Have the trainer leave the run cleanly, without waiting for it; after `seconds` it is killed."""
         with self._changed:
             self._give_up_examination()
             if not self._view.is_alive or self._view.phase == join_view.STOPPING or self._child is None:
@@ -135,7 +135,7 @@ class JoinSession:
             threading.Thread(target=self._child.stop, args=(seconds,), daemon=True, name="stop").start()
 
     def close(self) -> None:
-        """Stop what has been started, and wait for its end."""
+        """Stop what was started, and wait for it to end."""
         self.stop(SECONDS_TO_STOP_AT_SHUTDOWN)
         if (child := self._child) is not None:
             child.ended.wait(2 * SECONDS_TO_STOP_AT_SHUTDOWN)
@@ -146,7 +146,7 @@ class JoinSession:
         self._change(phase=join_view.STARTING, message="", started=self._clock())
 
     def _spawn(self, arguments: list[str], token: str | None, on_end: Callable[[int], None]) -> None:
-        """Start a command; what it says waits for the lock that the caller holds."""
+        """Start a command; its events wait for the lock that the caller holds."""
         self._number += 1
         number = self._number
 
@@ -202,7 +202,7 @@ class JoinSession:
     def _give_up_examination(self) -> None:
         if self._view.is_checking and self._child is not None:
             self._number += 1
-            self._change(is_checking=False, looking_at="", check_problem="Given up before they were through.")
+            self._change(is_checking=False, looking_at="", check_problem="Aborted before they were done.")
             threading.Thread(target=self._child.kill, daemon=True, name="give-up").start()
 
     def _follow_standing(self, trainer: CommandChild, token: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What a person chooses when giving a machine to a run from a page or a notebook."""
+"""What a user chooses when contributing a machine to a run from a page or a notebook."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ from pipelines.training.run.compute_options import ComputeOptions
 
 @dataclass(frozen=True, kw_only=True)
 class JoinSettings:
-    """A run, and the limits within which this machine works for it. Raises ValueError for impossible ones."""
+    """A run, and this machine's limits in it. Raises ValueError for invalid ones."""
 
     repository: str
     """The run, `ORG/RUN`."""
 
     micro_batch_size: int | None = None
-    """Samples per local step; None: found by trying."""
+    """Samples per local step; None: found by testing."""
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
     max_hours: float | None = None
-    """Leave after so many hours."""
+    """Leave after this many hours."""
 
     max_epochs: int | None = None
-    """Leave after so many epochs."""
+    """Leave after this many epochs."""
 
     upload_mbit: float | None = None
-    """Upload at most so many Mbit/s."""
+    """Upload at most this many Mbit/s."""
 
     client_mode: bool = False
     """Accept no connections, as behind a firewall."""
 
     host_addresses: tuple[str, ...] = ()
-    """Multiaddresses to listen on; none: the command's own choice."""
+    """Multiaddresses to listen on; empty: the command's default."""
 
     def __post_init__(self) -> None:
         check_run_name(self.repository)
@@ -89,11 +89,11 @@ class JoinSettings:
 
 
 def check_run_name(repository: str) -> None:
-    """Raise ValueError unless the text can be the name of a run."""
+    """Raise ValueError unless the text could be the name of a run."""
     if not repository:
         raise ValueError("No run is named. Write its name on the Hub: ORG/RUN.")
     if not is_repository_name(repository):
-        raise ValueError(f"{repository[:80]!r} is no name of a run. Write it as on the Hub: ORG/RUN.")
+        raise ValueError(f"{repository[:80]!r} is not the name of a run. Write it as on the Hub: ORG/RUN.")
 
 
 def hosts_from(environment: Mapping[str, str]) -> tuple[str, ...]:

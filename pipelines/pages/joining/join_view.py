@@ -1,4 +1,4 @@
-"""What a page shows of a machine that takes part in a run, and how the trainer's events change it. Pure."""
+"""What a page shows of a machine in a run, and how the trainer's events change it. Pure."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ class JoinView:
 
     phase: str = IDLE
     message: str = ""
-    """Why the phase is what it is, where that needs a word."""
+    """Why the phase is what it is, if that needs explaining."""
 
     repository: str = ""
     username: str = ""
@@ -49,7 +49,7 @@ class JoinView:
     num_peers: int | None = None
 
     num_samples: int = 0
-    """Contributed by the present or last trainer."""
+    """Contributed by the current or last trainer."""
 
     earlier_samples: int = 0
     """Contributed to the same run by the trainers before it."""
@@ -63,10 +63,10 @@ class JoinView:
     looking_at: str = ""
     checks: tuple[CheckResult, ...] = ()
     check_problem: str = ""
-    """Why the checks came to no end."""
+    """Why the checks did not finish."""
 
     lines: tuple[str, ...] = ()
-    """The end of what the commands have printed."""
+    """The last lines of the commands' output."""
 
     @property
     def is_alive(self) -> bool:
@@ -84,7 +84,7 @@ class JoinView:
 
 
 def after_event(view: JoinView, event: Mapping[str, Any]) -> JoinView:
-    """Return the view after a command has told what it does; what it tells of nothing known changes nothing."""
+    """Return the view after an event of a command; unknown events change nothing."""
     change = CHANGES.get(str(event.get("event")))
     return view if change is None else dataclasses.replace(view, **change(view, event))
 
@@ -112,7 +112,7 @@ def _step(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
     speed = float(event["samples_per_second"])
     speeds = (*view.speeds, speed)[-MOST_SPEEDS:] if math.isfinite(speed) else view.speeds
     names = ("epoch", "loss", "num_peers", "num_samples", "samples_per_second")
-    # Before the first round nothing has been averaged, and nothing is wrong.
+    # Before the first round nothing has been averaged, which is no problem.
     is_known = event["ended_epoch"] or view.share_averaged is not None
     known = {name: event[name] for name in names} | ({"share_averaged": event["share_averaged"]} if is_known else {})
     return known | dict(speeds=speeds) | _phase(view, dict.fromkeys(WORKING, TRAINING))

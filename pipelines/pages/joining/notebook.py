@@ -27,20 +27,20 @@ def _kaggle_token() -> str | None:
         return None
     try:
         return secrets.UserSecretsClient().get_secret(SECRET) or None
-    except Exception:  # Kaggle's client has an error of its own for each of many causes, and all mean: no secret
+    except Exception:  # Kaggle's client has a separate error for each of many causes, and all mean: no secret
         return None
 
 
 def notebook_html(view: JoinView, now: float) -> str:
-    """Return all that there is to see of a session, for the output of a cell."""
+    """Return the session's state as HTML, for the output of a cell."""
     parts = state_html(view, now), contribution_html(view), checks_html(view)
     return f'<style>{STYLE}</style><div style="max-width: 56rem">{"<br>".join(filter(None, parts))}</div>'
 
 
 def watch(session: JoinSession, show: Callable[[str], None], *, seconds: float = math.inf) -> JoinView:
-    """Show the session's state whenever it changes, until nothing goes on any more or `seconds` have passed.
+    """Show the session's state whenever it changes, until nothing is running or `seconds` have passed.
 
-    Interrupting the cell ends the watching alone. Returns what was seen last.
+    Interrupting the cell only ends the watching. Returns the last view.
     """
     deadline, version = time.monotonic() + seconds, -1
     try:
@@ -50,7 +50,7 @@ def watch(session: JoinSession, show: Callable[[str], None], *, seconds: float =
             show(notebook_html(view, time.time()))
             if not (view.is_alive or view.is_checking) or time.monotonic() >= deadline:
                 return view
-            # A trainer that starts says many things at once; a notebook need not be drawn for each of them.
+            # A starting trainer sends many events at once; the notebook need not be redrawn for each.
             time.sleep(min(SECONDS_BETWEEN_LOOKS, max(0.0, deadline - time.monotonic())))
     except KeyboardInterrupt:
         return session.view()

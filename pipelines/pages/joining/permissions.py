@@ -1,4 +1,4 @@
-"""Who may use a machine from a page: on the Hub only the owner of the Space, at home whoever sees the page. Pure."""
+"""Who may use a machine from a page: on the Hub only the Space's owner, at home anyone who opens the page. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ def is_on_hub(environment: Mapping[str, str]) -> bool:
 
 
 def owners_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the users to whom the Space belongs: those in OWNER, separated by commas, or its author."""
+    """Return the users who own the Space: those in OWNER, separated by commas, or its author."""
     author = environment.get("SPACE_AUTHOR_NAME") or environment.get("SPACE_ID", "").partition("/")[0]
     names = (environment.get("OWNER") or author).split(",")
     return tuple(filter(None, (name.strip() for name in names)))
 
 
 def control_of(environment: Mapping[str, str], username: str | None) -> Control:
-    """Decide by the settings of the Space and the user that the Hub has signed in, None for nobody."""
+    """Decide by the settings of the Space and the signed-in user, None for nobody."""
     if not is_on_hub(environment):
         return Control(is_granted=True)
     owners = owners_of(environment)
     if username and username in owners:
         return Control(is_granted=True)
-    # A Space of an organisation names in OWNER who may use its machine.
+    # An organisation's Space lists in OWNER who may use its machine.
     who = " or ".join(owners) or "the users named in the variable OWNER"
     if not username:
         return Control(is_granted=False, reason=f"Only {who} may use this machine. Sign in if that is you.")
     return Control(
         is_granted=False,
-        reason=f"You are {username}; only {who} may use this machine. Duplicate this Space to give one of your own.",
+        reason=f"You are {username}; only {who} may use this machine. Duplicate this Space to contribute your own.",
     )

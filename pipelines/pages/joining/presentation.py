@@ -1,4 +1,4 @@
-"""A machine's part in a run as people see it: state, contribution and findings, in HTML without scripts or hosts."""
+"""A machine's part in a run: state, contribution and findings, as HTML without scripts or external hosts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,20 +9,20 @@ from pipelines.pages.joining.join_view import JoinView
 
 TITLES = {
     join_view.IDLE: ("Not taking part", "Check this machine, or start right away."),
-    join_view.STARTING: ("Starting", "Loading libraries and calling the swarm."),
-    join_view.ENTERING: ("Joining", "In the swarm; taking over the newest training state."),
+    join_view.STARTING: ("Starting", "Loading libraries and contacting the swarm."),
+    join_view.ENTERING: ("Joining", "In the swarm; downloading the newest training state."),
     join_view.JOINED: ("Joined", "Reading data and computing the first gradient."),
-    join_view.TRAINING: ("Training", "This machine works for the run."),
-    join_view.PAUSING: ("Pausing", "The present micro-batch is finished first."),
-    join_view.PAUSED: ("Paused", "The others go on without waiting for this machine."),
-    join_view.RESUMING: ("Going on", "Catching up with what the others have reached."),
-    join_view.STOPPING: ("Stopping", "Leaving the run in good order."),
+    join_view.TRAINING: ("Training", "This machine is contributing to the run."),
+    join_view.PAUSING: ("Pausing", "Finishing the current micro-batch first."),
+    join_view.PAUSED: ("Paused", "The other peers do not wait for this machine."),
+    join_view.RESUMING: ("Resuming", "Catching up with the other peers."),
+    join_view.STOPPING: ("Stopping", "Leaving the run cleanly."),
     join_view.STOPPED: ("Stopped", "This machine has left the run."),
-    join_view.FINISHED: ("Finished", "The run, or the limit that you chose, is reached."),
-    join_view.FAILED: ("Stopped by a problem", ""),
+    join_view.FINISHED: ("Finished", "The run is finished, or your limit is reached."),
+    join_view.FAILED: ("Stopped by an error", ""),
 }
 MARKS = {"ok": "✓", "unknown": "?", "warn": "!", "fail": "✗"}
-WORDS = {"ok": "all well", "unknown": "could not be found out", "warn": "warning", "fail": "failure"}
+WORDS = {"ok": "passed", "unknown": "could not be checked", "warn": "warning", "fail": "failure"}
 NOTHING = "–"
 WIDTH, HEIGHT = 300, 56
 
@@ -83,11 +83,11 @@ STYLE = """
 
 
 def state_html(view: JoinView, now: float) -> str:
-    """Return the big indicator: what the machine does, in a word and a sentence."""
+    """Return the status indicator: what the machine is doing, in a word and a sentence."""
     name, (title, sentence) = view.phase, TITLES[view.phase]
     if view.is_checking and not view.is_alive:
         name, title = "checking", "Checking this machine"
-        sentence = f"Looking at: {view.looking_at}" if view.looking_at else "Loading libraries."
+        sentence = f"Checking: {view.looking_at}" if view.looking_at else "Loading libraries."
     words = [view.message or sentence]
     if view.is_alive and view.started is not None:
         words.append(f"{_account(view)}Started {_duration(now - view.started)} ago.")
@@ -130,8 +130,8 @@ def sparkline(speeds: Sequence[float], unit: str = "samples") -> str:
     ]
     said = f"{unit.capitalize()} per second: now {speeds[-1]:,.1f}, between {min(speeds):,.1f} and {max(speeds):,.1f}"
     return (
-        f'<div class="speed"><div class="line"><span>{unit} per second, lately</span>'
-        f"<span>most {max(speeds):,.1f}</span></div>"
+        f'<div class="speed"><div class="line"><span>recent {unit} per second</span>'
+        f"<span>max {max(speeds):,.1f}</span></div>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{said}">'
         f'<polygon points="0,{HEIGHT} {" ".join(points)} {WIDTH},{HEIGHT}"></polygon>'
         f'<polyline points="{" ".join(points)}"></polyline></svg></div>'
@@ -139,35 +139,35 @@ def sparkline(speeds: Sequence[float], unit: str = "samples") -> str:
 
 
 def checks_html(view: JoinView) -> str:
-    """Return what was found about this machine, the worst first once all is known, with its cures."""
+    """Return what was found about this machine, the worst first once all checks are done, with cures."""
     if not (view.checks or view.check_problem):
         return ""
     shown = view.checks
     if not view.is_checking:
         shown = tuple(sorted(shown, key=lambda result: -STATUSES.index(result.status)))
     rows = "".join(map(_check_row, shown))
-    # Whoever trains has seen them; they are one click away.
+    # While training, the findings have been seen already; they are one click away.
     is_open = "" if view.is_alive else " open"
     summary = f"<summary>{escape(checks_summary(view))}</summary>"
     return f'<div class="join"><details{is_open}>{summary}<ul class="checks">{rows}</ul></details></div>'
 
 
 def checks_summary(view: JoinView) -> str:
-    """Say in a sentence how the examination stands."""
+    """Summarise the checks in a sentence."""
     if view.check_problem:
-        return f"The checks came to no end: {view.check_problem}"
+        return f"The checks did not finish: {view.check_problem}"
     if view.is_checking:
         return f"{len(view.checks)} checks so far"
     counts = {status: sum(result.status == status for result in view.checks) for status in STATUSES}
     if counts["fail"]:
         return f"{counts['fail']} of {len(view.checks)} checks {'fails' if counts['fail'] == 1 else 'fail'}."
     if counts["warn"]:
-        return f"Nothing stands in the way; {counts['warn']} of {len(view.checks)} checks warn."
-    return f"Nothing stands in the way ({len(view.checks)} checks)."
+        return f"No check fails; {counts['warn']} of {len(view.checks)} checks warn."
+    return f"No problems found ({len(view.checks)} checks)."
 
 
 def notice_html(text: str) -> str:
-    """Return a message to the person at the page; nothing for none."""
+    """Return a message to the visitor; nothing for none."""
     return f'<div class="join"><p class="notice" role="alert">{escape(text)}</p></div>' if text else ""
 
 

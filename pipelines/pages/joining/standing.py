@@ -1,4 +1,4 @@
-"""Where a user stands among the contributors of a run, from the figures that the run publishes."""
+"""A user's rank among the contributors of a run, from the figures that the run publishes."""
 
 import json
 from collections.abc import Mapping

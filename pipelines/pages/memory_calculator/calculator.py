@@ -1,4 +1,4 @@
-"""The calculator behind the Space: what a person has set, and all that the page shows for it."""
+"""The calculator behind the Space: the controls' values, and what the page shows for them."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ class CalculatorInput:
 
     model: str = next(iter(MODEL_PRESETS))
     repository: str = ""
-    """A model on the Hub in place of `model`."""
+    """A model on the Hub instead of `model`."""
     micro_batch_size: int = 4
     sequence_length: int = 0
     """0: the model's own."""
@@ -50,7 +50,7 @@ class CalculatorInput:
 
     @classmethod
     def from_values(cls, values: Sequence[Any]) -> Self:
-        """Build the input from the values of the controls; ValueError for what no control should send."""
+        """Build the input from the values of the controls; ValueError for values that no control should send."""
         names = [item.name for item in dataclasses.fields(cls)]
         given = dict(zip(names, values, strict=True))
         for name, most in (
@@ -71,7 +71,7 @@ class CalculatorInput:
         return tuple(getattr(self, item.name) for item in dataclasses.fields(self))
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain values that a page can keep."""
+        """Return plain values that a page can store."""
         return dataclasses.asdict(self)
 
     def sizes(self) -> ModelSizes:
@@ -79,11 +79,11 @@ class CalculatorInput:
         if self.repository:
             return _sizes_on_hub(self.repository)
         if self.model not in MODEL_PRESETS:
-            raise ValueError(f"There is no model {self.model[:80]!r} here. Choose one of the list.")
+            raise ValueError(f"There is no model {self.model[:80]!r} here. Choose one from the list.")
         return MODEL_PRESETS[self.model]
 
     def settings(self) -> MemorySettings:
-        """Return the dials."""
+        """Return the estimate's settings."""
         return MemorySettings(
             micro_batch_size=self.micro_batch_size,
             sequence_length=self.sequence_length or None,
@@ -106,7 +106,7 @@ class CalculatorAnswer:
     summary: str
     """Plain text."""
     picture: str = ""
-    """HTML, as `fits`; all text that came from outside is escaped."""
+    """HTML, like `fits`; all external text is escaped."""
     fits: str = ""
     command: str = ""
 
@@ -120,9 +120,9 @@ class FoundSettings:
 
 
 def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) -> CalculatorAnswer:
-    """Return what the page shows for `given`, beside `first` (a kept input's state) if there is one.
+    """Return what the page shows for `given`, next to `first` (a kept input's state) if there is one.
 
-    Raises ValueError or OSError where the input makes no sense or the Hub cannot be read.
+    Raises ValueError or OSError if the input is invalid or the Hub cannot be read.
     """
     model, settings = given.sizes(), given.settings()
     estimate = estimate_training_memory(model, settings)
@@ -145,15 +145,15 @@ def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) ->
 
 
 def find_for(given: CalculatorInput, machine_name: str) -> FoundSettings:
-    """Return the settings nearest in speed to those given that fit the machine, or say that none do."""
+    """Return the settings closest in speed to the given ones that fit the machine, or say that none do."""
     machine = next((item for item in MACHINES if item.name == machine_name), None)
     if machine is None:
-        raise ValueError(f"There is no machine {str(machine_name)[:40]!r} here. Choose one of the list.")
+        raise ValueError(f"There is no machine {str(machine_name)[:40]!r} here. Choose one from the list.")
     found = find_fitting(given.sizes(), given.settings(), machine)
     if found is None:
         return FoundSettings(
-            message=f"Nothing that leaves the result alone fits {machine.name}. Choose a smaller model, share weights "
-            "or take more GPUs.",
+            message=f"No setting with the same result fits {machine.name}. Choose a smaller model, share weights "
+            "or use more GPUs.",
             input=given,
         )
     fitted = dataclasses.replace(
@@ -175,7 +175,7 @@ def find_for(given: CalculatorInput, machine_name: str) -> FoundSettings:
 
 def _command(model: ModelSizes, settings: MemorySettings, run: str) -> str:
     if not isinstance(model, DalleCollabSizes):
-        return "# Only our model is trained with: dalle-collab join"
+        return "# The command for joining exists only for this project's model"
     return join_command(settings, run)
 
 

@@ -1,4 +1,4 @@
-"""What fits where: machines, the search for a configuration that fits, and the command that results."""
+"""What fits where: machines, the search for a configuration that fits, and the resulting command."""
 
 import itertools
 import shlex
@@ -11,10 +11,10 @@ from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 
 GPU_RESERVE = 0.8e9
-"""Bytes that the CUDA context and the libraries' workspaces take before the first tensor."""
+"""Bytes used by the CUDA context and the libraries' workspaces before the first tensor."""
 
 GPU_SHARE = 0.95
-"""Share of a GPU's memory that tensors fill before its allocator's gaps exhaust it."""
+"""Share of a GPU's memory that tensors can use before allocator fragmentation exhausts it."""
 
 RAM_RESERVE = 3e9
 """Bytes of the operating system, the interpreters of a peer's processes and the data stream."""
@@ -22,7 +22,7 @@ RAM_RESERVE = 3e9
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU and the memory of the machine in which one usually meets it."""
+    """A GPU and the RAM of the machine it usually comes in."""
 
     name: str
     gpu_bytes: float
@@ -33,7 +33,7 @@ class Machine:
         return self.has_gpu_for(estimate) and self.has_ram_for(estimate)
 
     def has_gpu_for(self, estimate: MemoryEstimate) -> bool:
-        """Return whether the GPU's memory suffices; always for a step that needs none."""
+        """Return whether the GPU's memory suffices; always true for a step that needs none."""
         return estimate.gpu.total == 0 or estimate.gpu.total <= self.gpu_bytes * GPU_SHARE - GPU_RESERVE
 
     def has_ram_for(self, estimate: MemoryEstimate) -> bool:
@@ -54,13 +54,13 @@ RECOMPUTE_COST = {"none": 1.0, "partial": 1.17, "checkpoint": 1.33, "reversible"
 """Time of a step relative to one that stores everything: one more forward pass is a third of forward and backward."""
 
 OFFLOAD_COST = 1.1
-"""Moving gradients and parameters over the bus once for a step of several micro-batches."""
+"""Moving gradients and parameters over the bus once per step of several micro-batches."""
 
 HALVING_COST = 1.08
-"""A micro-batch half as large uses the device a little worse."""
+"""A micro-batch half as large uses the device a little less efficiently."""
 
 SWITCH_COST = 1.001
-"""Between two equally fast settings the one nearer to what was asked for."""
+"""Of two equally fast settings, prefer the one closer to the requested one."""
 
 
 def largest_micro_batch(model: ModelSizes, settings: MemorySettings, machine: Machine, *, most: int = 1024) -> int:
@@ -74,10 +74,10 @@ def largest_micro_batch(model: ModelSizes, settings: MemorySettings, machine: Ma
 
 
 def find_fitting(model: ModelSizes, settings: MemorySettings, machine: Machine) -> MemorySettings | None:
-    """Return the settings nearest in speed to those asked for that fit the machine; None if none does.
+    """Return the settings closest in speed to the requested ones that fit the machine; None if none does.
 
-    The dials are those that leave the result of training alone: precision of products, recomputation, bits of the
-    statistics, offload, and the micro-batch, which gradients of several passes make up for.
+    Only settings that leave the result of training unchanged are varied: precision of products, recomputation, bits
+    of the statistics, offload, and the micro-batch, for which gradient accumulation makes up.
     """
     for _, candidate in sorted(_candidates(model, settings), key=lambda pair: pair[0]):
         if machine.has_room_for(estimate_training_memory(model, candidate)):

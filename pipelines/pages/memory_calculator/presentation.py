@@ -1,4 +1,4 @@
-"""Estimates as a person sees them: sentences, a stacked picture, tables; HTML without scripts or foreign hosts."""
+"""Estimates for people: sentences, stacked bars, tables; HTML without scripts or external hosts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,12 +42,12 @@ STYLE = """
 """The style sheet of the picture and the tables, light and dark."""
 
 MOST_SHOWN = 256
-"""Largest micro-batch that is looked for."""
+"""Largest micro-batch tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedEstimate:
-    """An estimate with the name under which it is shown."""
+    """An estimate with the name it is shown under."""
 
     name: str
     """Any text; it is escaped."""
@@ -114,7 +114,7 @@ def _size(number: int) -> str:
 
 
 def fits_table(model: ModelSizes, settings: MemorySettings) -> str:
-    """Return where these settings fit, and with which micro-batch at most."""
+    """Return where these settings fit, and with which largest micro-batch."""
     estimate = estimate_training_memory(model, settings)
     rows = []
     for machine in MACHINES:
@@ -125,7 +125,7 @@ def fits_table(model: ModelSizes, settings: MemorySettings) -> str:
             if not fits
         ]
         verdict = (
-            f'<td class="no">✗ too little {" and ".join(lacking)}</td>' if lacking else '<td class="yes">✓ fits</td>'
+            f'<td class="no">✗ not enough {" and ".join(lacking)}</td>' if lacking else '<td class="yes">✓ fits</td>'
         )
         number = f"{largest} or more" if largest == MOST_SHOWN else str(largest) if largest else "–"
         memory = f"{as_gigabytes(machine.gpu_bytes)} + {as_gigabytes(machine.ram_bytes)}"
@@ -138,7 +138,7 @@ def fits_table(model: ModelSizes, settings: MemorySettings) -> str:
 
 
 def compared(first: MemoryEstimate, second: MemoryEstimate) -> str:
-    """Say in a sentence what the second needs more or less than the first."""
+    """Say in a sentence how much more or less the second needs than the first."""
     parts = []
     for memory in ("gpu", "ram"):
         difference = getattr(second, memory).total - getattr(first, memory).total

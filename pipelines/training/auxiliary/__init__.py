@@ -1,1 +1,1 @@
-"""The auxiliary peer: it holds the state, publishes checkpoints and evaluates. Never imports `tasks`."""
+"""The auxiliary peer: it keeps the state, publishes checkpoints and evaluates. Never imports `tasks`."""

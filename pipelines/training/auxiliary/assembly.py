@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_folder(repository: str) -> Path:
-    """Return where an auxiliary peer of a run keeps its files: beside the Hub client's own, by Hub and repository."""
+    """Return where an auxiliary peer of a run keeps its files: next to the Hub client's, by Hub and repository."""
     names = [re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") for text in (constants.ENDPOINT, repository)]
     return Path(constants.HF_HOME) / "dalle-collab" / "auxiliary" / "--".join(names)
 
@@ -40,7 +40,7 @@ def default_folder(repository: str) -> Path:
 def assembled_auxiliary_peer(
     repository: str, task: TrainingTask, dht: SwarmDHT, options: AuxiliaryOptions, *, admission: PeerAdmission | None
 ) -> Iterator[tuple[AuxiliaryPeer, Trackers]]:
-    """Yield the auxiliary peer with all that belongs to it. Enter it in the main thread; `dht` is of `open_dht`.
+    """Yield the auxiliary peer with all its parts. Enter it in the main thread; `dht` comes from `open_dht`.
 
     `admission` is this peer's; None: the run is open.
     """
@@ -75,7 +75,7 @@ def assembled_auxiliary_peer(
 def snapshot_tasks(
     task: TrainingTask, metrics: RunMetrics, reel_folder: Path, evaluation: "_Evaluation"
 ) -> dict[SnapshotTask, int]:
-    """Return what the run wants done with its model every few epochs, with the epoch up to which it is done."""
+    """Return the run's periodic tasks for its model, with the epoch up to which they are done."""
     run = task.run
     evaluated = max((row["epoch"] for row in metrics.evaluations()), default=0)
     tasks = {SnapshotTask(name="Evaluation", interval=run.evaluation_interval_epochs, work=evaluation): evaluated}
@@ -91,7 +91,7 @@ def snapshot_tasks(
 
 
 class _Evaluation:
-    """Computes the loss on held-out samples, which are read from the Hub once."""
+    """Computes the loss on held-out samples, read from the Hub once."""
 
     def __init__(self, task: TrainingTask, metrics: RunMetrics, trackers: Trackers, stopping: threading.Event) -> None:
         self._task, self._metrics, self._trackers, self._stopping = task, metrics, trackers, stopping
@@ -102,7 +102,7 @@ class _Evaluation:
         if self._batches is None:
             self._batches = self._task.held_out_batches()
             if not self._batches:
-                logger.warning("The run holds nothing out of %s: no evaluation.", self._task.run.dataset_repository)
+                logger.warning("The run holds out nothing of %s: no evaluation.", self._task.run.dataset_repository)
         if (loss := mean_loss(self._task, model, self._batches, self._stopping.is_set)) is None:
             return
         number, seconds = sum(map(num_samples, self._batches)), time.monotonic() - started

@@ -43,14 +43,14 @@ def assist_run(
     hear: Hear = hear_nothing,
     takes_signals: bool = False,
 ) -> Iterator[Assistance]:
-    """Start a run's auxiliary peer: it holds the newest state and hands it out, and newcomers can find it.
+    """Start a run's auxiliary peer: it keeps and serves the newest state, and newcomers find the swarm through it.
 
-    Call it in the main thread of a process that has not started others: hivemind forks. `hear` is told `asking`,
+    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
     `starting anew` where no entry address answers, and `assisting`.
 
     Raises:
         RunFinishedError: the run is at its last epoch.
-        AdmissionRefusedError: the run's authority does not admit this user, now or any more.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def assist_run(
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
     task = open_task(run, repository, snapshot.commit)
-    task.check()  # and reads the processor, which checkpoints need while the Hub may be away
+    task.check()  # and reads the processor, which checkpoints need even while the Hub is down
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))

@@ -1,4 +1,4 @@
-"""What one auxiliary peer may choose for itself, and the folder in which it keeps what must survive a restart."""
+"""Local choices of an auxiliary peer, and the folder for what must survive a restart."""
 
 import contextlib
 import fcntl
@@ -29,13 +29,13 @@ class AuxiliaryOptions:
     """Seconds between publications of the metrics alone. Increase to leave more commits for checkpoints."""
 
     retry_seconds: float = 20.0
-    """Wait after an attempt that failed because the Hub was away."""
+    """Seconds to wait after an attempt that failed because the Hub was down."""
 
     max_spool_gigabytes: float = 20.0
-    """Room for checkpoints that wait for the Hub; when it is full, those closest to their neighbours are given up."""
+    """Disk space for checkpoints that wait for the Hub; when full, those closest to their neighbours are dropped."""
 
     trackers: tuple[str, ...] = ()
-    """Experiment trackers that get the run's figures."""
+    """Experiment trackers that receive the run's figures."""
 
     def __post_init__(self) -> None:
         check_positive(self, "follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds")
@@ -52,24 +52,24 @@ class AuxiliaryOptions:
         return int(self.max_spool_gigabytes * GIBIBYTE)
 
     def generation_folder(self, generation: int) -> Path:
-        """Return the folder of what belongs to one generation of the run: a roll-back leaves it behind."""
+        """Return the folder for one generation of the run: a rollback leaves it behind."""
         return self.folder / f"generation-{generation}"
 
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Hold the folder for the length of the block. Raises ValueError if another peer has it."""
+    """Lock the folder for the duration of the block. Raises ValueError if another peer has it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"Another auxiliary peer on this machine uses {folder}. Give this one a folder of its own: "
+                f"Another auxiliary peer on this machine uses {folder}. Give this one its own folder: "
                 "--state-folder FOLDER"
             ) from error
         try:
             yield
         finally:
-            # Children that were forked meanwhile have the file open too: closing it here would not release the lock.
+            # Children forked meanwhile also have the file open: closing it here would not release the lock.
             fcntl.flock(lock, fcntl.LOCK_UN)

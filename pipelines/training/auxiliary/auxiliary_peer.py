@@ -1,7 +1,7 @@
-"""The auxiliary peer: follows the run without training, holds its state, re-seeds newcomers, publishes checkpoints.
+"""The auxiliary peer: follows the run without training, keeps its state, serves newcomers, publishes checkpoints.
 
-It is built on the state averager alone: hivemind's `auxiliary=True` optimizer takes part in rounds as a full peer and
-refuses to hand out its state, so that a run whose trainers all die would be lost.
+It uses only the state averager: hivemind's `auxiliary=True` optimizer takes part in rounds as a full peer and refuses
+to serve its state, so that a run whose trainers all die would be lost.
 """
 
 import logging
@@ -42,7 +42,7 @@ MAX_ADDRESSES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AuxiliaryReport:
-    """What the auxiliary peer saw and did in one look at the swarm."""
+    """What the auxiliary peer saw and did in one poll of the swarm."""
 
     held_epoch: int
     published_epoch: int
@@ -50,10 +50,10 @@ class AuxiliaryReport:
     num_trainers: int
     summary: EpochSummary | None
     published: str | None
-    """Commit of the checkpoint that was published since the last look, if any."""
+    """Commit of the checkpoint published since the last poll, if any."""
 
     is_publisher: bool
-    """Whether this peer is the one of the run's auxiliary peers that publishes."""
+    """Whether this is the one of the run's auxiliary peers that publishes."""
 
     num_waiting: int
     """Checkpoints that wait for the Hub."""
@@ -105,11 +105,11 @@ class AuxiliaryPeer:
 
     @property
     def held_epoch(self) -> int:
-        """Epoch of the state that this peer holds and hands out."""
+        """Epoch of the state that this peer keeps and serves."""
         return self.averager.local_epoch
 
     def restore(self, folder: Path | None) -> int:
-        """Take over a checkpoint's folder, if there is one, and begin to hand the state out; return its epoch."""
+        """Load a checkpoint's folder, if there is one, and start serving the state; return its epoch."""
         if folder is not None:
             with self.averager.lock_averaged_tensors:
                 state = load_training_state(folder, self.model, self.averager.optimizer)
@@ -118,7 +118,7 @@ class AuxiliaryPeer:
         return self.held_epoch
 
     def announce(self) -> tuple[str, ...]:
-        """Put this peer's key and the addresses of all auxiliary peers on the Hub; return the addresses."""
+        """Publish this peer's key and the addresses of all auxiliary peers on the Hub; return the addresses."""
         self.publisher.look()
         self._elect()
         self.publisher.begin(self.publisher.entry_addresses)
@@ -127,10 +127,10 @@ class AuxiliaryPeer:
         return self.publisher.entry_addresses
 
     def follow(self, stop: threading.Event, poll_seconds: float = 1.0) -> Iterator[AuxiliaryReport]:
-        """Look at the swarm again and again until `stop` is set or the finished run has been published.
+        """Poll the swarm until `stop` is set or the finished run has been published.
 
         Raises:
-            RunRolledBackError: the run has begun a new generation.
+            RunRolledBackError: the run has started a new generation.
         """
         with self._publishing:
             while not stop.is_set():
@@ -142,7 +142,7 @@ class AuxiliaryPeer:
                 stop.wait(poll_seconds)
 
     def look(self) -> AuxiliaryReport:
-        """Look at the swarm once: note its figures, take over its state, put checkpoints that are due in the spool."""
+        """Poll the swarm once: record its figures, download its state, put due checkpoints in the spool."""
         summary = self.metrics.observe(self.records.metrics(), time.time(), self.held_epoch)
         available = self.state_transfer.newest_epoch()
         if available > self.held_epoch and self._may_download(available):
@@ -165,7 +165,7 @@ class AuxiliaryPeer:
         )
 
     def finish(self) -> str | None:
-        """Publish what is held and what waits, as far as the Hub allows now; return the last commit, if any.
+        """Publish the current state and the spool, as far as the Hub allows now; return the last commit, if any.
 
         What cannot be published stays in the spool, for the next start.
         """
@@ -197,7 +197,7 @@ class AuxiliaryPeer:
         self.records.publish_auxiliary(status, lifetime_seconds=self._options.takeover_seconds)
 
     def _elect(self) -> None:
-        """Decide who publishes, from the records of the auxiliary peers that are alive."""
+        """Decide who publishes, from the records of the live auxiliary peers."""
         others = {
             owner: (status, Candidacy(public_key=status.publisher_key, proof=status.publisher_proof))
             for owner, status in self.records.auxiliaries().items()

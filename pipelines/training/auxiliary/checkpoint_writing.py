@@ -1,4 +1,4 @@
-"""Writing a checkpoint: what the task saves of the model, and the state from which the run continues."""
+"""Writing a checkpoint: what the task saves of the model, and the state to resume the run from."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ def write_checkpoint(
     """Write all that a checkpoint's manifest lists into an empty folder.
 
     Raises:
-        OSError: it cannot be written; the disk may be full.
+        OSError: writing failed; the disk may be full.
     """
     try:
         task.save(folder, model)
         save_training_state(folder, model, optimizer, state)
     except Exception as error:
-        # safetensors and tokenizers say in errors of their own what the system has said, the latter in plain ones.
+        # safetensors and tokenizers wrap system errors in their own, the latter in plain exceptions.
         if isinstance(error, SafetensorError) or type(error) is Exception:
             raise OSError(f"{folder} cannot be written: {error}") from error
         raise

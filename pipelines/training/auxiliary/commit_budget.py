@@ -1,4 +1,4 @@
-"""How often the auxiliary peer may commit: the Hub refuses a repository's commits above about 128 in an hour."""
+"""How often the auxiliary peer may commit: the Hub refuses more than about 128 commits per hour to a repository."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ def seconds_until_commit(times: Sequence[float], now: float, max_per_hour: int) 
 
 
 class CommitBudget:
-    """Counts this peer's commits in a file, so that a peer which is started again does not begin a new hour."""
+    """Counts this peer's commits in a file, so that a restart does not reset the hour."""
 
     def __init__(self, path: Path, max_per_hour: int) -> None:
         self._path, self._max_per_hour = path, max_per_hour
@@ -28,13 +28,13 @@ class CommitBudget:
             self._times = [float(time) for time in json.loads(path.read_text(encoding="utf-8"))]
 
     def seconds_until_commit(self, now: float, *, share: float = 1.0) -> float:
-        """Return how long to wait; `share` of the budget is for commits that can wait for more important ones."""
-        # A clock that was set back must not close the budget for longer than an hour.
+        """Return how long to wait; less important commits may use only `share` of the budget."""
+        # A clock that was set back must not block commits for longer than an hour.
         times = [min(time, now) for time in self._times]
         return seconds_until_commit(times, now, max(1, int(self._max_per_hour * share)))
 
     def count(self, now: float) -> None:
-        """Note a commit. Call it before the commit: one that fails half-way may have been made all the same."""
+        """Record a commit. Call it before the commit: one that fails half-way may still have been made."""
         self._times = [time for time in self._times if time > now - WINDOW_SECONDS] + [now]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_text_whole(self._path, json.dumps(self._times))

@@ -1,7 +1,7 @@
-"""Publishing a run: one commit at a time, on top of the head that was read, within a budget, in order, until it works.
+"""Publishing a run: one commit at a time, on top of the head that was read, within a budget, in order, with retries.
 
-A checkpoint that is due waits in the spool until its commit is made. Each commit names its parent, so that of two
-peers which both take themselves for the publisher only one can publish an epoch.
+A due checkpoint waits in the spool until its commit is made. Each commit names its parent, so that of two peers that
+both believe they are the publisher, only one can publish an epoch.
 """
 
 import logging
@@ -44,15 +44,15 @@ HEAD_CHECK_SECONDS = 60.0
 IDLE_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
 METRICS_SHARE = 0.5
-"""Commits of metrics alone use at most this share of the budget: the rest is for checkpoints."""
+"""Metrics-only commits use at most this share of the budget: the rest is for checkpoints."""
 
 
 class RunRolledBackError(RuntimeError):
-    """The run has begun a new generation: what this peer holds is no longer part of it."""
+    """The run has started a new generation: this peer's state is no longer part of it."""
 
 
 class HubPublisher:
-    """Makes the commits of one auxiliary peer. `work` is called again and again, by one thread at a time."""
+    """Makes the commits of one auxiliary peer. `work` is called repeatedly, by one thread at a time."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class HubPublisher:
     ) -> None:
         self.repository, self.run, self.key, self.spool, self.metrics = repository, task.run, key, spool, metrics
         self.entry_addresses: tuple[str, ...] = ()
-        """Addresses that the repository should name while this peer is the publisher."""
+        """Addresses that the repository should list while this peer is the publisher."""
 
         self.published_epoch = 0
         self.keys: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class HubPublisher:
         return self._is_elected
 
     def set_elected(self, is_elected: bool) -> None:
-        """Take or leave the office; who takes it goes on from what the predecessor has published."""
+        """Become the publisher or step down; a new publisher continues from what its predecessor published."""
         self._must_take_over |= is_elected and not self._is_elected
         self._is_elected = is_elected
 
@@ -99,23 +99,23 @@ class HubPublisher:
         return head
 
     def begin(self, addresses: Sequence[str]) -> RunSnapshot:
-        """Put this publisher's key and the entry addresses on the Hub, and go on from what is published there."""
+        """Publish this peer's key and the entry addresses on the Hub, and continue from what is published there."""
         head = self._announce(addresses)
         self._take_over(head)
         return head
 
     def take_last_commit(self) -> str | None:
-        """Return the commit of the checkpoint that was published since the last call, if one was."""
+        """Return the commit of the checkpoint published since the last call, if any."""
         with self._lock:
             commit, self._last_commit = self._last_commit, None
         return commit
 
     def work(self) -> float:
-        """Do the one thing that is next; return how many seconds the next call can wait.
+        """Do the next piece of work; return how many seconds the next call can wait.
 
         Raises:
-            RunRolledBackError: the run has begun a new generation.
-            OSError, httpx2.HTTPError: the Hub is away; what was to be published is kept.
+            RunRolledBackError: the run has started a new generation.
+            OSError, httpx2.HTTPError: the Hub is down; what was due for publication is kept.
         """
         now = time.time()
         if not self._has_work(now) and time.monotonic() < self._next_head_check:
@@ -138,7 +138,7 @@ class HubPublisher:
         return 0.0 if self._has_work(time.time()) else IDLE_SECONDS
 
     def drain(self) -> None:
-        """Publish what waits, and the newest metrics, as far as the Hub and the budget allow; the rest is kept."""
+        """Publish the spool and the newest metrics, as far as the Hub and the budget allow; the rest is kept."""
         self._next_metrics = 0.0
         while self._has_work(time.time()):
             try:
@@ -154,7 +154,7 @@ class HubPublisher:
         self._next_head_check = time.monotonic() + HEAD_CHECK_SECONDS
         if head.run.generation != self.run.generation:
             raise RunRolledBackError(
-                f"{self.repository} was rolled back to epoch {head.signed_epoch}: it goes on as generation "
+                f"{self.repository} was rolled back to epoch {head.signed_epoch}: it continues as generation "
                 f"{head.run.generation}, this peer is of generation {self.run.generation}."
             )
         self.keys, self._announced = head.keys, head.run.entry_addresses
@@ -196,7 +196,7 @@ class HubPublisher:
         try:
             entry.check()
         except CheckpointRefusedError as error:
-            logger.warning("A checkpoint in the spool is given up: %s", error)
+            logger.warning("Dropping a checkpoint from the spool: %s", error)
             self.spool.remove(entry.epoch)
             return
         additions: dict[str, Path | bytes] = {name: entry.folder / name for name in entry.files}
@@ -267,7 +267,7 @@ class HubPublisher:
         return self._task.card(facts)
 
     def _tidy(self, head: RunSnapshot, entry: SpooledCheckpoint, commit: str) -> None:
-        """Tag the epoch and drop old optimizer states; what fails here is made up for after the next checkpoint."""
+        """Tag the epoch and drop old optimizer states; failures are retried after the next checkpoint."""
         api = HfApi()
         try:
             if head.manifest is not None:
@@ -275,7 +275,7 @@ class HubPublisher:
             tag_epoch(api, self.repository, entry.epoch, commit)
             drop_old_optimizer_states(api, self.repository, entry.files, self.run.keep_optimizer_states)
         except (OSError, httpx2.HTTPError) as error:
-            logger.warning("Epoch %d is published, but not tagged and tidied up yet: %s", entry.epoch, error)
+            logger.warning("Epoch %d is published, but not tagged and cleaned up yet: %s", entry.epoch, error)
 
     def _count_commit(self) -> None:
         self._budget.count(time.time())

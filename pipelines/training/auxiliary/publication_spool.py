@@ -1,4 +1,4 @@
-"""Checkpoints that are due and not on the Hub yet, as folders on disk: they survive an outage and a restart."""
+"""Due checkpoints that are not on the Hub yet, as folders on disk: they survive an outage and a restart."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ DIGESTS_FILE = "digests.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SpooledCheckpoint:
-    """A checkpoint that waits for its publication."""
+    """A checkpoint waiting for publication."""
 
     epoch: int
     folder: Path
@@ -32,12 +32,12 @@ class SpooledCheckpoint:
         return sum(digest.size for digest in self.files.values())
 
     def check(self) -> None:
-        """Raise CheckpointRefusedError, by file and tensor, if the disk has not kept what was written."""
+        """Raise CheckpointRefusedError, naming file and tensor, if the disk has corrupted what was written."""
         check_files(self.folder, self.files, f"the spool's record of epoch {self.epoch}")
 
 
 def epochs_to_drop(sizes: Mapping[int, int], max_bytes: int) -> list[int]:
-    """Return the epochs to give up so that the rest fits: those closest to their neighbours first, never the newest."""
+    """Return the epochs to drop so that the rest fits: those closest to their neighbours first, never the newest."""
     kept, dropped = sorted(sizes), []
     while len(kept) > 1 and sum(sizes[epoch] for epoch in kept) > max_bytes:
         gaps = {epoch: kept[i + 1] - (kept[i - 1] if i else 0) for i, epoch in enumerate(kept[:-1])}
@@ -56,7 +56,7 @@ class PublicationSpool:
             shutil.rmtree(partial)
 
     def add(self, epoch: int, write: Callable[[Path], None]) -> None:
-        """Let `write` put a checkpoint into an empty folder; it is in the spool whole or not at all."""
+        """Let `write` write a checkpoint into an empty folder; it enters the spool completely or not at all."""
         partial, final = self._folder / f".partial-{epoch:08d}", self._path(epoch)
         shutil.rmtree(partial, ignore_errors=True)
         (partial / CHECKPOINT_FOLDER).mkdir(parents=True)
@@ -72,15 +72,15 @@ class PublicationSpool:
         self._make_room()
 
     def entries(self) -> list[SpooledCheckpoint]:
-        """Return what waits, oldest epoch first."""
+        """Return the waiting checkpoints, oldest epoch first."""
         return [entry for path in sorted(self._folder.glob("epoch-*")) if (entry := self._entry(path)) is not None]
 
     def newest_epoch(self) -> int:
-        """Return the newest epoch that waits, or 0."""
+        """Return the newest waiting epoch, or 0."""
         return max((int(path.name.removeprefix("epoch-")) for path in self._folder.glob("epoch-*")), default=0)
 
     def remove(self, epoch: int) -> None:
-        """Forget a checkpoint."""
+        """Remove a checkpoint."""
         shutil.rmtree(self._path(epoch), ignore_errors=True)
 
     def _make_room(self) -> None:

@@ -1,8 +1,8 @@
-"""Which of several auxiliary peers publishes: decided by everybody for himself, from the same signed records.
+"""Which of several auxiliary peers publishes: each decides for itself, from the same signed records.
 
-The peers' keys are in `publisher_keys.json` in the order in which they joined the run; the first of them that is alive
-publishes. When it dies, its record expires and the next one takes over. Two peers that both take themselves for the
-publisher for a moment cannot both publish: every commit names the head on which it was made.
+The peers' keys are in `publisher_keys.json` in the order in which they joined the run; the first live one publishes.
+When it dies, its record expires and the next one takes over. Two peers that briefly both believe they are the publisher
+cannot both publish: every commit names the head on which it was made.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from pipelines.training.repository.publisher_keys import PublisherKey, is_signed
 
 @dataclass(frozen=True, kw_only=True)
 class Candidacy:
-    """What a peer says to be elected; the record in which it lies is signed with the peer's key in the DHT."""
+    """A peer's candidacy; its DHT record is signed with the peer's key in the DHT."""
 
     public_key: str
     proof: str
@@ -26,7 +26,7 @@ def candidacy(key: PublisherKey, swarm_id: str, owner: bytes) -> Candidacy:
 
 
 def proven_keys(candidacies: Iterable[tuple[bytes, Candidacy]], swarm_id: str) -> set[str]:
-    """Return the publisher keys of those who hold them: of a copied record the owner does not fit."""
+    """Return the publisher keys whose candidacies are genuine: in a copied record the owner does not match."""
     return {
         item.public_key
         for owner, item in candidacies
@@ -35,7 +35,7 @@ def proven_keys(candidacies: Iterable[tuple[bytes, Candidacy]], swarm_id: str) -
 
 
 def elect(alive: Iterable[str], listed: Sequence[str]) -> str | None:
-    """Return the key of the publisher: the first listed one that is alive, or None."""
+    """Return the key of the publisher: the first listed one that is live, or None."""
     return next((key for key in listed if key in set(alive)), None)
 
 

@@ -1,4 +1,4 @@
-"""Runs the publisher beside the follow loop, so that a slow or absent Hub never holds the swarm up."""
+"""Runs the publisher beside the follow loop, so that a slow or unreachable Hub never blocks the swarm."""
 
 import logging
 import threading
@@ -30,12 +30,12 @@ class PublishingThread:
         self.stop()
 
     def stop(self) -> None:
-        """Let the work that is under way end, and begin no more."""
+        """Let the current work finish, and start no more."""
         self._stop.set()
         self._thread.join()
 
     def check(self) -> None:
-        """Raise what ended the thread, if something did: a roll-back, or a defect that kept coming back."""
+        """Raise the error that ended the thread, if any: a rollback, or a recurring bug."""
         if self._error is not None:
             raise self._error
 
@@ -51,9 +51,9 @@ class PublishingThread:
         except RunRolledBackError as error:
             self._error = error
         except HeadMovedError as error:
-            logger.info("%s Looking again.", error)
+            logger.info("%s Checking again.", error)
             return 0.1
-        except (OSError, httpx2.HTTPError, CheckpointRefusedError) as error:  # the run goes on while the Hub is away
+        except (OSError, httpx2.HTTPError, CheckpointRefusedError) as error:  # the run continues while the Hub is down
             logger.warning("Nothing could be published, next try in %.0f s: %s", self._retry_seconds, error)
         except Exception as error:
             self._failures += 1

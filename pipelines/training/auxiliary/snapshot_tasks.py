@@ -1,4 +1,4 @@
-"""What the auxiliary peer does with copies of the model, in a thread of its own: evaluation and the progress reel."""
+"""What the auxiliary peer does with copies of the model in a separate thread: evaluation and the progress reel."""
 
 import copy
 import logging
@@ -20,10 +20,10 @@ class SnapshotTask:
 
     name: str
     interval: int
-    """Epochs between two times."""
+    """Epochs between two runs."""
 
     work: Callable[[int, torch.nn.Module], None]
-    """Gets the epoch and a copy of the model that nobody else has."""
+    """Gets the epoch and its own copy of the model."""
 
 
 def is_due(epoch: int, done_epoch: int, interval: int, last_epoch: int) -> bool:
@@ -34,7 +34,7 @@ def is_due(epoch: int, done_epoch: int, interval: int, last_epoch: int) -> bool:
 
 
 class SnapshotWorker:
-    """Runs tasks one after the other. While it is busy, nothing new is taken: the follow loop never waits for it.
+    """Runs tasks one after the other. While it is busy, it accepts none: the follow loop never waits for it.
 
     Use as a context manager; at its end it sets `stopping`, for tasks that can stop half-way, and waits.
     """
@@ -52,16 +52,16 @@ class SnapshotWorker:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until the task that runs has ended."""
+        """Wait until the running task has ended."""
         if self._thread is not None:
             self._thread.join()
 
     def is_busy(self) -> bool:
-        """Tell whether a task runs."""
+        """Tell whether a task is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def due(self, epoch: int, last_epoch: int) -> list[SnapshotTask]:
-        """Return the tasks that are due at an epoch; none while one runs."""
+        """Return the tasks that are due at an epoch; none while one is running."""
         if self.is_busy() or self._failures >= MAX_FAILURES:
             return []
         return [task for task, done in self._done.items() if is_due(epoch, done, task.interval, last_epoch)]
@@ -81,6 +81,6 @@ class SnapshotWorker:
             try:
                 task.work(epoch, model)
                 logger.info("%s of epoch %d took %.1f s.", task.name, epoch, time.monotonic() - started)
-            except Exception:  # what is only looked at must not end the run
+            except Exception:  # what is only for display must not end the run
                 self._failures += 1
                 logger.exception("%s of epoch %d failed (%d of %d).", task.name, epoch, self._failures, MAX_FAILURES)

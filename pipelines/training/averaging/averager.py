@@ -1,7 +1,7 @@
 """What averagers among strangers share: rounds that check, bound, aggregate by a rule, and count.
 
 hivemind 1.1.12 reports a round as successful although part of it failed, checks neither values nor weights, and takes
-helpers for full members. What is done about it in a round is in `runner`; here is how rounds come and go.
+helpers for full members. `runner` handles this within a round; this file handles how rounds start and end.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
-from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
@@ -43,17 +43,17 @@ logger = logging.getLogger(__name__)
 
 MIN_SHARE_AVERAGED = 0.9
 MAX_ATTEMPTS = 2
-"""All-reduces for one round. A hostile member can spoil every one, and must not hold the others up for ever."""
+"""All-reduces for one round. A hostile member can spoil every one, and must not delay the others for ever."""
 
 PLAIN_RULE = AggregationRule()
 
 
 class RobustAverager(NamedServicer, DecentralizedAverager):
-    """An averager that deals with admitted peers only, and whose rounds check, bound, aggregate by a rule, and count.
+    """An averager that accepts only admitted peers, and whose rounds check, bound, aggregate by a rule, and count.
 
-    A kind of averager inherits from it first, and then from the class of hivemind's that says what is averaged. Which
-    peers are admitted is for an `AveragingGate`, who is in the next group for a `GroupSearch`, a round is a
-    `TrustedAllReduceRunner`; the figures are for the trainer, in whose process this object is made.
+    A concrete averager inherits first from it, then from the hivemind class that defines what is averaged. An
+    `AveragingGate` decides which peers are admitted, a `GroupSearch` who is in the next group; a round is a
+    `TrustedAllReduceRunner`. The figures are for the trainer, in whose process this object is created.
     """
 
     get_stub: Callable[..., StubBase]
@@ -63,7 +63,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     """See `TrustedAllReduceRunner`."""
 
     may_be_skipped: bool
-    """Whether a later round makes up for one that is given up: such a round is tried once, and not for long."""
+    """Whether a later round makes up for an aborted one: such a round is tried once, and not for long."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         rounds_begin_together: bool = True,
         **kwargs: Any,
     ) -> None:
-        """`admission` is this peer's; None: the run is open, and the averager deals with everybody.
+        """`admission` is this peer's; None: the run is open, and the averager accepts everybody.
 
         `rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`.
         """
@@ -102,7 +102,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return self._figures.read()
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
-        """Start the process that averages, which ignores Ctrl-C; hivemind lets the one that starts it ignore it too."""
+        """Start the averaging process, which ignores Ctrl-C; hivemind would make the caller ignore it too."""
         handler = signal.getsignal(signal.SIGINT)
         super().run_in_background(await_ready=False)
         signal.signal(signal.SIGINT, handler)
@@ -110,8 +110,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             self.wait_until_ready(timeout)
 
     def _run_internal(self) -> None:
-        # On the object, because hivemind asks the class for stubs with which groups are formed and averaged, and the
-        # object for those with which states are fetched.
+        # On the object, because hivemind gets stubs for forming and averaging groups from the class, and stubs for
+        # fetching states from the object.
         self.get_stub = self._introducing_stub
         super()._run_internal()
 
@@ -120,7 +120,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return self._gate.introducing(stub, partial(self._gate.introduce, self.greet, peer))
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
-        """Answer calls, those of strangers with a refusal."""
+        """Answer calls, and refuse those of strangers."""
         await super().add_p2p_handlers(p2p, self._gate.guarded(self) or wrapper, **kwargs)
 
     async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
@@ -128,12 +128,12 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return self._gate.answer(request, context.remote_id)
 
     async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
-        """Call another averager; return its answer, in which it shows its token if the run has an authority."""
+        """Call another averager; return its answer, which contains its token if the run has an authority."""
         stub = type(self).get_stub(self._p2p, peer, namespace=self.prefix)
         return await stub.rpc_introduce(self._gate.introduction(), timeout=self.request_timeout * 2)
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
-        """Wait until this peer has checked the members of a group, of which another member has heard earlier."""
+        """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
         if group_id not in self._running_groups:
             await self._pending_groups_registered.wait()
         if (group := self._running_groups.get(group_id)) is not None:
@@ -142,7 +142,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     async def rpc_aggregate_part(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
     ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Take a sender's parts and answer with what they come to; see `TrustedAllReduceRunner`."""
+        """Take a sender's parts and answer with the averages; see `TrustedAllReduceRunner`."""
         self._num_senders_served += 1
         try:
             async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
@@ -154,7 +154,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> StreamOf[averaging_pb2.MessageFromLeader]:
-        """Accept a peer into a group, unless it is to be avoided, or send it on; see `DecentralizedAverager`."""
+        """Accept a peer into a group unless it should be avoided, or redirect it; see `DecentralizedAverager`."""
         if self._search is not None and context.remote_id in self._search.avoided:
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
@@ -162,7 +162,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             yield message
 
     async def _shutdown(self, timeout: float | None) -> None:
-        # A peer that has its own result and leaves at once would take the others' last parts with it.
+        # A peer that leaves as soon as it has its own result would take the others' last parts with it.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._until_senders_are_served(), timeout)
         await super()._shutdown(timeout)
@@ -172,10 +172,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             await asyncio.sleep(0.05)
 
     async def _declare_for_download_periodically(self) -> None:
-        """Declare nothing: who holds which state is in the records of `StateTransfer`.
+        """Declare nothing: the records of `StateTransfer` say who holds which state.
 
-        hivemind would store that once more for every tensor that a round has averaged, all at once, and the DHT would
-        be too busy to answer those who look for the next group.
+        hivemind would store it again for every tensor that a round has averaged, all at once, and the DHT would be too
+        busy to answer peers looking for the next group.
         """
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
@@ -192,11 +192,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return await super()._aggregate_with_group(self._gate.checked(group_info), *args, **kwargs)
 
     def _tell_process(self, method: str, *arguments: Any) -> None:
-        """Have a method called in the averager's process, before whatever that process is told later."""
+        """Call a method in the averager's process, before anything it is told later."""
         self._outer_pipe.send((method, list(arguments), {}))
 
     async def _average_epoch(self, epoch: int | None) -> None:
-        """From the next step on, meet only those that average the same epoch's values; None: whoever looks."""
+        """From the next step on, match only peers that average the same epoch's values; None: any peer."""
         self._epoch = epoch
 
     async def _run_allreduce_inplace_(
@@ -231,10 +231,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
                 raise
             runner.name_late_senders()
             self._attempt_times.note_failure()
-            reason = AllreduceException(f"it was not over after {time.monotonic() - started:.1f} s")
+            reason = AllreduceException(f"it timed out after {time.monotonic() - started:.1f} s")
             if self.may_be_skipped:
                 control.set_exception(reason)
-            # hivemind looks for a group again after this kind of error, unless the step has ended.
+            # After this kind of error hivemind looks for a group again, unless the step has ended.
             raise reason from error
         finally:
             watching.cancel()
@@ -244,7 +244,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
-            # Whoever gave this round up earlier is looking for a group again, and so does this peer now.
+            # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
 
     def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> TrustedAllReduceRunner:
@@ -256,7 +256,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         )  # fmt: skip
 
     async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
-        """Once half of an attempt's time has passed, find out who is still there; see `GroupSearch.watch`."""
+        """After half of an attempt's time, find out who is still alive; see `GroupSearch.watch`."""
         if seconds is not None:
             await asyncio.sleep(seconds / 2)
             await search.watch(others, self.greet)
@@ -266,16 +266,16 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return None if is_last and not self.may_be_skipped else self._attempt_times.seconds
 
     def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
-        """Return whether others may be without answers too; one that was refused would be refused again."""
+        """Return whether others may lack answers too; a refused peer would be refused again."""
         offences = {offence for _, offence in runner.offences}
         return Offence.NO_ANSWER in offences and runner.share_averaged < self._min_share_averaged
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
-        """Return the weight of this peer's vector; one that is not finite is replaced by zeros and weighs nothing."""
+        """Return the weight of this peer's vector; a non-finite vector is replaced by zeros and weighs nothing."""
         if not all(map(is_finite, tensors)):
             self._figures.num_withheld.value += 1
             logger.error(
-                "Values to be averaged are not finite. They stay here; this peer takes the average of the others."
+                "Values to be averaged are not finite. They are not sent; this peer takes the average of the others."
             )
             weight = 0.0
         if weight == 0:

@@ -1,4 +1,4 @@
-"""What an averager's rounds came to, in memory that its own process writes and the trainer reads."""
+"""Results of an averager's rounds, in shared memory that its process writes and the trainer reads."""
 
 import ctypes
 import multiprocessing
@@ -9,7 +9,7 @@ from pipelines.training.averaging.reduce.suspects import Suspect, SuspectLedger
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingRound:
-    """What the last rounds of one averager moved, seen from this peer."""
+    """Figures of one averager's rounds, as seen by this peer."""
 
     num_rounds: int
     """Rounds since the start."""
@@ -21,22 +21,22 @@ class AveragingRound:
     """Payload this peer sent in all rounds: its own parts and the averages of others' parts."""
 
     seconds: float
-    """Duration of the last all-reduce, without finding the group."""
+    """Duration of the last all-reduce, without matchmaking."""
 
     group_size: int
     """Peers in the last round's group, this one included."""
 
     num_senders_lost: int
-    """Peers that the last round left out because they stopped sending; they lack a part of the average."""
+    """Peers excluded from the last round because they stopped sending; they lack a part of the average."""
 
     num_withheld: int
-    """Rounds into which this peer sent zeros because its own values were not finite."""
+    """Rounds to which this peer sent zeros because its own values were not finite."""
 
     num_incomplete_rounds: int
-    """Rounds that averaged a smaller share than the run demands, or failed."""
+    """Rounds that averaged a smaller share than the run requires, or failed."""
 
     suspects: tuple[Suspect, ...]
-    """Peers that did what honest ones do not, since the start."""
+    """Peers that misbehaved, since the start."""
 
 
 class SharedFigures:
@@ -54,10 +54,10 @@ class SharedFigures:
         self.ledger = SuspectLedger()
 
     def read(self) -> AveragingRound:
-        """Return the figures as they are now."""
+        """Return the current figures."""
         cells = {name: cell.value for name, cell in vars(self).items() if name != "ledger"}
         return AveragingRound(**cells, suspects=self.ledger.suspects())
 
     def count_bytes(self, number: int) -> None:
-        """Add payload that leaves this peer."""
+        """Add payload sent by this peer."""
         self.bytes_sent.value += number

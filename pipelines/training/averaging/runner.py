@@ -1,4 +1,4 @@
-"""One all-reduce among a group of peers, in which nobody's word is taken: see `TrustedAllReduceRunner`."""
+"""One all-reduce among a group of peers, in which nobody is trusted: see `TrustedAllReduceRunner`."""
 
 import asyncio
 import hashlib
@@ -34,24 +34,24 @@ from pipelines.training.averaging.wire.parallel_streams import ParallelStreams, 
 from pipelines.training.averaging.wire.streams import first_messages, held_back, open_greeted
 
 MAX_ANSWER_RATIO = 10.0
-"""An answer is impossible if the average it makes is longer than this multiple of one's own part, or ..."""
+"""An answer is impossible if its norm exceeds this multiple of this peer's own part, or ..."""
 
 MAX_ANSWER_RATIO_TO_OTHERS = 100.0
-"""... of what peers typically sent to this one for other parts of the vector; layers differ, so more is let through."""
+"""... this multiple of what peers typically sent here for other parts; layers differ, so the limit is wider."""
 
 LATE_SHARE = 0.5
-"""Of the time of a round that was given up. Who had others wait for longer was the reason."""
+"""Share of an aborted round's time. A peer that kept others waiting for longer was the cause."""
 
 SENDER_SECONDS = 15.0
 """How long to wait for a sender if the averager was given no time-out."""
 
 OPENINGS_PER_TIMEOUT = 3
-"""Attempts to open a stream within the time after which its reader would give the sender up."""
+"""Attempts to open a stream before its reader would drop the sender."""
 
 
 @dataclass(kw_only=True)
 class RoundMemory:
-    """What an averager's rounds leave to the next: by this they are judged."""
+    """What an averager keeps from one round to judge the next."""
 
     earlier_digests: dict[PeerID, frozenset[bytes]] = field(default_factory=dict)
     """Digests of the parts that each peer sent here in the last complete round."""
@@ -67,16 +67,16 @@ class _Received:
 
 
 class TrustedAllReduceRunner(AllReduceRunner):
-    """An all-reduce that checks what it gets, aggregates by the run's rule, and names who misbehaved.
+    """An all-reduce that checks its inputs, aggregates by the run's rule, and reports who misbehaved.
 
-    Senders are trusted with nothing: parts and weights are checked and bounded before they are aggregated, and a sender
-    of something impossible is left out of the round at once. Reducers are trusted with little: an answer that is not
-    finite or too long is not used. A stream that never opens is opened again.
+    Senders are not trusted: parts and weights are checked and bounded before they are aggregated, and a sender of
+    anything impossible is excluded from the round at once. Reducers are hardly trusted: an answer that is not finite or
+    too long is not used. A stream that fails to open is retried.
 
-    In hivemind every member adds `average - own part`, which it alone receives, to what it has: members then differ by
+    In hivemind every member receives its own `average - own part` and adds it to what it has: members then differ by
     rounding, and in 8 bits by 3e-3 to 9e-3 of a tensor's norm after four epochs (measured, three peers). Here:
 
-    - with `answers_are_averages` all members, the reducer too, take over the average as it came out of the codec, so
+    - with `answers_are_averages` all members, including the reducer, take the average as it came out of the codec, so
       that whatever they had before, they agree in every bit that they have received;
     - without it members add differences, which keeps parameters from being rounded to 8 bits; the reducer sends its own
       part through the codec like everybody's, so that members that agreed before a round agree after it.
@@ -100,7 +100,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         """Prepare one round.
 
         `recorded_weights`: the most weight that each peer's signed records make plausible; None if none are known.
-        `notices_replays`: whether a part that comes again is an offence; gradients never repeat, parameters may.
+        `notices_replays`: whether a repeated part is an offence; gradients never repeat, parameters may.
         """
         super().__init__(**kwargs)
         self._memory, self._notices_replays = memory, notices_replays
@@ -109,9 +109,9 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self._averages: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self.offences: set[tuple[PeerID, Offence]] = set()
         self.lost_senders: set[PeerID] = set()
-        # Counted as they leave: answers to slower peers go on after this peer's own result is complete.
+        # Counted as they are sent: answers to slower peers continue after this peer's own result is complete.
         self._count_bytes, self._upload_limit = count_bytes, upload_limit
-        # Copied, because the container forgets them when this peer has its result, and others may still wait.
+        # Copied, because the container drops them when this peer has its result, and others may still wait.
         parts_by_reducer = self.tensor_part_container._input_parts_by_peer
         own_index = self.ordered_peer_ids.index(self.peer_id)
         self._own_part_infos = tuple(info for _, info in parts_by_reducer[own_index])
@@ -122,7 +122,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         self._open_streams: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
         self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
         recorded = recorded_weights or {}
-        self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever came
+        self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever arrived
         self.tensor_part_reducer = RobustPartReducer(
             tuple(part.shape for part in self.parts_for_local_averaging),
             len(self.sender_peer_ids),
@@ -137,7 +137,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         return 1.0 - container.failed_size / max(1, container.total_size)
 
     def end_round(self) -> set[tuple[PeerID, Offence]]:
-        """Remember what later rounds are judged by, and return who did what.
+        """Remember what later rounds are judged by, and return the offences.
 
         Call it when the round has succeeded: after a failed one honest peers send the same parts again.
         """
@@ -150,18 +150,18 @@ class TrustedAllReduceRunner(AllReduceRunner):
 
     @property
     def late_senders(self) -> set[PeerID]:
-        """Those for whom the others' parts waited here for most of the round so far; nobody if it is all of them."""
+        """Peers that the others' parts waited for during most of the round so far; none if it is all of them."""
         shares = zip(self.sender_peer_ids, self.tensor_part_reducer.shares_waited, strict=True)
         late = {peer for peer, share in shares if share >= LATE_SHARE}
         return late if len(late) < len(self.sender_peer_ids) else set()
 
     def name_late_senders(self) -> None:
-        """Name those for whom the others were waiting when the round was given up."""
+        """Report those that the others were waiting for when the round was aborted."""
         for peer in self.late_senders:
             self._name(peer, Offence.SILENT)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        """Send a reducer its parts of the local vector and register what it answers; the reducer may be this peer."""
+        """Send a reducer its parts of the local vector and register its answers; the reducer may be this peer."""
         peer_index = self.ordered_peer_ids.index(peer_id)
         container, part_index = self.tensor_part_container, 0
         is_own = peer_id == self.peer_id
@@ -256,7 +256,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Greet a sender, take the parts of one stream and answer with what they come to together with the others'.
+        """Greet a sender, take the parts of one stream and answer with their aggregate with the other senders'.
 
         A stream that ends before its first part says nothing about the sender, who may open another one; one that ends
         later ends the sender's part in the round.
@@ -325,7 +325,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         except (PartRefusedError, BannedException) as error:
             if isinstance(error, PartRefusedError):
                 self._name(sender, error.offence)
-            await self._ban_sender(sender)  # at once: the others wait for this sender's part
+            await self._ban_sender(sender)  # at once: the others are waiting for this sender's part
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         finally:
             if num_answered != len(part_indices):
@@ -371,14 +371,14 @@ class TrustedAllReduceRunner(AllReduceRunner):
         return self.tensor_part_container.compression.compress(values, info, allow_inplace=False)
 
     def _read(self, message: runtime_pb2.Tensor, part_index: int) -> torch.Tensor:
-        """Return one of the parts that this peer reduces from the wire; raises PartRefusedError."""
+        """Decode one of the parts that this peer reduces; raises PartRefusedError."""
         shape = self.tensor_part_reducer.part_shapes[part_index]
         return read_part(message, self.tensor_part_container.compression, self._own_part_infos[part_index], shape)
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
         was_caught = any(peer == peer_id for peer, _ in self.offences)
         if not (was_caught or peer_id in self.banned_senders or self._future.done()):
-            # A machine or link that failed. What one that was caught lacks of the average is its own affair.
+            # A failed machine or link. What a caught offender lacks of the average is its own problem.
             self.lost_senders.add(peer_id)
             self._name(peer_id, Offence.SILENT)
         await super()._ban_sender(peer_id)
@@ -388,7 +388,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
 
 
 def _hello(group_id: bytes, number: int) -> averaging_pb2.AveragingData:
-    """Return the first message of a stream; its number is in a field of hivemind's that nobody reads."""
+    """Return the first message of a stream; its number is in a hivemind field that is otherwise unused."""
     return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([number]))
 
 

@@ -1,6 +1,6 @@
 """The gradient of one micro-batch on one device: precision, loss scaling, compilation.
 
-Parameters and gradients stay float32 whatever the precision; only what is computed in between is shorter.
+Parameters and gradients stay float32 whatever the precision; only the computation in between uses fewer bits.
 """
 
 import logging
@@ -21,11 +21,11 @@ GOOD_STEPS_BEFORE_GROWTH = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLoss:
-    """The loss of a micro-batch, whose gradient was computed."""
+    """The loss of a micro-batch whose gradient was computed."""
 
     mean: float
     weight: int
-    """What the mean is over, in the task's unit: samples, or tokens."""
+    """What the mean is taken over, in the task's unit: samples or tokens."""
 
 
 ComputeGradient = Callable[[Batch, float], BatchLoss]
@@ -43,7 +43,7 @@ class GradientComputation:
         self._model = torch.compile(model) if compiled else model
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Return the batch's summed loss, float32 with its graph, and the weight that it is the sum over."""
+        """Return the batch's summed loss, float32 with its graph, and the weight that it sums over."""
         on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
             loss, weight = self._task.loss(self._model, on_device)
@@ -61,11 +61,11 @@ class GradientComputation:
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """What the loss is multiplied by, so that small gradients survive float16 (Micikevicius et al., 2018)."""
+    """Factor on the loss, so that small gradients survive float16 (Micikevicius et al., 2018)."""
 
     value: float = FIRST_LOSS_SCALE
     num_good_steps: int = 0
-    """Finite gradients since the last change of the value."""
+    """Finite gradients since the value last changed."""
 
     def after(self, was_finite: bool) -> "LossScale":
         """Return the scale for the next gradient: half after an overflow, double after a long time without."""
@@ -115,7 +115,7 @@ def gradients_are_finite(gradients: Iterable[torch.Tensor]) -> bool:
 
 
 def resolve_precision(wanted: str, device: str) -> str:
-    """Return the precision for `auto`: bf16 on GPUs that compute it, fp16 on older ones, fp32 on the CPU."""
+    """Return the precision for `auto`: bf16 on GPUs that support it, fp16 on older ones, fp32 on the CPU."""
     if wanted != "auto":
         return wanted
     if torch.device(device).type != "cuda":
@@ -124,7 +124,7 @@ def resolve_precision(wanted: str, device: str) -> str:
 
 
 def is_worth_compiling(wanted: str, device: str, task: TrainingTask) -> bool:
-    """Tell whether to compile the model: for `auto`, on a GPU and where the task says that it pays."""
+    """Tell whether to compile the model: for `auto`, on a GPU if the task says that it pays off."""
     if wanted != "auto":
         return wanted == "on"
     return torch.device(device).type == "cuda" and task.compiling_pays()

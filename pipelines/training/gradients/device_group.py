@@ -1,7 +1,7 @@
-"""Several devices that are one peer: helper processes compute gradients, and this process speaks with the swarm.
+"""Several devices as one peer: helper processes compute gradients, and this process talks to the swarm.
 
 The process group is accelerate's (NCCL between GPUs, gloo between CPU processes). For every micro-batch the first
-process hands out what has changed (a new batch always, parameters after a step) and receives the sum of the gradients,
+process broadcasts what has changed (always a new batch, parameters after a step) and receives the sum of the gradients,
 so that the rest of the peer sees one device with a larger micro-batch.
 """
 
@@ -23,33 +23,33 @@ from pipelines.training.gradients.computation import BatchLoss, GradientComputat
 from pipelines.training.run.task import Batch, num_samples
 
 LONGEST_SILENCE = timedelta(days=30)
-"""Helpers wait for the next micro-batch through rounds and pauses; when their peer dies they end with it."""
+"""Helpers wait for the next micro-batch through rounds and pauses; when their peer dies, they exit with it."""
 
 SECONDS_TO_LEAVE = 10.0
 ORDER_BYTES = 4096
-"""Room for an order as JSON."""
+"""Size of an order as JSON."""
 
 DTYPES = {str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float32, torch.bool)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What every process is told before a micro-batch; without tensors it is the last one."""
+    """Broadcast to every process before a micro-batch; without tensors it means stop."""
 
     tensors: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Shape and dtype of each tensor of the joined batch."""
 
     new_parameters: bool = False
     factor: float = 0.0
-    """What the gradient is multiplied by."""
+    """Factor on the gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePlan:
-    """What every process of the group must know to build the same model on its device."""
+    """What every process of the group needs to build the same model on its device."""
 
     program: str
-    """Module that a further process runs: it builds the task's model; see `TrainingTask.device_program`."""
+    """Module that a helper process runs: it builds the task's model; see `TrainingTask.device_program`."""
 
     run: str
     """The run's settings, as in `training_run.json`."""
@@ -112,7 +112,7 @@ class DeviceGroup:
         for rank, helper in enumerate(self._helpers, start=1):
             if helper.poll() is not None:
                 raise RuntimeError(
-                    f"The process for device {rank} has ended with code {helper.returncode}; its message is above. If "
+                    f"The process for device {rank} exited with code {helper.returncode}; its message is above. If "
                     "memory ran out, choose a smaller --micro-batch-size; otherwise try --num-devices 1."
                 )
         device = self._plan.device(0)
@@ -128,7 +128,7 @@ class DeviceGroup:
 
 
 def join_process_group(plan: DevicePlan, rank: int) -> PartialState:
-    """Enter the group as process `rank`; returns when all are there."""
+    """Join the group as process `rank`; returns when all have joined."""
     place = dict(rank=rank, local_rank=rank, world_size=plan.num_devices, local_world_size=plan.num_devices)
     with patch_environment(**place, omp_num_threads=plan.cpu_threads or 1):
         return PartialState(
@@ -157,7 +157,7 @@ def compute_share(computation: GradientComputation, model: torch.nn.Module, join
 
 
 def serve(model: torch.nn.Module, computation: GradientComputation) -> None:
-    """Compute shares until the peer says stop."""
+    """Compute shares until the peer says to stop."""
     device = PartialState().device
     while (order := receive_order(device)).tensors:
         if order.new_parameters:
@@ -170,19 +170,19 @@ def serve(model: torch.nn.Module, computation: GradientComputation) -> None:
 
 
 def send_order(order: Order, device: str) -> None:
-    """Tell all processes what comes next."""
+    """Broadcast the next order to all processes."""
     text = json.dumps(asdict(order)).encode().ljust(ORDER_BYTES)
     broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device))
 
 
 def receive_order(device: torch.device) -> Order:
-    """Return what the first process has said."""
+    """Return the order from the first process."""
     text = broadcast(torch.zeros(ORDER_BYTES, dtype=torch.uint8, device=device))
     return Order(**json.loads(bytes(text.cpu().tolist())))
 
 
 @contextlib.contextmanager
 def meeting_place() -> Iterator[str]:
-    """Yield the path of a file, not yet there, through which the group's processes find each other."""
+    """Yield the path of a file, not yet created, through which the group's processes find each other."""
     with tempfile.TemporaryDirectory(prefix="dalle-collab-devices-") as folder:
         yield str(Path(folder) / "store")

@@ -1,4 +1,4 @@
-"""How many samples a machine computes at once: found by trying, with real gradients, before training begins."""
+"""How many samples a machine computes at once: measured with real gradients before training starts."""
 
 import logging
 import os
@@ -16,26 +16,26 @@ logger = logging.getLogger(__name__)
 
 LARGEST_TRIED = 256
 GAIN_WORTH_A_LARGER_BATCH = 1.1
-"""Growth of speed by which a doubled micro-batch is worth its memory and the coarser count of samples."""
+"""Least speed-up for which a doubled micro-batch is worth its memory and the coarser sample count."""
 
 SECONDS_OF_A_LONG_TRIAL = 4.0
-"""On a machine that takes longer for one micro-batch, larger ones would only make an epoch's end less exact."""
+"""If one micro-batch takes longer than this, larger ones would only make an epoch's end less exact."""
 
 SHARE_OF_DEVICE_MEMORY = 0.9
-"""Memory beyond this share is left for fragmentation and for what the averager copies."""
+"""Memory beyond this share is left for fragmentation and for the averager's copies."""
 
 SHARE_OF_FREE_RAM = 0.5
 
 
 class NoMicroBatchFitsError(ValueError):
-    """Not even one sample fits into the memory."""
+    """Not even one sample fits in memory."""
 
 
 def choose_micro_batch(measure: Callable[[int], float | None], *, largest: int) -> int:
     """Return the smallest micro-batch at the knee of the machine's speed; a power of two or half as much again.
 
-    `measure(size)` returns the seconds that a micro-batch takes, or None if the memory does not suffice with a margin.
-    Sizes are doubled while each sample gets cheaper; where memory ends, the size half-way is tried.
+    `measure(size)` returns the seconds that a micro-batch takes, or None if memory does not suffice with a margin.
+    Sizes are doubled while each sample gets cheaper; when memory runs out, the size half-way is tried.
 
     Raises:
         NoMicroBatchFitsError: not even one sample fits.
@@ -43,7 +43,7 @@ def choose_micro_batch(measure: Callable[[int], float | None], *, largest: int) 
     size, seconds = 1, measure(1)
     if seconds is None:
         raise NoMicroBatchFitsError(
-            "Not even one sample at a time fits into the device's memory. Free memory (other programs on the device?), "
+            "Not even one sample fits in the device's memory. Free memory (other programs on the device?), "
             "or use the CPU: --device cpu"
         )
     while size * 2 <= largest and seconds < SECONDS_OF_A_LONG_TRIAL:
@@ -64,9 +64,9 @@ def largest_useful(target_batch_size: int) -> int:
 def trial(
     task: TrainingTask, backward: ComputeGradient, model: torch.nn.Module, device: str
 ) -> Callable[[int], float | None]:
-    """Return what measures one micro-batch of made-up samples with a real forward and backward pass.
+    """Return a function that times one micro-batch of made-up samples with a real forward and backward pass.
 
-    Gradients are thrown away; parameters and random numbers are as before.
+    Gradients are discarded; parameters and random state are restored.
     """
     is_gpu = torch.device(device).type == "cuda"
 
@@ -99,11 +99,11 @@ def _seconds_on_gpu(backward: ComputeGradient, batch: Batch, device: str) -> flo
 
 
 def _seconds_on_cpu(backward: ComputeGradient, batch: Batch, size: int) -> float | None:
-    """Time one pass; None if a pass of this size might not fit, judged before it runs by what smaller ones took."""
+    """Time one pass; None if a pass of this size might not fit, judged beforehand by smaller ones."""
     before = _peak_bytes()
     if size > 1 and not ram_suffices(before - _resting_bytes(), _free_bytes()):
         return None
-    return min(_seconds(backward, batch) for _ in range(2))  # the first pass also fetches its memory
+    return min(_seconds(backward, batch) for _ in range(2))  # the first pass also allocates its memory
 
 
 def _seconds(backward: ComputeGradient, batch: Batch) -> float:
@@ -113,7 +113,7 @@ def _seconds(backward: ComputeGradient, batch: Batch) -> float:
 
 
 def ram_suffices(bytes_of_half_the_size: int, free_bytes: int) -> bool:
-    """Tell whether twice what the largest pass so far has taken leaves enough of the memory that is free."""
+    """Tell whether twice the memory of the largest pass so far fits in the free memory with a margin."""
     return 2 * bytes_of_half_the_size <= SHARE_OF_FREE_RAM * free_bytes
 
 

@@ -1,4 +1,4 @@
-"""The contributions as files: one small Parquet file per month, and the counters that counting goes on from."""
+"""The contributions as files: one small Parquet file per month, and the counters to resume counting from."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CONTRIBUTION_SCHEMA = pa.schema(
 
 
 def write_contributions(ledger: ContributionLedger, folder: Path) -> None:
-    """Write every month's file and the counters; what has not changed has the same bytes as before."""
+    """Write every month's file and the counters; unchanged files keep the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for month in sorted({day[:7] for day, _ in ledger.days}):
         rows = [
@@ -31,7 +31,7 @@ def write_contributions(ledger: ContributionLedger, folder: Path) -> None:
 
 
 def read_contributions(folder: Path) -> ContributionLedger:
-    """Return the ledger that a folder holds, an empty one where there is none. Raises ValueError for a damaged one."""
+    """Return the ledger in a folder, an empty one if there is none. Raises ValueError for a damaged one."""
     days: dict[tuple[str, str], Contribution] = {}
     try:
         for path in sorted(folder.glob("contributions-*.parquet")):

@@ -1,8 +1,8 @@
-"""Who has contributed how much: signed sample counts, credited as far as they can be true. Pure, no network.
+"""Who has contributed how much: signed sample counts, credited as far as plausible. Pure, no network.
 
-A peer's count is its own word. It is credited up to what the epochs since its last report could hold and what its own
-stated speed could give; what all peers claim together is cut to what the swarm's epochs could hold, the largest claims
-first, so that a liar takes nothing from the honest ones.
+A peer's count is its own claim. It is credited up to what the epochs since its last report could hold and what its
+stated speed allows; the sum of all claims is cut to what the swarm's epochs could hold, largest claims first, so that a
+liar takes nothing from the honest ones.
 """
 
 import math
@@ -14,14 +14,14 @@ from typing import Any, Self
 from pipelines.training.metrics.epoch_summary import NUM_EPOCHS_AHEAD
 
 EPOCH_SLACK = 2.0
-"""An epoch holds more than `target_batch_size` samples: peers go on until they have learnt that it is full."""
+"""An epoch holds more than `target_batch_size` samples: peers continue until they learn that it is full."""
 
 SPEED_SLACK = 3.0
 LATE_SECONDS = 10.0
-"""Reports are read some seconds after they were made."""
+"""Reports are read some seconds after they are made."""
 
 LATE_EPOCHS = 4
-"""Reports of an epoch may come in for so many epochs after it."""
+"""Reports of an epoch may arrive up to this many epochs later."""
 
 COUNTER_LIFETIME_SECONDS = 86_400.0
 LONGEST_NAME = 96
@@ -29,7 +29,7 @@ LONGEST_NAME = 96
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What one peer says about itself."""
+    """One peer's report about itself."""
 
     username: str
     epoch: int
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Counter:
-    """The last report of a peer that was taken into account."""
+    """The last report of a peer that was counted."""
 
     num_samples: int
     epoch: int
@@ -61,10 +61,10 @@ class Contribution:
 
 
 def plausible_samples(claim: Claim, last: Counter | None, *, now: float, epoch_before: int, batch_size: int) -> int:
-    """Return how many new samples of a claim can be true.
+    """Return how many new samples of a claim are plausible.
 
-    `epoch_before` is the swarm's epoch at the last look: where a peer that is seen for the first time may have begun.
-    A count that has become smaller is that of a peer which started again.
+    `epoch_before` is the swarm's epoch at the last poll: where a newly seen peer may have started.
+    A count that has decreased belongs to a peer that restarted.
     """
     restarted = last is None or claim.num_samples < last.num_samples
     new = claim.num_samples if restarted or last is None else claim.num_samples - last.num_samples
@@ -76,7 +76,7 @@ def plausible_samples(claim: Claim, last: Counter | None, *, now: float, epoch_b
 
 
 def fit_into(claims: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """Cut the largest claims until all fit into the capacity; claims below the cut stay as they are."""
+    """Cut the largest claims until all fit into the capacity; claims below the cut are unchanged."""
     left, fitted = max(0, capacity), {}
     for index, key in enumerate(sorted(claims, key=lambda key: (claims[key], key))):
         fitted[key] = min(claims[key], left // (len(claims) - index))
@@ -89,19 +89,19 @@ class ContributionLedger:
     """Samples and time of every user on every day (UTC)."""
 
     days: dict[tuple[str, str], Contribution] = field(default_factory=dict)
-    """By day, as in `2026-11-21`, and user name."""
+    """By day, such as `2026-11-21`, and user name."""
 
     counters: dict[str, Counter] = field(default_factory=dict)
     """By the peer's key."""
 
     epoch: int = 0
-    """The swarm's epoch at the last look."""
+    """The swarm's epoch at the last poll."""
 
     capacity: float = 0.0
-    """Samples of past epochs that nobody has reported yet."""
+    """Samples of past epochs not yet claimed by anybody."""
 
     time: float = 0.0
-    """Time of the last look, in seconds since 1970."""
+    """Time of the last poll, in seconds since 1970."""
 
     def observe(self, claims: Mapping[str, Claim], *, now: float, swarm_epoch: int, batch_size: int) -> None:
         """Credit what is new and plausible in the peers' reports."""
@@ -126,13 +126,13 @@ class ContributionLedger:
         return _by_user(self.days.items())
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON values, what is needed beside the days to go on counting without counting twice."""
+        """Return, as JSON values, what is needed besides the days to resume without counting twice."""
         counters = {key: asdict(counter) for key, counter in sorted(self.counters.items())}
         return dict(epoch=self.epoch, capacity=self.capacity, time=self.time, counters=counters)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], days: Mapping[tuple[str, str], Contribution]) -> Self:
-        """Restore a ledger; raises ValueError for a state that is not one."""
+        """Restore a ledger; raises ValueError for an invalid state."""
         try:
             counters = {key: Counter(**value) for key, value in state["counters"].items()}
             return cls(

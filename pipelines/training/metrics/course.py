@@ -1,4 +1,4 @@
-"""Everything that the Hub knows of a run's course, gathered for its report."""
+"""Everything that the Hub has about a run, gathered for its report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 CHECKPOINT_TITLE = "Checkpoint of epoch "
-"""How the titles of the auxiliary peer's commits begin."""
+"""Start of the titles of the auxiliary peer's commits."""
 
 MOST_CONTRIBUTORS = 10_000
 
@@ -31,7 +31,7 @@ class PublishedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Contributor:
-    """What one user has given."""
+    """What one user has contributed."""
 
     username: str
     samples: int
@@ -40,7 +40,7 @@ class Contributor:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run, its course and what it left on the Hub."""
+    """A run, its history and what it published on the Hub."""
 
     repository: str
     run: TrainingRun
@@ -49,7 +49,7 @@ class RunRecord:
     """Epoch of the newest checkpoint; None before there is one."""
 
     history: Sequence[dict[str, Any]]
-    """One point for each epoch that the auxiliary peer has seen; see `EpochSummary`."""
+    """One point for each epoch that the auxiliary peer saw; see `EpochSummary`."""
 
     evaluations: Sequence[dict[str, Any]]
     """Held-out losses: `epoch` and `loss`."""
@@ -71,7 +71,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
     """Read a run's record from the Hub; `now` is in seconds since 1970.
 
     Raises:
-        ValueError: there is no such run, or what its auxiliary peer has published is damaged.
+        ValueError: there is no such run, or its published files are damaged.
     """
     snapshot = RunSnapshot.read(repository)
     state, published = snapshot.run_state, snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
@@ -106,7 +106,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
 def _dataset_bytes(run: TrainingRun) -> int | None:
     try:
         info = HfApi().dataset_info(run.dataset_repository, revision=run.dataset_revision, files_metadata=True)
-    except OSError:  # the dataset may be gone long after the run; its report is wanted all the same
+    except OSError:  # the dataset may be gone long after the run; the report is still wanted
         return None
     return _bytes_of(info, ".parquet")
 

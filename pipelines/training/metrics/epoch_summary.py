@@ -1,4 +1,4 @@
-"""What many peers' figures say about the run: pure functions, no network."""
+"""Summarises the peers' figures: pure functions, no network."""
 
 import statistics
 from collections import Counter
@@ -10,11 +10,11 @@ NUM_EPOCHS_AHEAD = 2
 """Honest peers are within an epoch of each other; records of the next round may be read before all have changed."""
 
 LARGEST_SPEED_RATIO = 20.0
-"""A peer weighs at most as much as this many usual ones: speeds are the peers' own words."""
+"""A peer weighs at most as much as this many typical ones: speeds are self-reported."""
 
 
 class NamesSuspect(Protocol):
-    """A peer's word against another one; see `records.SuspectRecord`."""
+    """One peer's report about another; see `records.SuspectRecord`."""
 
     peer_id: str
 
@@ -62,17 +62,17 @@ class EpochSummary:
     """Seconds since 1970."""
 
     epoch_seconds: float = 0.0
-    """Time since the last point of the history, per epoch; 0 while that is not known."""
+    """Time since the last point of the history, per epoch; 0 while unknown."""
 
     num_refused_gradients: int = 0
-    """Local gradients that were not finite and were dropped; sum over all peers since their start."""
+    """Local gradients dropped because they were not finite; sum over all peers since their start."""
 
     suspects: Mapping[str, int] = field(default_factory=dict)
-    """Peers whose contributions were clipped or refused, with the number of peers that say so."""
+    """Peers whose contributions were clipped or rejected, with the number of peers reporting it."""
 
 
 def credible_epoch(claimed: Sequence[int], held_epoch: int = 0) -> int | None:
-    """Return the newest epoch that claims bear out, or None without a claim that does.
+    """Return the newest epoch that the claims support, or None without one.
 
     At least half of the peers, or the state that the reader itself holds, must have come within `NUM_EPOCHS_AHEAD`.
     """
@@ -85,8 +85,8 @@ def credible_epoch(claimed: Sequence[int], held_epoch: int = 0) -> int | None:
 def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) -> EpochSummary | None:
     """Return the newest epoch's summary, or None while nobody has finished one.
 
-    `held_epoch` is that of the reader's own state. A minority of peers that claim absurd epochs, speeds or losses
-    cannot move the summary far.
+    `held_epoch` is that of the reader's own state. A minority of peers claiming absurd epochs, speeds or losses
+    cannot distort the summary much.
     """
     alive = [peer for peer in peers if peer.epoch > 0]
     epoch = credible_epoch([peer.epoch for peer in alive], held_epoch)
@@ -113,13 +113,13 @@ def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) 
 
 
 def bounded_speeds(speeds: Sequence[float]) -> list[float]:
-    """Return speeds of which none counts for more than `LARGEST_SPEED_RATIO` usual ones."""
+    """Return speeds, each capped at `LARGEST_SPEED_RATIO` times the typical one."""
     limit = LARGEST_SPEED_RATIO * statistics.median_low(speeds) if speeds else 0.0
     return [min(speed, limit) if limit > 0 else speed for speed in speeds]
 
 
 def _without_outliers(losses: Sequence[float]) -> list[float]:
-    """Replace losses that are far above the median by it; local losses of honest peers differ by a few per cent."""
+    """Replace losses far above the median by it; local losses of honest peers differ by a few per cent."""
     median = statistics.median_low(losses)
     return [loss if loss <= 4 * median + 1 else median for loss in losses]
 

@@ -1,6 +1,6 @@
-"""The run's history as files that are cheap to append to: Parquet shards of epochs, and a summary that a page reads.
+"""The run's history as files that are cheap to append to: Parquet shards of epochs, and a summary for pages.
 
-A shard holds `EPOCHS_PER_SHARD` epochs, so that a publication rewrites one small file, however long the run. The
+A shard holds `EPOCHS_PER_SHARD` epochs, so that publishing rewrites one small file, however long the run. The
 summary is JSON of at most `MAX_SUMMARY_POINTS` points and needs no library to be read.
 """
 
@@ -44,7 +44,7 @@ EPOCH_SCHEMA = pa.schema(
         ("suspects", pa.string()),
     ]
 )
-"""`suspects` is JSON: an object of peers and the number of those who accuse them."""
+"""`suspects` is JSON: an object of peers and the number of their accusers."""
 
 EVALUATION_SCHEMA = pa.schema(
     [
@@ -69,9 +69,9 @@ SUMMARY_COLUMNS = (
 
 
 def append_point(history: list[dict[str, Any]], summary: EpochSummary | None) -> None:
-    """Add a summary to the end of the history, which is changed; a newer view of the same epoch replaces the older.
+    """Append a summary to the history in place; a newer view of the same epoch replaces the older.
 
-    After a fall-back to an older checkpoint the epochs that are lost leave the history too.
+    After a fall-back to an older checkpoint, the lost epochs leave the history too.
     """
     if summary is None:
         return
@@ -127,7 +127,7 @@ def summarise_history(history: Sequence[Mapping[str, Any]], max_points: int = MA
     `epoch` and `time` are those of a stretch's last point, `share_averaged` its smallest.
     """
     size = max(1, math.ceil(len(history) / max_points))
-    # The newest stretch is whole and the oldest may be short: the end of a curve is what people look at.
+    # The newest stretch is complete and the oldest may be short: people look at the end of a curve.
     first = len(history) % size
     bounds = ([0] if first else []) + list(range(first, len(history) + 1, size))
     stretches = [history[start:end] for start, end in itertools.pairwise(bounds)]
@@ -179,7 +179,7 @@ def _is_possible(row: Mapping[str, Any]) -> bool:
 def _write(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:
-        # Snappy is the one compression that every Parquet reader for browsers has built in.
+        # Snappy is the only compression that every Parquet reader for browsers has built in.
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
     return path
 
@@ -203,7 +203,7 @@ def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the run's published history, one point per epoch; empty if none was published.
 
     Raises:
-        ValueError: what is there is damaged.
+        ValueError: it is damaged.
     """
     folder = snapshot.download_matching(f"{METRICS_FOLDER}/epochs-*.parquet")
     if points := read_history_files(folder / METRICS_FOLDER):

@@ -8,7 +8,7 @@ from typing import Any
 def draw_loss_curve(
     history: Sequence[Mapping[str, Any]], path: Path, evaluations: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Draw losses and active peers against the epoch; an empty history gives an empty frame. Works in any thread."""
+    """Draw losses and active peers against the epoch; an empty history gives empty axes. Works in any thread."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogFormatter

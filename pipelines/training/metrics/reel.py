@@ -29,7 +29,7 @@ class ProgressReel:
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, epoch: int, model: "torch.nn.Module", now: float) -> Path | None:
-        """Draw the run's prompts with the model of an epoch; return the picture's file, if the task has pictures."""
+        """Draw the run's prompts with an epoch's model; return the picture's file, if the task has pictures."""
         if (picture := self._draw(model, self._run.reel_prompts)) is None:
             return None
         path = self._folder / f"epoch-{epoch:08d}.webp"
@@ -54,7 +54,7 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_prompts(folder: Path) -> list[str]:
-    """Return the captions that an index names, from top to bottom; none if there is no index or it is damaged."""
+    """Return the captions in an index, from top to bottom; none if there is no index or it is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         prompts = json.loads((folder / REEL_INDEX_FILE).read_text(encoding="utf-8"))["prompts"]
         return [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -68,7 +68,7 @@ def write_index(folder: Path, prompts: Sequence[str], pictures: Sequence[dict[st
 
 
 def take_over_reel(folder: Path, published: Path, prompts: Sequence[str]) -> None:
-    """Add the pictures of a published index to that of a folder; the files themselves stay on the Hub."""
+    """Add the pictures of a published index to a folder's index; the files themselves stay on the Hub."""
     known = {picture["epoch"]: picture for picture in (*read_index(published), *read_index(folder))}
     if known:
         folder.mkdir(parents=True, exist_ok=True)

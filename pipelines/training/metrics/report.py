@@ -1,4 +1,4 @@
-"""The report of a run as Markdown: every setting, the course, who took part, what it cost. Pure functions."""
+"""The report of a run as Markdown: all settings, the history, who took part, what it cost. Pure functions."""
 
 import dataclasses
 import datetime
@@ -14,13 +14,13 @@ NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 NO_HISTORY = (
-    "No history was published: the run has no auxiliary peer, or none that has seen an epoch. What follows from it "
+    "No history was published: the run has no auxiliary peer, or none that has seen an epoch. What depends on it "
     "(loss, peers, speed, bytes) is not known."
 )
 
 
 def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) -> str:
-    """Return the report; `loss_curve` is the picture's name beside it, `now` is in seconds since 1970."""
+    """Return the report; `loss_curve` is the name of the picture next to it, `now` is in seconds since 1970."""
     sections = [
         _summary(record, now),
         _course(record, loss_curve),
@@ -28,14 +28,14 @@ def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) ->
         _data(record),
         _costs(record),
         _checkpoints(record),
-        _settings("Settings that all peers shared", _shared_settings(record)),
+        _settings("Settings shared by all peers", _shared_settings(record)),
         _settings("Model", record.run.model_config),
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def total_bytes(history: Sequence[Mapping[str, Any]]) -> int:
-    """Return the bytes that all peers have sent. The history counts since each peer's start: a drop is a peer gone."""
+    """Return the bytes that all peers have sent. Counted since each peer's start: a drop is a peer leaving."""
     total, before = 0, 0
     for point in history:
         sent = point.get("bytes_sent") or 0
@@ -98,7 +98,7 @@ def _course(record: RunRecord, loss_curve: str | None) -> str:
         for point in points
     ]
     unit = record.run.unit
-    heads = ("epoch", "loss", "evaluation", "peers", f"{unit}/s", "least share averaged", "longest round (s)")
+    heads = ("epoch", "loss", "evaluation", "peers", f"{unit}/s", "smallest share averaged", "longest round (s)")
     picture = f"![loss curve]({loss_curve})\n\n" if loss_curve else ""
     worst = min(record.history, key=lambda point: point["share_averaged"])
     note = f"The worst round: {worst['share_averaged']:.1%} of the vector was averaged, in epoch {worst['epoch']}."
@@ -125,7 +125,7 @@ def _contributors(record: RunRecord) -> str:
 
 def _data(record: RunRecord) -> str:
     run = record.run
-    size = "not known any more" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
+    size = "no longer known" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
     rows = [("dataset", run.dataset_repository), ("revision", f"`{run.dataset_revision}`"), ("shards", size)]
     return f"## Data\n\n{_table(('', ''), rows)}"
 
@@ -173,7 +173,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that cannot leave its cell: names of users and captions come from strangers."""
+    """Return text escaped for its cell: user names and captions come from strangers."""
     return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,4 +1,4 @@
-"""What the auxiliary peer knows of the run's course: history, evaluations and contributions, in memory and on disk."""
+"""What the auxiliary peer knows about the run: history, evaluations and contributions, in memory and on disk."""
 
 import hashlib
 import threading
@@ -29,7 +29,7 @@ MAX_LEADERBOARD = 200
 
 
 class RunMetrics:
-    """Observed by one thread, written and published by another. `folder` keeps it over a restart."""
+    """Observed by one thread, written and published by another. `folder` preserves it across restarts."""
 
     def __init__(self, run: TrainingRun, folder: Path) -> None:
         self._run, self._folder, self._lock = run, folder, threading.Lock()
@@ -40,7 +40,7 @@ class RunMetrics:
         self._ledger = read_contributions(folder)
 
     def observe(self, peers: Mapping[bytes, PeerMetrics], now: float, held_epoch: int) -> EpochSummary | None:
-        """Take the peers' newest figures into account; return their summary."""
+        """Record the peers' newest figures; return their summary."""
         summary = summarise_epoch(peers.values(), now, held_epoch)
         if summary is None:
             return None
@@ -61,25 +61,25 @@ class RunMetrics:
         return summary
 
     def add_evaluation(self, *, epoch: int, loss: float, num_records: int, seconds: float, now: float) -> None:
-        """Note the loss on held-out records; a second evaluation of an epoch replaces the first."""
+        """Record the loss on held-out records; a second evaluation of an epoch replaces the first."""
         row = dict(epoch=epoch, loss=loss, num_records=num_records, time=now, seconds=seconds)
         with self._lock:
             self._evaluations = [*(e for e in self._evaluations if e["epoch"] < epoch), row]
 
     def take_over(self, folder: Path) -> None:
-        """Add what another publisher has published: its points where we have none, its counts if they are newer."""
+        """Merge what another publisher has published: its points where we have none, its counts if they are newer."""
         history, evaluations, ledger = read_history_files(folder), read_evaluations(folder), read_contributions(folder)
         with self._lock:
             self._history = merge_histories(history, self._history)
             known = {row["epoch"]: row for row in (*evaluations, *self._evaluations)}
             self._evaluations = [known[epoch] for epoch in sorted(known)]
-            # Either ledger has counted all that the peers reported up to its own time.
+            # Each ledger has counted everything that the peers reported up to its own time.
             if ledger.time > self._ledger.time:
                 self._ledger = ledger
             self._written_epoch = 0
 
     def write(self) -> list[Path]:
-        """Write what has changed into the folder; return all files that are current."""
+        """Write changes to the folder; return all current files."""
         with self._lock:
             history, evaluations, ledger = list(self._history), list(self._evaluations), self._ledger
             write_history(history, self._folder, self._written_epoch)
@@ -120,7 +120,7 @@ class RunMetrics:
             return self._history[-1]["epoch"] if self._history else 0
 
     def mark(self) -> tuple[int, int]:
-        """Return how far history and evaluations are: what has changed since an earlier mark is worth publishing."""
+        """Return a mark of history and evaluations: changes since an earlier mark are worth publishing."""
         with self._lock:
             history, evaluations = (rows[-1]["epoch"] if rows else 0 for rows in (self._history, self._evaluations))
         return history, evaluations

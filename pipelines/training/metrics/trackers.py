@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.training.run.training_run import TrainingRun
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
-"""Names of trackers, of what is imported and of what is installed for them."""
+"""Tracker names, with the module to import and the package to install."""
 
 FIGURES = (
     "loss",
@@ -35,7 +35,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Hands every epoch's figures to trackers. Use as a context manager; without names it does nothing."""
+    """Sends every epoch's figures to trackers. Use as a context manager; without names it does nothing."""
 
     def __init__(self, names: Sequence[str], run: TrainingRun, folder: Path) -> None:
         check_trackers(names)
@@ -84,5 +84,5 @@ def _known_to_accelerate() -> Collection[str]:
 
 
 def _settings(run: TrainingRun) -> dict[str, Any]:
-    """Return the run's settings that every tracker can show: numbers and texts."""
+    """Return the run's settings that every tracker can show: numbers and strings."""
     return {name: value for name, value in vars(run).items() if isinstance(value, (int, float, str))}

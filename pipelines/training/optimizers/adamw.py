@@ -6,8 +6,8 @@ from pipelines.training.optimizers.lamb import Lamb
 
 
 class AdamW(Lamb):
-    """LAMB without the trust ratio, which is AdamW: `optimizer: adamw`. Wants smaller learning rates, such as 1e-3."""
+    """LAMB without the trust ratio, which is AdamW: `optimizer: adamw`. Needs smaller learning rates, such as 1e-3."""
 
     def trust_ratio(self, parameter: torch.Tensor, direction: torch.Tensor) -> float:
-        """Return 1: all parameters step by the learning rate."""
+        """Return 1: all parameters step with the learning rate itself."""
         return 1.0

@@ -1,4 +1,4 @@
-"""Which optimizers and which schedule a run asks for."""
+"""Builds the optimizers and the schedule that a run asks for."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW}
 
 
 class OptimizerParts(TypedDict):
-    """What hivemind's optimizer and averager are made with."""
+    """What hivemind's optimizer and averager are built from."""
 
     params: ParamsT
     optimizer: Callable[[ParamsT], torch.optim.Optimizer]
@@ -36,14 +36,14 @@ def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerParts:
         schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
         return dict(params=groups, optimizer=optimizer_factory(run), scheduler=schedule)
     outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
-    # Weight decay is the inner optimizer's; decayed twice, parameters would shrink with every synchronisation.
+    # The inner optimizer decays the weights; decayed twice, they would shrink with every synchronisation.
     return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
 
 
 def optimizer_factory(run: TrainingRun, name: str = "") -> partial[Lamb]:
-    """Return what makes the run's optimizer, or that of a name, of groups of parameters.
+    """Return a factory of the run's optimizer, or of the named one, from parameter groups.
 
-    Momentum that gradients bring along is not added.
+    Momentum that gradients already contain is not added again.
     """
     return partial(
         OPTIMIZERS[name or run.optimizer],
@@ -56,7 +56,7 @@ def optimizer_factory(run: TrainingRun, name: str = "") -> partial[Lamb]:
 
 
 def gradient_momentum(run: TrainingRun) -> float:
-    """Return the momentum that peers add to their own gradients, of which the optimizer then adds none."""
+    """Return the momentum that peers add to their own gradients; the optimizer then adds none."""
     return run.betas[0] if run.momentum_before_averaging else 0.0
 
 

@@ -12,5 +12,5 @@ def global_norm(optimizer: torch.optim.Optimizer) -> float:
         return 0.0
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])).item()
     if not math.isfinite(norm):
-        raise ValueError(f"The global gradient norm is {norm}; the step is refused and nothing was changed.")
+        raise ValueError(f"The global gradient norm is {norm}; the step is refused and nothing has changed.")
     return norm

@@ -1,7 +1,7 @@
-"""LAMB whose statistics live in 8 bits (the one bitsandbytes import), and its schedule.
+"""LAMB with 8-bit statistics (the optimizers' one bitsandbytes import), and its schedule.
 
 LAMB: You et al., 2020, algorithm 2. Block-wise 8-bit statistics: Dettmers et al., 2021. `bitsandbytes.optim.LAMB8bit`
-of 0.50 computes Adam (no trust ratio), so the formula here is our own on top of the library's quantisation.
+of 0.50 computes Adam (no trust ratio), so this is our own formula on top of the library's quantisation.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from pipelines.training.optimizers.gradient_norm import global_norm
 
 BLOCK_SIZE = 256
 MIN_8BIT_ELEMENTS = 4096
-"""Statistics of smaller tensors stay in float32: they cost nothing and are the most sensitive."""
+"""Statistics of smaller tensors stay in float32: they cost little and are the most sensitive."""
 
 CHUNK_ELEMENTS = 2**22
 """Elements whose statistics are float32 at the same time; bounds the temporary memory. A multiple of BLOCK_SIZE."""
@@ -54,11 +54,11 @@ class Lamb(torch.optim.Optimizer):
                 self.state[parameter] = _initial_state(parameter, bits)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; nobody has one
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; unused here
         """Update all parameters that have a gradient; a gradient that is not finite is refused.
 
         Raises:
-            ValueError: the global gradient norm is not finite; nothing has been changed then.
+            ValueError: the global gradient norm is not finite; nothing has changed then.
         """
         scale = self._gradient_scale()
         for group in self.param_groups:

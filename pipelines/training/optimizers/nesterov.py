@@ -9,8 +9,8 @@ from pipelines.training.optimizers.gradient_norm import global_norm
 class Nesterov(torch.optim.Optimizer):
     """Gradient descent with Nesterov momentum: m = momentum * m + g, then parameter -= lr * (g + momentum * m).
 
-    The outer optimizer of runs with local steps. Like LAMB it has all its state from the start and refuses gradients
-    that are not finite; torch's own begins without state and differs in its settings from release to release.
+    The outer optimizer of runs with local steps. Like LAMB it has all its state from the start and refuses non-finite
+    gradients; torch's own starts without state and its settings differ between releases.
     """
 
     def __init__(self, params: ParamsT, *, lr: float, momentum: float) -> None:
@@ -20,11 +20,11 @@ class Nesterov(torch.optim.Optimizer):
                 self.state[parameter] = {"momentum": torch.zeros_like(parameter, requires_grad=False)}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; nobody has one
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; unused here
         """Update all parameters that have a gradient.
 
         Raises:
-            ValueError: the global gradient norm is not finite; nothing has been changed then.
+            ValueError: the global gradient norm is not finite; nothing has changed then.
         """
         global_norm(self)
         for group in self.param_groups:

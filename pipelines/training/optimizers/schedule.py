@@ -1,4 +1,4 @@
-"""The learning rate's course over a run, as arithmetic."""
+"""The learning rate schedule of a run, as plain arithmetic."""
 
 from pipelines.training.run.training_run import TrainingRun
 

@@ -1,4 +1,4 @@
-"""A training loop of one's own in a swarm: the model, the loss and the data stay where they are, two lines change."""
+"""Your own training loop in a swarm: model, loss and data stay as they are, two lines change."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
 
 @dataclass(frozen=True, kw_only=True)
 class Collaboration:
-    """One's own model among those of other peers."""
+    """Your model among those of other peers."""
 
     optimizer: SwarmOptimizer
     addresses: tuple[str, ...]
@@ -27,12 +27,12 @@ class Collaboration:
 
     @property
     def epoch(self) -> int:
-        """Optimizer steps that the swarm has made."""
+        """Optimizer steps made by the swarm."""
         return self.optimizer.local_epoch
 
     @property
     def num_peers(self) -> int:
-        """Peers that train at the moment, this one among them."""
+        """Peers training now, including this one."""
         return self.optimizer.progress().num_peers
 
     @property
@@ -41,10 +41,10 @@ class Collaboration:
         return self.epoch >= self.optimizer.run.num_epochs
 
     def step(self, weight: int) -> bool:
-        """Count the gradient of a mean over `weight` samples, or whatever the run counts, and clear it.
+        """Count the gradient of a mean over `weight` samples, or the run's unit, and clear it.
 
-        At the end of an epoch, averages with the others and steps. Returns whether the gradient counts: one that is
-        not finite does not, nor does one of a state that the swarm has left behind.
+        At the end of an epoch, averages with the others and steps. Returns whether the gradient counts: not if it is
+        not finite, nor if it was computed with an outdated state.
         """
         self.optimizer.step(batch_size=weight)
         self.optimizer.zero_grad()
@@ -62,13 +62,13 @@ def collaboration(
 ) -> Iterator[Collaboration]:
     """Train `model`, whose parameters are float32, together with peers that have the same run and the same parameters.
 
-    Joins the swarm at the addresses, or of the run's own ones; without any it begins the run. The swarm's newest state
-    is taken over first. Initial parameters must be equal on all peers: seed them. Call it in the main thread of a
-    process that has not started others: hivemind forks. `name` is the run's for messages and its authority.
+    Joins the swarm at these addresses or the run's own; without any it starts the run. The swarm's newest state
+    is downloaded first. Initial parameters must be equal on all peers: seed them. Call it in the main thread of a
+    process that has no other threads: hivemind forks. `name` is the run's name for messages and its authority.
 
     Raises:
         ConnectionError: no peer answers at the addresses.
-        AdmissionRefusedError: the run has an authority that does not admit this user, now or any more.
+        AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Tells a peer that its run was rolled back: a new generation is a swarm of its own, and this peer must join that."""
+"""Tells a peer that its run was rolled back: a new generation is a new swarm, which this peer must join."""
 
 import contextlib
 import logging
@@ -14,23 +14,23 @@ WATCH_SECONDS = 120.0
 
 
 class GenerationWatch:
-    """Looks at the run's settings on the Hub now and then; sets `stop` when they begin a new generation."""
+    """Polls the run's settings on the Hub; sets `stop` when they start a new generation."""
 
     def __init__(self, repository: str, run: TrainingRun, stop: threading.Event) -> None:
         self.found_new_generation = False
         self._repository, self._run, self._stop = repository, run, stop
 
     def look(self) -> bool:
-        """Return whether the run has begun a new generation; False while the Hub does not say."""
+        """Return whether the run has started a new generation; False while the Hub does not answer."""
         try:
             newest = RunSnapshot.read(self._repository).run
         except (OSError, ValueError) as error:
-            logger.debug("The run's settings cannot be read now: %s", error)
+            logger.debug("The run's settings cannot be read at the moment: %s", error)
             return False
         return newest.generation > self._run.generation
 
     def watch(self, ended: threading.Event, seconds: float) -> None:
-        """Look every so many seconds until `ended` is set."""
+        """Poll at an interval until `ended` is set."""
         while not ended.wait(seconds):
             if self.look():
                 self.found_new_generation = True
@@ -42,7 +42,7 @@ class GenerationWatch:
 def watching_generation(
     repository: str, run: TrainingRun, stop: threading.Event, seconds: float = WATCH_SECONDS
 ) -> Iterator[GenerationWatch]:
-    """Watch the run's generation in a thread, for as long as the block lasts."""
+    """Watch the run's generation in a thread for the duration of the block."""
     watch, ended = GenerationWatch(repository, run, stop), threading.Event()
     thread = threading.Thread(target=watch.watch, args=(ended, seconds), name="generation-watch", daemon=True)
     thread.start()

@@ -1,7 +1,7 @@
 """Joining a run as a library call: the recipe of a training peer, from the run's name to its last report.
 
 `join_run` is what `dalle-collab join` and chaos do: everything is read from the run's repository. `enter_run` is the
-second half of it, for a run and a task that the caller has. `collaboration` has training loops of one's own in it.
+second half of it, for a run and a task that the caller has. `collaboration` is for your own training loop.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
 knows all of ours."""
 
 Hear = Callable[..., None]
-"""Is told the name of what happens, with values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
+"""Called with an event's name and values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
 `resumed`."""
 
 Check = Callable[[RunSnapshot, NetworkOptions, ComputeOptions], None]
-"""Looks at the machine before the swarm is entered; raises what keeps it from joining."""
+"""Checks the machine before it enters the swarm; raises an error if it cannot join."""
 
 
 def hear_nothing(_event: str, **_values: object) -> None:
-    """Let nobody know."""
+    """Ignore the event."""
 
 
 def _check_nothing(_snapshot: RunSnapshot, _network: NetworkOptions, _compute: ComputeOptions) -> None: ...
@@ -54,25 +54,25 @@ def _check_nothing(_snapshot: RunSnapshot, _network: NetworkOptions, _compute: C
 
 @dataclass(frozen=True, kw_only=True)
 class PeerParts:
-    """What differs between peers of one kind: who they are, and who watches them."""
+    """What differs between peers of one kind: identity and callbacks."""
 
     username: str | None = None
-    """Name under which the peer's figures are published; None: the Hub user's, or `anonymous`."""
+    """User name published with the peer's figures; None: the Hub user's, or `anonymous`."""
 
     package_version: str = dataclasses.field(default_factory=package_version)
     hear: Hear = hear_nothing
     show: ShowProgress | None = None
-    """Is told how far a download of the state is; otherwise the log is, now and then."""
+    """Called with the progress of a state download; None: progress is logged occasionally."""
 
     takes_signals: bool = False
-    """Whether SIGINT and SIGTERM end the training in good order, and SIGUSR1 and SIGUSR2 pause it and let it go on."""
+    """Whether SIGINT and SIGTERM end the training cleanly, and SIGUSR1 and SIGUSR2 pause and resume it."""
 
     gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """A peer that has joined a run and holds its newest state."""
+    """A peer that has joined a run and has its newest state."""
 
     peer: TrainingPeer
     stop: threading.Event
@@ -80,7 +80,7 @@ class Membership:
 
     watch: GenerationWatch | None
     seed: int
-    """Order in which this peer reads the data."""
+    """Seed of the order in which this peer reads the data."""
 
     @property
     def found_new_generation(self) -> bool:
@@ -90,7 +90,7 @@ class Membership:
     def train(
         self, through: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches
     ) -> Iterator[StepReport]:
-        """Train until the run is over, `stop` is set, or a limit of the machine's own is reached.
+        """Train until the run is over, `stop` is set, or a local limit is reached.
 
         Yields a report after every micro-batch. `through` may watch or delay the stream of batches.
         """
@@ -117,15 +117,15 @@ def join_run(
     parts: PeerParts = PeerParts(),
     seed: int | None = None,
 ) -> Iterator[Membership]:
-    """Join a run with nothing but its name; leave it in good order at the end of the block.
+    """Join a run by its name; leave it cleanly at the end of the block.
 
-    Call it in the main thread of a process that has not started others: hivemind forks. `seed` decides the order of
-    the data; it is the peer's own unless it is given.
+    Call it in the main thread of a process that has no other threads: hivemind forks. `seed` decides the order of
+    the data; by default it is the peer's own.
 
     Raises:
         RunFinishedError: the run is at its last epoch.
-        ValueError: run, dataset and package do not fit each other, or the run names no entry address.
-        AdmissionRefusedError: the run's authority does not admit this user, now or any more.
+        ValueError: run, dataset and package do not match, or the run has no entry address.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
     snapshot = RunSnapshot.read(repository)
@@ -134,7 +134,7 @@ def join_run(
         raise RunFinishedError(finished_message(run))
     if not run.entry_addresses:
         raise ValueError(
-            f"{repository} names no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
+            f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
     task = open_task(run, repository, snapshot.commit)
@@ -167,7 +167,7 @@ def enter_run(
     watches_generation: bool = False,
     seed: int | None = None,
 ) -> Iterator[Membership]:
-    """Enter the swarm of a task's run and take over its newest state; `name` is the run's, for people.
+    """Enter the swarm of a task's run and download its newest state; `name` is the run's, for messages.
 
     Without entry addresses in the run's settings the peer is its first one. Raises as `join_run` does.
     """
@@ -194,7 +194,7 @@ def enter_run(
                 gradient_averager_type=parts.gradient_averager_type,
             )
         )
-        # hivemind's children must die of signals, so they are forked before.
+        # Signals must kill hivemind's children, so they are forked before.
         stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
         if admission is not None:
             admission.on_refusal(stop.set)
@@ -213,9 +213,9 @@ def enter_run(
 def admitted(
     run: TrainingRun, name: str, network: NetworkOptions
 ) -> Iterator[tuple[NetworkOptions, PeerAdmission | None]]:
-    """Be admitted with this machine's Hub token as long as the block lasts; None for an open run.
+    """Stay admitted with this machine's Hub token for the duration of the block; None for an open run.
 
-    After the block, raises the error with which the authority has refused to renew the admission, if it has.
+    After the block, raises the authority's refusal to renew the admission, if any.
     """
     with seek_admission(door_of(run, name), network.identity_file, get_token()) as (identity_file, admission):
         yield dataclasses.replace(network, identity_file=identity_file), admission
@@ -224,7 +224,7 @@ def admitted(
 
 
 def with_devices(compute: ComputeOptions) -> ComputeOptions:
-    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one was named."""
+    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one is named."""
     device = torch_device(compute.device)
     return dataclasses.replace(
         compute,
@@ -234,5 +234,5 @@ def with_devices(compute: ComputeOptions) -> ComputeOptions:
 
 
 def hub_username() -> str:
-    """Return the Hub user's name, or `anonymous` without a token; a token that is refused is an error."""
+    """Return the Hub user's name, or `anonymous` without a token; a refused token is an error."""
     return whoami()["name"] if get_token() else "anonymous"

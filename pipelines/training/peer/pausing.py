@@ -9,25 +9,25 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class PauseSwitch:
-    """What was asked for last: to pause or to go on. Safe to use from any thread and from signal handlers."""
+    """The last request, to pause or to resume. Safe to use from any thread and from signal handlers."""
 
     def __init__(self) -> None:
         self._going_on = threading.Event()
         self._going_on.set()
         self.on_rest: Callable[[bool], None] = lambda rests: None
-        """Hears when the rest has begun (True) and when it is over (False)."""
+        """Called when the pause starts (True) and when it ends (False)."""
 
     @property
     def is_on(self) -> bool:
-        """Whether a pause was asked for."""
+        """Whether a pause was requested."""
         return not self._going_on.is_set()
 
     def pause(self) -> None:
-        """Ask for a pause."""
+        """Request a pause."""
         self._going_on.clear()
 
     def resume(self) -> None:
-        """Ask to go on."""
+        """Request to resume."""
         self._going_on.set()
 
     def wait_until_off(self, stop: threading.Event) -> None:
@@ -47,9 +47,9 @@ def pause_on_signals(switch: PauseSwitch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_on_signals(switch: PauseSwitch | None = None) -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set; SIGUSR1 and SIGUSR2 pause a peer and let it go on.
+    """Yield an event that SIGINT and SIGTERM set; SIGUSR1 and SIGUSR2 pause and resume a peer.
 
-    Enter it in the main thread after hivemind has forked: its children must die of signals.
+    Enter it in the main thread after hivemind has forked: signals must kill its children.
     """
     stop = threading.Event()
     pausing = pause_on_signals(switch) if switch is not None else contextlib.nullcontext()
@@ -59,7 +59,7 @@ def stop_on_signals(switch: PauseSwitch | None = None) -> Iterator[threading.Eve
 
 @contextlib.contextmanager
 def _handled(actions: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
-    """Do something else on some signals within the block."""
+    """Replace some signal handlers within the block."""
     previous = {number: signal.signal(number, lambda *_, act=act: act()) for number, act in actions.items()}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reading ahead: the network of the dataset does not stop the computation."""
+"""Prefetching: reading the dataset over the network does not stall the computation."""
 
 import contextlib
 import queue
@@ -9,13 +9,13 @@ from pipelines.training.run.task import Batch
 
 MIN_PREFETCHED_BATCHES = 8
 NUM_PREFETCHED_SAMPLES = 1024
-"""What a peer goes on with while the Hub is away: 10 MB at the paper's size."""
+"""What a peer trains on while the Hub is down: 10 MB at the paper's size."""
 
 SECONDS_BETWEEN_LOOKS = 0.2
-"""How soon who waits for a batch, or for room for one, notices that none is wanted any more."""
+"""How soon a thread waiting for a batch, or for room for one, notices the stop."""
 
 SECONDS_TO_END = 10.0
-"""A reading thread that is in the middle of a request is not waited for any longer."""
+"""Longest wait for a reading thread in the middle of a request."""
 
 
 @contextlib.contextmanager
@@ -24,9 +24,9 @@ def prefetched(
     batch_size: int = NUM_PREFETCHED_SAMPLES,
     stop: threading.Event | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """Read batches ahead in a thread, so that the network does not stop the computation; errors come out in order.
+    """Prefetch batches in a thread, so that the network does not stall the computation; errors are raised in order.
 
-    As many as hold `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case. The batches end when `stop` is
+    Enough for `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case. The batches end when `stop` is
     set, also while the reader waits for one.
     """
     num_batches = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // batch_size)

@@ -1,7 +1,7 @@
-"""A peer is many processes (hivemind's, p2pd): they run in one process group and end together, whatever happens.
+"""A peer is many processes (hivemind's, p2pd): they run in one process group and end together, in every case.
 
-The command that a person started stays in the terminal's foreground and passes signals on; the worker leads a group
-of its own. A guard inside that group watches both and kills the group when either of them dies, even by SIGKILL.
+The user's command stays in the terminal's foreground and forwards signals; the worker leads its own group. A guard in
+that group watches both and kills the group when either of them dies, even by SIGKILL.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from typing import Any
 WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
 WHOLE_PROGRAM = "pipelines.command_line.main"
 VOLUNTEERS_PROGRAM = "pipelines.command_line.volunteer"
-"""Modules that are started as workers: all of `dalle-collab`, or `join` and `doctor` alone."""
+"""Modules that are started as workers: all of `dalle-collab`, or only `join` and `doctor`."""
 
 STARTED_VARIABLE = "DALLE_COLLAB_STARTED"
 START_AGAIN_EXIT_CODE = 86
-"""A worker that ends with this is started again with the same arguments: its run has begun a new generation."""
+"""A worker that exits with this code is restarted with the same arguments: its run has started a new generation."""
 
 
 def is_worker() -> bool:
@@ -40,8 +40,8 @@ def start_worker(
 ) -> subprocess.Popen[bytes]:
     """Start a program with these arguments as a worker, the leader of a new process group; `options` are Popen's.
 
-    The whole group ends when the caller's process does. `started` is when a person wanted it, in seconds of the boot
-    clock; now unless it is given. Whoever stops the worker sees to it that its group is gone: `end_group`.
+    The whole group ends when the caller's process does. `started` is when the user asked for it, in seconds of the
+    boot clock; default: now. The caller that stops the worker must also end its group: `end_group`.
     """
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if started is None else started
     return subprocess.Popen(
@@ -59,10 +59,10 @@ def end_group(leader: int) -> None:
 
 
 def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run the same program again as the leader of a process group; return its exit code when all of it is gone.
+    """Run the same program again as the leader of a process group; return its exit code when all of it has exited.
 
     The first Ctrl-C or SIGTERM asks the worker to stop, the second one kills the group. SIGUSR1 and SIGUSR2
-    are passed on.
+    are forwarded.
     """
     worker = start_worker(arguments, {**os.environ, **(environment or {})}, started=_start_of(os.getpid()))
     requests = 0
@@ -94,14 +94,14 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
 
 
 def seconds_since_start() -> float:
-    """Return how long ago this worker was wanted: when the command that a person typed, or a button, was started."""
+    """Return how long ago the user asked for this worker, by command or button."""
     started = os.environ.get(STARTED_VARIABLE)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - (float(started) if started else _start_of(os.getpid()))
 
 
 def _start_of(process: int) -> float:
     """Return when a process was started, in seconds of the boot clock."""
-    # The fields follow the name, which stands in parentheses and may hold anything; the 20th of them is the start.
+    # The fields follow the name, which is in parentheses and may contain anything; the 20th is the start time.
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
@@ -109,7 +109,7 @@ def _start_of(process: int) -> float:
 def guard_process_group() -> int:
     """Kill this process's whole group as soon as this process or its parent dies; call it first in a worker.
 
-    Returns the guard's process id: who freezes the group on purpose leaves the guard awake.
+    Returns the guard's process id: code that freezes the group on purpose must spare the guard.
     """
     watched = [os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid())]
     if (guard := os.fork()) != 0:
@@ -122,5 +122,5 @@ def guard_process_group() -> int:
     for descriptor in watched:
         poll.register(descriptor, select.POLLIN)
     poll.poll()
-    # A worker that ends by itself has shut its children down; a short grace would only keep orphans longer.
+    # A worker that exits by itself has shut its children down; a grace period would only keep orphans longer.
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A training peer: takes over the swarm's state, computes gradients, averages them, reports, hands its state on."""
+"""A training peer: downloads the swarm's state, computes gradients, averages them, reports, serves its state."""
 
 import contextlib
 import logging
@@ -37,7 +37,7 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 150.0
-"""A peer that finishes the run stays at most this long, until an auxiliary peer holds the final state."""
+"""A peer that finishes the run stays until an auxiliary peer has the final state, but at most this long."""
 
 
 class RunFinishedError(ValueError):
@@ -71,7 +71,7 @@ class StepReport:
 class TrainingPeer:
     """Trains in a swarm. Use as a context manager around `synchronise` and `train`.
 
-    `place` is where a further device of this peer finds the run: its repository, or a folder.
+    `place` is where this peer's other devices find the run: its repository, or a folder.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TrainingPeer:
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self._parts.callback(self.optimizer.shutdown)
-        # hivemind has forked by now, and may no more once the devices are joined.
+        # hivemind has forked by now, and must not once the devices have joined.
         backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._computation.backward
         self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
         self._introduce()
@@ -130,7 +130,7 @@ class TrainingPeer:
             DeviceGroup,
             DevicePlan,
             meeting_place,
-        )  # accelerate takes a second
+        )  # importing accelerate takes a second
 
         if self.task.device_program is None:
             raise ValueError(
@@ -151,10 +151,10 @@ class TrainingPeer:
         return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
 
     def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
-        """Take over the newest state there is; return where it came from: `peers`, `checkpoint` or `start`.
+        """Load the newest available state; return where it came from: `peers`, `checkpoint` or `start`.
 
-        `fetch_checkpoint` downloads the newest checkpoint's folder and is asked only when no peer hands out a state
-        that most of them name. `show` is told how far a download is; otherwise the log is, now and then.
+        `fetch_checkpoint` downloads the newest checkpoint's folder and is called only when no peer serves the state
+        that most peers name. `show` is called with download progress; by default it is logged occasionally.
 
         Raises:
             RunFinishedError: the run is at its last epoch.
@@ -182,15 +182,15 @@ class TrainingPeer:
         return state
 
     def pause(self) -> None:
-        """Stop computing after the present micro-batch, from any thread; others go on without waiting for this peer."""
+        """Stop computing after the current micro-batch, from any thread; the other peers do not wait."""
         self.pause_switch.pause()
 
     def resume(self) -> None:
-        """Go on after a pause, from any thread, with the swarm's newest state."""
+        """Resume after a pause, from any thread, with the swarm's newest state."""
         self.pause_switch.resume()
 
     def choose_micro_batch(self) -> int:
-        """Return the samples per local step and device: as wished, or found by trying the machine."""
+        """Return the samples per local step and device: as configured, or found by testing the machine."""
         if self.compute.micro_batch_size is not None:
             return self.compute.micro_batch_size
         measure = trial(self.task, self._computation.backward, self.model, self.compute.device)
@@ -202,8 +202,8 @@ class TrainingPeer:
     def train(
         self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
     ) -> Iterator[StepReport]:
-        """Train until `stop` is set, the run's last epoch is reached, or a limit of one's own (`max_epochs`,
-        `max_hours` by the clock's seconds) is.
+        """Train until `stop` is set, or the run's last epoch or a local limit (`max_epochs`, `max_hours` by the
+        clock's seconds) is reached.
 
         Yields a report after every micro-batch.
         """
@@ -225,13 +225,13 @@ class TrainingPeer:
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
             self.optimizer.resume()
-            logger.info("Going on at epoch %d.", self.optimizer.local_epoch)
+            logger.info("Resumed at epoch %d.", self.optimizer.local_epoch)
 
     def step(self, batch: Batch) -> StepReport:
         """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
         epoch = self.optimizer.local_epoch
         loss = self._gradients.compute(batch)
-        if loss is None:  # overflowed in float16: neither the gradient nor the loss says anything
+        if loss is None:  # overflowed in float16: neither the gradient nor the loss is usable
             return self._step_report(epoch, None, was_used=False, ended_epoch=False)
         self.optimizer.step(batch_size=loss.weight)
         self.optimizer.zero_grad()
@@ -294,23 +294,23 @@ class TrainingPeer:
         self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
 
     def _hand_over(self, stop: threading.Event) -> None:
-        """Stay until an auxiliary peer holds the final state, so that the last epochs are not lost."""
+        """Stay until an auxiliary peer has the final state, so that the last epochs are not lost."""
         deadline = time.monotonic() + LINGER_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
             auxiliaries = self.records.auxiliaries().values()
             if not auxiliaries or any(status.held_epoch >= self.run.num_epochs for status in auxiliaries):
                 return
             stop.wait(0.5)
-        logger.warning("No auxiliary peer took over the final state within %.0f s.", LINGER_SECONDS)
+        logger.warning("No auxiliary peer downloaded the final state within %.0f s.", LINGER_SECONDS)
 
 
 def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
-    """Return the epoch at which a peer that begins at epoch `first` leaves."""
+    """Return the epoch at which a peer that starts at epoch `first` leaves."""
     return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)
 
 
 def finished_message(run: TrainingRun) -> str:
-    """Say that a run is over and what can be done with it."""
+    """Return the error that a run is over, with what to do next."""
     return (
         f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
         "dalle-collab generate ORG/RUN 'a caption'; or create a new run with: dalle-collab run create"

@@ -1,4 +1,4 @@
-"""What a running service writes into the run's settings: its entry addresses and key, and who admits peers."""
+"""What running services write into the run's settings: entry addresses and key, and who admits peers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from pipelines.training.repository.snapshot import RunSnapshot
 
 
 def announce_admission(repository: str, service: str, key: str) -> bool:
-    """Write into the run which service admits peers, both empty for an open run; return whether that was a change.
+    """Write into the run which service admits peers, both empty for an open run; return whether anything changed.
 
     Raises:
         ValueError: the address or the key cannot be used.
@@ -25,7 +25,7 @@ def announce_admission(repository: str, service: str, key: str) -> bool:
 def announce_auxiliary(
     repository: str, *, public_key: str, addresses: Sequence[str], before_commit: Callable[[], None]
 ) -> None:
-    """Put the publisher's key and the swarm's entry addresses into the repository if they are not there.
+    """Add the publisher's key and the swarm's entry addresses to the repository if they are missing.
 
     `before_commit` is called before each commit. Raises ValueError if the run has too many keys.
     """

@@ -1,4 +1,4 @@
-"""Commits on top of exactly the commit that was read, so that writers undo nothing of each other's work."""
+"""Commits on top of exactly the commit that was read, so that writers do not undo each other's work."""
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -13,7 +13,7 @@ NUM_ATTEMPTS = 8
 
 
 class HeadMovedError(OSError):
-    """Somebody else has committed since the head was read: read it again and decide anew."""
+    """Somebody else has committed since the head was read: read it again and decide again."""
 
 
 def commit_on(head: RunSnapshot, operations: Sequence[Any], message: str) -> str:
@@ -38,13 +38,13 @@ def commit_changes(
     *,
     before_commit: Callable[[], None] = lambda: None,
 ) -> str | None:
-    """Commit what `changes` asks for in view of the newest commit; return the new commit, None if it asks for nothing.
+    """Commit what `changes` returns for the newest commit; return the new commit, None if there is nothing to change.
 
-    Others publish at the same time: a commit that came in between is read, and `changes` is asked anew.
+    Others publish at the same time: if a commit came in between, it is read and `changes` is called again.
     `before_commit` is called before each attempt.
 
     Raises:
-        ConnectionError: others were quicker every time.
+        ConnectionError: others were faster every time.
     """
     for _ in range(NUM_ATTEMPTS):
         head = RunSnapshot.read(repository, in_cache=False)
@@ -56,4 +56,4 @@ def commit_changes(
             return commit_on(head, operations, message)
         except HeadMovedError:
             continue
-    raise ConnectionError(f"Others commit to {repository} all the time; {NUM_ATTEMPTS} attempts failed. Try again.")
+    raise ConnectionError(f"Others keep committing to {repository}; {NUM_ATTEMPTS} attempts failed. Try again.")

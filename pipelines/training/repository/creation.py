@@ -1,4 +1,4 @@
-"""Creating a training run: its repository on the Model Hub, with all that peers need before they meet."""
+"""Creating a training run: its repository on the Model Hub, with all that peers need to start."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from pipelines.training.run.training_run import TrainingRun
 def create_run_repository(repository: str, run: TrainingRun, processor: Processor, folder: Path) -> str:
     """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
 
-    `folder` is an empty folder for the files. Raises ValueError if the repository already holds a run.
+    `folder` is an empty folder for the files. Raises ValueError if the repository already contains a run.
     """
     api = HfApi()
     if api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE):
         raise ValueError(
-            f"{repository} already holds a training run. Choose another name, or delete the repository: "
+            f"{repository} already contains a training run. Choose another name, or delete the repository: "
             f"hf repos delete {repository}"
         )
     processor.save_pretrained(folder)

@@ -1,8 +1,8 @@
-"""Older checkpoints: each epoch's commit has the tag `epoch-N`; optimizer states of the newest ones alone are kept.
+"""Older checkpoints: each epoch's commit has the tag `epoch-N`; only the newest optimizer states are kept.
 
 The weights of every published epoch stay loadable, `from_pretrained(RUN, revision="epoch-300")`. Optimizer states are
-as large as the weights and needed only to go on from an epoch: the content of old ones is deleted from the Hub's
-storage. No commit is rewritten; at an old tag the file's name is still there, and its content is gone.
+as large as the weights and needed only to resume from an epoch: the content of old ones is deleted from the Hub's
+storage. No commit is rewritten; at an old tag the file is still listed, but its content is gone.
 """
 
 import logging
@@ -22,7 +22,7 @@ def epoch_tag(epoch: int) -> str:
 
 
 def tag_epoch(api: HfApi, repository: str, epoch: int, commit: str, *, only_if_missing: bool = False) -> None:
-    """Let the epoch's tag point to a commit; a tag that a rollback has outdated is kept under a longer name."""
+    """Point the epoch's tag to a commit; a tag outdated by a rollback is kept under a longer name."""
     name = epoch_tag(epoch)
     tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(repository).tags}
     if name in tags:

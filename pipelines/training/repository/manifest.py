@@ -1,7 +1,7 @@
-"""The signed list of what a checkpoint consists of: a digest of every file and of every tensor in it.
+"""The signed list of a checkpoint's contents: a digest of every file and of every tensor in it.
 
-A checkpoint is taken over only if a key of `publisher_keys.json` signed its manifest and every file is as the manifest
-says; a damaged one is refused with the name of the file and of the tensor.
+A checkpoint is loaded only if a key of `publisher_keys.json` signed its manifest and every file matches the manifest; a
+damaged one is refused with the name of the file and of the tensor.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from pipelines.training.run.training_run import TrainingRun
 MANIFEST_FORMAT_VERSION = 1
 NEEDED_FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, RUN_STATE_FILE)
 MUST_BE_LISTED = (".safetensors", ".py", ".bin", ".pt", ".ckpt", ".pkl")
-"""Files of these kinds are loaded or run: none may lie beside a checkpoint without being listed."""
+"""Files of these kinds are loaded or run: all in a checkpoint's folder must be listed."""
 
 
 class CheckpointRefusedError(ValueError):
-    """A checkpoint that is damaged, or that nobody trustworthy has signed."""
+    """A checkpoint that is damaged or not signed by a trusted key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """What a file must be."""
+    """What a file must contain."""
 
     sha256: str
     size: int
@@ -38,7 +38,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """What a checkpoint is and where it comes from."""
+    """A checkpoint's contents and origin."""
 
     run_id: str
     generation: int
@@ -47,7 +47,7 @@ class CheckpointManifest:
     dataset_revision: str
     package_version: str
     parent_commit: str
-    """Commit of the run's repository on top of which the checkpoint was published."""
+    """Commit of the run's repository that the checkpoint was published on top of."""
 
     parent_epoch: int | None
     """Epoch of the checkpoint before, if there is one."""
@@ -56,7 +56,7 @@ class CheckpointManifest:
     """SHA-256 of that checkpoint's signed manifest file."""
 
     contributors: dict[str, int]
-    """Users and the samples that they had contributed to the run."""
+    """Users and the samples they had contributed to the run."""
 
     files: dict[str, FileDigest]
     format_version: int = MANIFEST_FORMAT_VERSION
@@ -70,7 +70,7 @@ class CheckpointManifest:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build a manifest from parsed JSON; raises TypeError or KeyError if it is not one."""
+        """Build a manifest from parsed JSON; raises TypeError or KeyError if it is invalid."""
         files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
         return cls(**{**values, "files": files})
 
@@ -95,7 +95,7 @@ def tensor_digests(path: Path) -> dict[str, str]:
         header = json.loads(file.read(length)) if length < path.stat().st_size else {}
         if not isinstance(header, dict) or not header:
             raise ValueError(f"{path.name} has no safetensors header")
-        # The format: 8 bytes of length, a JSON header, then the tensors at the offsets that the header gives.
+        # The format: 8 bytes of length, a JSON header, then the tensors at the offsets in the header.
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return {
                 name: hashlib.sha256(content[8 + length + start : 8 + length + end]).hexdigest()
@@ -128,12 +128,12 @@ def _signed_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManife
             )
         if public_key not in trusted_keys:
             raise CheckpointRefusedError(
-                f"{MANIFEST_FILE} is signed with the key {public_key}, which is none of the {len(trusted_keys)} in the "
+                f"{MANIFEST_FILE} is signed with the key {public_key}, not one of the {len(trusted_keys)} in the "
                 "run's publisher_keys.json. Ask the run's organiser who published this checkpoint."
             )
         if not is_signed_by(public_key, _canonical(values), signature):
             raise CheckpointRefusedError(
-                f"The signature of {MANIFEST_FILE} does not fit its content: it was changed after it was signed with "
+                f"The signature of {MANIFEST_FILE} does not match its content: it was changed after it was signed with "
                 f"{public_key}. Load an older epoch, or ask the run's organiser to roll back: dalle-collab run rollback"
             )
         return CheckpointManifest.from_mapping(values)
@@ -144,29 +144,29 @@ def _signed_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManife
 
 
 def _check_is_of(run: TrainingRun, manifest: CheckpointManifest) -> None:
-    """A rollback brings a checkpoint of an older generation back; one of a newer generation is of another swarm."""
+    """A rollback restores a checkpoint of an older generation; one of a newer generation belongs to another swarm."""
     if manifest.run_id != run.run_id or manifest.generation > run.generation:
         raise CheckpointRefusedError(
             f"The checkpoint of epoch {manifest.epoch} is of run {manifest.run_id}, generation {manifest.generation}; "
-            f"the settings are of run {run.run_id}, generation {run.generation}. Read the run's settings again: start "
-            "the command anew."
+            f"the settings are of run {run.run_id}, generation {run.generation}. Restart the command to "
+            "read the run's settings again."
         )
 
 
 def verify_checkpoint(folder: Path, trusted_keys: Sequence[str], run: TrainingRun) -> CheckpointManifest | None:
-    """Check a checkpoint's folder against its manifest and return that; None for a run that has no keys yet.
+    """Check a checkpoint's folder against its manifest and return the manifest; None for a run without keys.
 
     Raises:
-        CheckpointRefusedError: with the name of the damaged, missing or unlisted file, and of the damaged tensor; or
-            with the generation, if the checkpoint is of a newer one than the run's settings.
+        CheckpointRefusedError: names the damaged, missing or unlisted file, and the damaged tensor; or the
+            generation, if the checkpoint's is newer than that of the run's settings.
     """
     if not trusted_keys:
         return None
     path = folder / MANIFEST_FILE
     if not path.exists():
         raise CheckpointRefusedError(
-            f"The checkpoint has no {MANIFEST_FILE}, but the run has keys that checkpoints are signed with. Somebody "
-            "has removed it; load an older epoch, or ask the run's organiser."
+            f"The checkpoint has no {MANIFEST_FILE}, but the run has keys to sign checkpoints with. Somebody has "
+            "removed it; load an older epoch, or ask the run's organiser."
         )
     manifest = read_manifest(path.read_text(encoding="utf-8"), trusted_keys, run)
     check_files(folder, manifest.files, f"the manifest of epoch {manifest.epoch}")
@@ -180,7 +180,7 @@ def check_files(folder: Path, expected: Mapping[str, FileDigest], source: str) -
     """Compare every listed file with its digest, and refuse files that are loaded or run without being listed.
 
     Raises:
-        CheckpointRefusedError: with the name of the file, and of the tensor.
+        CheckpointRefusedError: names the file and the tensor.
     """
     for name, digest in expected.items():
         path = folder / name
@@ -197,7 +197,7 @@ def check_files(folder: Path, expected: Mapping[str, FileDigest], source: str) -
             raise CheckpointRefusedError(_explain_damage(path, digest, sha256, source))
     for path in sorted(folder.iterdir()):
         if path.suffix in MUST_BE_LISTED and path.name not in expected:
-            raise CheckpointRefusedError(f"{path.name} is not in {source}: nobody has signed it. {_cure(folder)}")
+            raise CheckpointRefusedError(f"{path.name} is not in {source}, so it is not signed. {_cure(folder)}")
 
 
 def _explain_damage(path: Path, digest: FileDigest, sha256: str, source: str) -> str:

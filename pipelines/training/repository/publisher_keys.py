@@ -1,7 +1,7 @@
-"""The keys with which auxiliary peers sign what they publish: Ed25519; the public ones are listed on the Hub.
+"""The keys that auxiliary peers sign with: Ed25519; the public ones are listed on the Hub.
 
-The list, `publisher_keys.json` in the run's repository, is the root of trust: who may write to the repository may add
-a key, and the repository's history says who did. Peers take no checkpoint and no publisher whose key is not in it.
+The list, `publisher_keys.json` in the run's repository, is the root of trust: whoever may write to the repository can
+add a key, and the repository's history says who did. Peers accept only checkpoints and publishers whose key is in it.
 """
 
 import base64
@@ -23,7 +23,7 @@ MAX_KEYS = 64
 
 
 class PublisherKey:
-    """A private key; its file is readable by its owner alone."""
+    """A private key; its file is readable only by its owner."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -39,7 +39,7 @@ class PublisherKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "PublisherKey":
-        """Read the key from a PEM file, which is made if missing. Raises ValueError for a file that is no such key."""
+        """Read the key from a PEM file, created if missing. Raises ValueError for a file that is not such a key."""
         if not path.exists():
             _write_private(path, Ed25519PrivateKey.generate())
         try:
@@ -49,7 +49,7 @@ class PublisherKey:
                 f"{path} is not a key in PEM format ({error}). Name another file, or delete it."
             ) from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"{path} holds a {type(key).__name__}; expected an Ed25519 key. Name another file.")
+            raise ValueError(f"{path} contains a {type(key).__name__}; expected an Ed25519 key. Name another file.")
         return cls(key)
 
 
@@ -64,7 +64,7 @@ def is_signed_by(public: str, data: bytes, signature: str) -> bool:
 
 
 def keys_to_json(keys: Sequence[str]) -> str:
-    """Return the text of `publisher_keys.json`; the order is that in which the keys were added."""
+    """Return the text of `publisher_keys.json`; in the order in which the keys were added."""
     return json.dumps(dict(format_version=1, keys=list(keys)), indent=2) + "\n"
 
 

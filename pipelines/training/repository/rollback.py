@@ -1,11 +1,11 @@
-"""Going back to an older epoch: its checkpoint becomes the head again, and the run a new generation.
+"""Going back to an older epoch: its checkpoint becomes the head again, and the run starts a new generation.
 
-A run is rolled back when its newest epochs are worthless: poisoned, diverged, trained on the wrong data. Peers that are
-alive hold those epochs and would hand them to everybody who joins, and the newest epoch wins. So one commit does both:
-it puts the old checkpoint's files back, bit by bit, and raises `generation` in `training_run.json`. A generation is a
-swarm of its own in the DHT. Auxiliary peers and trainers of the old one notice the change on the Hub, leave it and join
-the new swarm, whose state is the restored checkpoint. Nothing is lost: the commits of the epochs that were taken back
-stay in the repository's history, with their tags until the run publishes those epochs anew.
+A run is rolled back when its newest epochs are worthless: poisoned, diverged, trained on the wrong data. Live peers
+have those epochs and would serve them to newcomers, and the newest epoch wins. So one commit does both: it restores the
+old checkpoint's files, bit for bit, and raises `generation` in `training_run.json`. A generation is a separate swarm in
+the DHT. Auxiliary peers and trainers of the old one notice the change on the Hub, leave it and join the new swarm,
+whose state is the restored checkpoint. Nothing is lost: the commits of the discarded epochs stay in the repository's
+history, with their tags until the run publishes those epochs again.
 """
 
 import shutil
@@ -33,16 +33,16 @@ from pipelines.training.repository.snapshot import RunSnapshot
 
 KEPT_FILES = (TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes")
 KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
-"""What people have contributed stays counted, and the publishers' keys stay known."""
+"""Contributions stay counted, and the publishers' keys stay known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan:
-    """What a roll-back would do; nothing has been changed."""
+    """What a rollback would do; nothing has been changed."""
 
     head: RunSnapshot
     newest_epoch: int
-    """Epoch of the head's checkpoint; 0 if nobody trustworthy has signed it."""
+    """Epoch of the head's checkpoint; 0 if no trusted key has signed it."""
 
     epoch: int
     source: str
@@ -50,14 +50,14 @@ class RollbackPlan:
 
     manifest: CheckpointManifest
     restored: dict[str, str]
-    """Files that get their old content back, with its identity on the Hub."""
+    """Files to restore, with the id of their old content on the Hub."""
 
     deleted: tuple[str, ...]
-    """Files that the epoch's commit did not have."""
+    """Files to delete: the epoch's commit did not have them."""
 
     @property
     def generation(self) -> int:
-        """The generation that begins."""
+        """The new generation."""
         return self.head.run.generation + 1
 
 
@@ -65,7 +65,7 @@ def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
     """Find an epoch's checkpoint, download it, and check it against its signed manifest.
 
     Raises:
-        ValueError: there is no such epoch, it is the head already, or its optimizer state is no longer kept.
+        ValueError: there is no such epoch, it is already the head, or its optimizer state is no longer kept.
         CheckpointRefusedError: the checkpoint is damaged.
     """
     api, head = HfApi(), RunSnapshot.read(repository)
@@ -75,7 +75,7 @@ def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
         raise ValueError(f"{repository} has published no checkpoint of epoch {epoch}; its newest are: {known}.")
     newest_epoch = _newest_epoch(head)
     if newest_epoch == epoch:
-        raise ValueError(f"{repository} is at epoch {epoch} already; there is nothing to roll back.")
+        raise ValueError(f"{repository} is already at epoch {epoch}; there is nothing to roll back.")
     manifest = _verified_manifest(head, source, epoch)
     before, after = _identities(api, repository, head.commit), _identities(api, repository, source)
     restored, deleted = changed_files(before, after)
@@ -91,16 +91,16 @@ def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
 
 
 def changed_files(head: Mapping[str, str], source: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return which files must be copied from the source, with their identities, and which must be deleted.
+    """Return which files must be copied from the source, with their content ids, and which must be deleted.
 
-    Both arguments map names to identities. What a roll-back keeps is in neither.
+    Both arguments map names to content ids. Files that a rollback keeps are in neither.
     """
     restored = {name: oid for name, oid in source.items() if not _is_kept(name) and head.get(name) != oid}
     return restored, tuple(sorted(name for name in head if name not in source and not _is_kept(name)))
 
 
 def carry_out(plan: RollbackPlan) -> str:
-    """Make the roll-back in one commit on top of the head that was planned for; return the commit.
+    """Roll back in one commit on top of the head that was planned for; return the commit.
 
     Raises:
         HeadMovedError: the run has published since; plan again.
@@ -117,7 +117,7 @@ def carry_out(plan: RollbackPlan) -> str:
     now = _identities(HfApi(), repository, commit)
     if wrong := sorted(name for name, oid in plan.restored.items() if now.get(name) != oid):
         raise CheckpointRefusedError(
-            f"After the roll-back {', '.join(wrong)} of {repository} is not what epoch {plan.epoch} had. "
+            f"After the rollback {', '.join(wrong)} of {repository} is not what epoch {plan.epoch} had. "
             f"Roll back again, or restore the commit {plan.source} by hand."
         )
     return commit
@@ -139,7 +139,7 @@ def _verified_manifest(head: RunSnapshot, source: str, epoch: int) -> Checkpoint
             raise
         except EntryNotFoundError as error:
             raise ValueError(
-                f"The checkpoint of epoch {epoch} is no longer whole on the Hub ({error}). The optimizer states of the "
+                f"The checkpoint of epoch {epoch} is incomplete on the Hub ({error}). The optimizer states of the "
                 f"newest {head.run.keep_optimizer_states} checkpoints are kept; choose one of those."
             ) from error
         if not (Path(folder) / OPTIMIZER_FILE).exists():

@@ -1,4 +1,4 @@
-"""The run's repository at one commit: all that is read of it belongs together, whatever is published meanwhile."""
+"""The run's repository at one commit: everything read is consistent, whatever is published meanwhile."""
 
 import hashlib
 import json
@@ -40,43 +40,43 @@ NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png
 class RunSnapshot:
     """A run's repository at one commit.
 
-    Settings are there from the start. All else is downloaded from the same commit when it is first asked for, and may
-    raise ConnectionError while the Hub is away.
+    Settings are read at once. All else is downloaded from the same commit on first use, and may raise ConnectionError
+    while the Hub is down.
     """
 
     repository: str
     commit: str
     run: TrainingRun
     in_cache: bool = True
-    """Whether small files go through the Hub client's cache."""
+    """Whether small files use the Hub client's cache."""
 
     @classmethod
     def read(cls, repository: str, revision: str | None = None, *, in_cache: bool = True) -> Self:
-        """Read the newest commit, or that of a branch or tag; while the Hub is away, the one that the cache holds.
+        """Read the newest commit, or that of a branch or tag; while the Hub is down, the one in the cache.
 
-        `in_cache=False` is for those who look every minute for months: nothing is left behind or taken from there.
+        `in_cache=False` is for polling every minute for months: the cache is neither read nor filled.
 
         Raises:
-            ValueError: there is no such repository, or it holds no training run.
-            OSError, httpx2.HTTPError: the Hub does not answer, and the cache holds nothing of the run.
+            ValueError: there is no such repository, or it is not a training run.
+            OSError, httpx2.HTTPError: the Hub does not answer, and the cache has nothing of the run.
         """
         with ExitStack() as stack:
             try:
                 if not in_cache:
-                    # Fails at once while the Hub is away; a download without a copy in the cache would try for long.
+                    # Fails at once while the Hub is down; a download without a cached copy would retry for long.
                     revision = HfApi().repo_info(repository, revision=revision).sha
                 path = _download(repository, TRAINING_RUN_FILE, revision, _cache_folder(stack, in_cache))
             except RepositoryNotFoundError as error:
                 raise ValueError(
-                    f"There is no model repository {repository} on this Hub, or your token may not read it. "
+                    f"There is no model repository {repository} on this Hub, or your token has no access to it. "
                     "Check the name and HF_ENDPOINT; log in with: hf auth login"
                 ) from error
             if path is None:
                 raise ValueError(
-                    f"{repository} holds no {TRAINING_RUN_FILE}: it is not a training run. Its organiser creates one "
+                    f"{repository} has no {TRAINING_RUN_FILE}: it is not a training run. Its organiser creates one "
                     f"with: dalle-collab run create {repository} --dataset ORG/DATASET"
                 )
-            # One request both names the commit and fetches the file; the client keeps it under snapshots/COMMIT.
+            # One request both resolves the commit and fetches the file; the client stores it under snapshots/COMMIT.
             run = TrainingRun.from_file(path)
             return cls(repository=repository, commit=path.parent.name, run=run, in_cache=in_cache)
 
@@ -120,7 +120,7 @@ class RunSnapshot:
         return _download(self.repository, name, self.commit)
 
     def download_matching(self, *patterns: str, cache: Path | None = None) -> Path:
-        """Download the files whose names match, into a cache of one's own if one is given; return their folder."""
+        """Download the files whose names match, into a separate cache if one is given; return their folder."""
         folder = snapshot_download(
             self.repository, revision=self.commit, allow_patterns=list(patterns), cache_dir=cache
         )
@@ -129,10 +129,10 @@ class RunSnapshot:
     def download_checkpoint(self) -> Path:
         """Download the newest checkpoint, check it, and return its folder.
 
-        A copy that this machine's disk has damaged is downloaded once more.
+        A copy damaged on this machine's disk is downloaded once more.
 
         Raises:
-            CheckpointRefusedError: a file is not what the signed manifest says: with its name and that of the tensor;
+            CheckpointRefusedError: a file does not match the signed manifest: names the file and the tensor;
                 or the checkpoint is not of this run and generation.
         """
         folder = self._download_checkpoint()

@@ -1,4 +1,4 @@
-"""What one machine gives to a run: devices and time. What peers must share is in `training_run`."""
+"""What one machine contributes to a run: devices and time. What peers must share is in `training_run`."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class ComputeOptions:
     """Local choices of one training peer."""
 
     micro_batch_size: int | None = None
-    """Samples per local step and device, without effect on the result; None: found by trying what memory and speed
-    allow."""
+    """Samples per local step and device, without effect on the result; None: found by testing what memory and
+    speed allow."""
 
     device: str = "cpu"
     """Torch device on which gradients are computed."""
@@ -20,23 +20,23 @@ class ComputeOptions:
     """Devices that compute gradients together as one peer: the GPUs from 0 on, or processes on the CPU; None: one."""
 
     precision: str = "auto"
-    """What is computed in: `fp32`, `bf16`, or `fp16` with loss scaling; `auto` takes the best of the device.
-    Parameters, their averages and what travels between peers are the same for all of them."""
+    """Precision of the computation: `fp32`, `bf16`, or `fp16` with loss scaling; `auto` takes the device's best.
+    Parameters, their averages and what peers exchange are the same for all of them."""
 
     compile: str = "auto"
-    """Compile the model with `torch.compile`: `on`, `off`, or `auto`, where it pays."""
+    """Compile the model with `torch.compile`: `on`, `off`, or `auto`: where it pays off."""
 
     cpu_threads: int | None = None
     """Threads for torch; None: what `OMP_NUM_THREADS` says, else all cores."""
 
     shuffle_buffer_size: int = 2048
-    """Records held for shuffling."""
+    """Records in the shuffle buffer."""
 
     max_epochs: int | None = None
-    """Leave the run after this many epochs of one's own."""
+    """Leave the run after taking part in this many epochs."""
 
     max_hours: float | None = None
-    """Leave the run, in good order, after this many hours."""
+    """Leave the run, cleanly, after this many hours."""
 
     def __post_init__(self) -> None:
         check_counts(self, "micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs")

@@ -20,7 +20,7 @@ MOST_PROMPTS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What is read, and what of it nobody trains on."""
+    """The dataset, and which part of it is held out."""
 
     dataset_repository: str = ""
     """Dataset Hub repository, `ORG/NAME`: image-code shards, or text."""
@@ -29,11 +29,11 @@ class DataSettings:
     """Commit of the dataset: all peers stream the same records."""
 
     held_out_share: float = 0.01
-    """Share of the dataset's records that nobody trains on, for the evaluation loss; 0: no evaluation, unless the
+    """Share of the dataset's records that are held out for the evaluation loss; 0: no evaluation, unless the
     dataset has a `validation` or `test` split."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         if not 0 <= self.held_out_share < 1:
             raise ValueError(f"held_out_share is {self.held_out_share}; expected 0 or more and less than 1.")
 
@@ -43,7 +43,7 @@ class OptimizerSettings:
     """The optimizer of the state that all peers share, and its schedule."""
 
     target_batch_size: int = 4096
-    """Samples that the swarm gathers for one epoch, that is, for one optimizer step; tokens where the task counts
+    """Samples that the swarm gathers for one epoch, that is, for one optimizer step; tokens if the task counts
     those."""
 
     num_epochs: int = 31_250
@@ -53,7 +53,7 @@ class OptimizerSettings:
     """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero."""
 
     optimizer: str = "lamb"
-    """`lamb`, or `adamw`, which wants smaller learning rates, such as 1e-3."""
+    """`lamb`, or `adamw`, which needs smaller learning rates, such as 1e-3."""
 
     peak_learning_rate: float = 2.5e-3
     betas: tuple[float, float] = (0.9, 0.96)
@@ -66,14 +66,14 @@ class OptimizerSettings:
     """8: block-wise quantised statistics; 32: float32 statistics."""
 
     momentum_before_averaging: bool = False
-    """Peers average exponential means of their gradients, with the first of `betas` as momentum, and LAMB takes them as
-    they are. Gradients of single peers are mostly noise, in which colluding attackers can hide; their means are not
-    (Karimireddy et al., 2021, section 5). Switch it on where strangers may join, together with `betas` of [0.98, 0.96]
+    """Peers average exponential means of their gradients, with the first of `betas` as momentum, and LAMB adds none.
+    Gradients of single peers are mostly noise, in which colluding attackers can hide; their means are not
+    (Karimireddy et al., 2021, section 5). Enable it where strangers may join, together with `betas` of [0.98, 0.96]
     and a `tau_ratio` of 1: seven hostile peers of sixteen then cost less than 5 % of the final loss
     (`tests/benchmarks/robust_aggregation.py`)."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         object.__setattr__(self, "betas", tuple(self.betas))
         check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
         if not 0 <= self.num_warmup_epochs <= self.num_epochs:
@@ -92,13 +92,13 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStepSettings:
-    """Steps that peers make on their own between two synchronisations."""
+    """Local steps between two synchronisations."""
 
     local_steps: int = 1
     """Optimizer steps' worth of samples between two synchronisations (DiLoCo, Douillard et al. 2023); 1: average every
-    gradient. Otherwise an epoch gathers `local_steps * target_batch_size` samples, peers make inner steps of their own,
-    and what they send is how far they came; bytes per sample fall by this factor. Among three or more peers of very
-    unlike speed choose `aggregation_rule: mean`: `centered_clip` takes one that came much further for an attacker."""
+    gradient. Otherwise an epoch gathers `local_steps * target_batch_size` samples, peers make local inner steps and
+    send their progress; bytes per sample fall by this factor. With three or more peers of very different speeds choose
+    `aggregation_rule: mean`: `centered_clip` takes one that made much more progress for an attacker."""
 
     inner_batch_size: int = 256
     """With local steps: samples of one inner step. `target_batch_size` over the number of peers makes `local_steps`
@@ -106,7 +106,7 @@ class LocalStepSettings:
 
     inner_optimizer: str = "lamb"
     """With local steps: `lamb` or `adamw`, on each peer's device, with `peak_learning_rate` and the settings below it.
-    AdamW wants smaller rates, such as 4e-4."""
+    AdamW needs smaller rates, such as 4e-4."""
 
     outer_learning_rate: float = 0.7
     """With local steps: learning rate of the Nesterov steps along the averaged progress; 1 without momentum: plain
@@ -116,7 +116,7 @@ class LocalStepSettings:
     """With local steps: Nesterov momentum of the outer steps, in [0, 1)."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         check_positive(self, "local_steps", "inner_batch_size", "outer_learning_rate")
         check_choice("inner_optimizer", self.inner_optimizer, OPTIMIZERS)
         if not 0 <= self.outer_momentum < 1:
@@ -125,7 +125,7 @@ class LocalStepSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingSettings:
-    """How peers find each other, and how averages travel."""
+    """How peers find each other, and how averages are sent."""
 
     averaging_compression: str = "size_adaptive_8bit"
     """`size_adaptive_8bit`: 8 bits for tensors of at least `min_8bit_elements`, float16 below; `blockwise_8bit`: the
@@ -139,25 +139,25 @@ class AveragingSettings:
     """Run the optimizer on the CPU while the next micro-batch is computed; costs one micro-batch of staleness."""
 
     delay_gradient_averaging: bool = False
-    """Average the gradients, too, while the next ones are computed; costs one epoch of staleness, hides the network."""
+    """Also average the gradients while the next ones are computed; costs one epoch of staleness, hides the network."""
 
     average_state_every: int = 5
-    """Epochs between averagings of the parameters, which mend what partly failed rounds have pulled apart."""
+    """Epochs between averagings of the parameters, which undo the drift from partly failed rounds."""
 
     matchmaking_seconds: float = 10.0
     """Time for peers to find each other before a round. Increase if fewer than 90 % of peers join a round."""
 
     averaging_timeout_seconds: float = 120.0
-    """A round that takes longer is given up. Increase on slow links, at least to twice the usual round."""
+    """A round that takes longer times out. Increase on slow links, at least to twice the usual round."""
 
     progress_expiration_seconds: float = 30.0
     """A peer that is silent for this long no longer counts."""
 
     min_share_averaged: float = 0.9
-    """A round that averages a smaller share of the gradient is an error: counted, and parameters are averaged next."""
+    """A round that averages less of the gradient is an error: it is counted, and parameters are averaged next."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         check_positive(self, "average_state_every", "matchmaking_seconds", "progress_expiration_seconds")
         check_positive(self, "min_8bit_elements")
         check_choice("averaging_compression", self.averaging_compression, AVERAGING_COMPRESSIONS)
@@ -168,8 +168,8 @@ class AveragingSettings:
             )
         if self.delay_gradient_averaging and not self.delay_optimizer_step:
             raise ValueError(
-                "delay_gradient_averaging is on and delay_optimizer_step is off; the step cannot come before the "
-                "gradients that it takes. Switch both on: --set delay_optimizer_step=true"
+                "delay_gradient_averaging is on and delay_optimizer_step is off; the step cannot precede the "
+                "gradients that it uses. Enable both: --set delay_optimizer_step=true"
             )
         if not 0 < self.min_share_averaged <= 1:
             raise ValueError(f"min_share_averaged is {self.min_share_averaged}; expected more than 0 and at most 1.")
@@ -177,10 +177,10 @@ class AveragingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationSettings:
-    """How the peers' gradients become one, and what a single peer can gain."""
+    """How the peers' gradients are aggregated, and how much influence a single peer can have."""
 
     aggregation_rule: str = "centered_clip"
-    """How the peers' gradients become one: `centered_clip`, which is the weighted mean as long as nobody stands out;
+    """How the peers' gradients are aggregated: `centered_clip`, the weighted mean as long as nobody stands out;
     `mean`, of gradients with clipped norms; or `coordinate_median`, which ignores sample counts."""
 
     tau_ratio: float = 2.0
@@ -191,14 +191,14 @@ class AggregationSettings:
     """Most iterations of CenteredClip; they cost next to nothing."""
 
     max_norm_ratio: float = 4.0
-    """No peer's gradient counts with more than this multiple of the median norm."""
+    """Longer gradients are clipped to this multiple of the median norm."""
 
     max_weight_ratio: float = 8.0
     """No peer counts for more samples than this multiple of the median peer's. Increase if one honest machine is faster
-    than that; what a lie about samples can gain increases too."""
+    than that; a lie about samples then gains more, too."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         check_choice("aggregation_rule", self.aggregation_rule, AGGREGATION_RULES)
         check_positive(self, "num_clipping_iterations")
         for name in ("tau_ratio", "max_norm_ratio", "max_weight_ratio"):
@@ -217,7 +217,7 @@ class PublishingSettings:
     """Newest checkpoints whose optimizer states stay on the Hub; a rollback can reach no further back."""
 
     max_commits_per_hour: int = 60
-    """Commits that the run's auxiliary peer makes at most in an hour; the Hub refuses more than about 128."""
+    """Most commits that the run's auxiliary peer makes in an hour; the Hub refuses more than about 128."""
 
     num_evaluation_records: int = 256
     """Held-out records that the evaluation loss is the mean over."""
@@ -226,13 +226,13 @@ class PublishingSettings:
     """Epochs between evaluations."""
 
     reel_prompts: tuple[str, ...] = ()
-    """Captions that are drawn again and again for the progress reel; empty: no reel."""
+    """Captions drawn repeatedly for the progress reel; empty: no reel."""
 
     reel_interval_epochs: int = 100
     """Epochs between pictures of the progress reel."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         object.__setattr__(self, "reel_prompts", tuple(self.reel_prompts))
         check_positive(self, "checkpoint_interval_epochs", "keep_optimizer_states", "max_commits_per_hour")
         check_positive(self, "num_evaluation_records", "evaluation_interval_epochs", "reel_interval_epochs")
@@ -251,7 +251,7 @@ class AdmissionSettings:
     """The service's public key: peers talk only to peers whose tokens it has signed."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         check_admission_settings(self.authorization_service, self.authorization_key)
 
 
@@ -263,10 +263,10 @@ class VersionSettings:
     """Version of this package with which the run was created."""
 
     required_versions: dict[str, str] = field(default_factory=dict)
-    """Versions that a peer has to have, by package, as pip writes them: `{"numpy": "<2.4,>=2.0"}`; also `python`."""
+    """Versions that a peer must have, by package, as pip writes them: `{"numpy": "<2.4,>=2.0"}`; also `python`."""
 
     def check(self) -> None:
-        """Raise ValueError unless the settings can work."""
+        """Raise ValueError unless the settings are valid."""
         pattern = r"[A-Za-z0-9 .,<>=!~*+_-]{1,64}"
         versions: object = self.required_versions
         pairs = versions.items() if isinstance(versions, dict) else [(versions, None)]
@@ -279,12 +279,12 @@ class VersionSettings:
 
 
 class Section(Protocol):
-    """What every section is: a dataclass that checks its values."""
+    """The interface of every section: a dataclass that checks its values."""
 
     __dataclass_fields__: ClassVar[dict[str, Field]]
 
     def check(self) -> None:
-        """Raise ValueError that names a setting with a value that cannot work."""
+        """Raise ValueError naming a setting with an invalid value."""
 
 
 SECTIONS: dict[str, type[Section]] = {

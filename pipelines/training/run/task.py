@@ -1,7 +1,7 @@
-"""The seam between the engine and what it trains: all that training peers and auxiliary peers know of a task.
+"""The interface between the engine and what it trains: all that training peers and auxiliary peers know of a task.
 
-The engine averages gradients of any `torch.nn.Module`. What the model is, where its data come from, what its loss is
-and how a checkpoint is used is the task's; `pipelines/training/tasks` has one folder for each.
+The engine averages gradients of any `torch.nn.Module`. The model, its data, its loss and how a checkpoint is used
+belong to the task; `pipelines/training/tasks` has one folder for each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Batch = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a model card tells of a published checkpoint."""
+    """What a model card says about a published checkpoint."""
 
     repository: str
     epoch: int
@@ -37,7 +37,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What an organiser asks of a new run. Each task knows which parts it takes."""
+    """An organiser's request for a new run. Each task knows which fields it uses."""
 
     run_id: str
     task: str
@@ -48,7 +48,7 @@ class RunRequest:
     """Folder or Model Hub repository of a fast tokenizer."""
 
     settings: Mapping[str, Any]
-    """Fields of `TrainingRun`, of the task's settings and of the model's configuration, in one."""
+    """Fields of `TrainingRun`, of the task's settings and of the model's configuration, merged."""
 
     codec: str | None = None
     """Model Hub repository of the codec that made a dataset's image codes."""
@@ -65,29 +65,29 @@ class Processor(Protocol):
 
 
 class TrainingTask(Protocol):
-    """One kind of model on one kind of data. Making one reads nothing; its parts are read when they are needed."""
+    """One kind of model on one kind of data. Creating one reads nothing; its parts are read when they are needed."""
 
     run: TrainingRun
 
     sample_weight: float
-    """Weight of a usual sample in the run's unit: 1 where samples are counted."""
+    """Weight of a typical sample in the run's unit: 1 if samples are counted."""
 
     device_program: str | None
-    """Module that computes gradients on a further device of a peer; None: a peer of this task uses one device."""
+    """Module that computes gradients on a peer's other devices; None: a peer of this task uses one device."""
 
     def check(self) -> None:
-        """Raise ValueError unless data, processor and model fit each other and the model knows all of its settings."""
+        """Raise ValueError unless data, processor and model match and the model knows all of its settings."""
 
     def new_model(self) -> torch.nn.Module:
-        """Return the model with the parameters with which the run begins, equal in every bit on all peers."""
+        """Return the model with the run's initial parameters, bit for bit equal on all peers."""
 
     def compiling_pays(self) -> bool:
         """Tell whether `torch.compile` speeds the model up on a GPU."""
 
     def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
-        """Yield micro-batches of `batch_size` samples without end, in an order that only the seed decides.
+        """Yield micro-batches of `batch_size` samples endlessly, in an order that depends only on the seed.
 
-        Samples that are held out are left out, the same ones on every peer.
+        Held-out samples are skipped, the same ones on every peer.
         """
 
     def held_out_batches(self) -> Sequence[Batch]:
@@ -97,22 +97,22 @@ class TrainingTask(Protocol):
         """Return `size` samples of the usual shapes; their values do not matter for memory and time."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Return the summed loss of a batch, a float scalar with its graph, and the weight that it is the sum over."""
+        """Return the summed loss of a batch, a float scalar with its graph, and the weight that it sums over."""
 
     def save(self, folder: Path, model: torch.nn.Module) -> None:
-        """Write the model, its processor and code that travels with it: what `from_pretrained` needs."""
+        """Write the model, its processor and its custom code: what `from_pretrained` needs."""
 
     def companions(self) -> Mapping[str, tuple[str, str | None]]:
-        """Return other repositories that using the model takes, by what they are: each with its revision."""
+        """Return other repositories needed to use the model, by role: each with its revision."""
 
     def card(self, facts: CheckpointFacts) -> str:
         """Return the model card, README.md, of a checkpoint."""
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
-        """Return what the model makes of the run's prompts as one picture for the progress reel; None: no reel."""
+        """Return the model's output for the run's prompts as one picture for the progress reel; None: no reel."""
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
-        """Estimate the memory that training takes; raises ValueError if the model's sizes cannot work."""
+        """Estimate the memory that training takes; raises ValueError if the model's sizes are invalid."""
 
 
 @torch.no_grad()

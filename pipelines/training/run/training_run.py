@@ -24,7 +24,7 @@ from pipelines.training.run.sections import (
 
 FORMAT_VERSION = 2
 FLAT_FORMAT_VERSION = 1
-"""Of files that hold all settings side by side, without sections."""
+"""Format of files with all settings side by side, without sections."""
 
 TASKS_THAT_COUNT_TOKENS = ("fill-mask", "text-generation")
 
@@ -46,23 +46,23 @@ class TrainingRun(
     """Name of the swarm, prefix of its keys in the DHT: letters, digits, `-` and `_`."""
 
     task: str = "text-to-image"
-    """What is trained, as the Hub names it; see `tasks.choice`."""
+    """What is trained, by the Hub's name for it; see `tasks.choice`."""
 
     task_settings: dict[str, Any] = field(default_factory=dict)
-    """What the task alone knows, such as the sequence length of a language model."""
+    """Settings that only the task knows, such as the sequence length of a language model."""
 
     model_config: dict[str, Any] = field(default_factory=dict)
     """Arguments of the model's configuration: `DalleCollabConfig`, or a `model_type` of transformers and its own."""
 
     entry_addresses: tuple[str, ...] = ()
-    """Multiaddresses through which newcomers find the swarm; the auxiliary peer keeps them fresh."""
+    """Multiaddresses through which newcomers find the swarm; the auxiliary peer keeps them up to date."""
 
     seed: int = 0
-    """Seed of the initial parameters, which every peer draws for itself and so need not download."""
+    """Seed of the initial parameters, which every peer draws itself instead of downloading them."""
 
     generation: int = 0
-    """How often the run was rolled back. Each generation is a swarm of its own, so that peers which hold epochs that a
-    rollback took back cannot bring them in again."""
+    """How often the run was rolled back. Each generation is a separate swarm, so that peers with discarded epochs
+    cannot bring them back."""
 
     format_version: int = FORMAT_VERSION
     """Version of this file's format."""
@@ -78,8 +78,8 @@ class TrainingRun(
             section.check(self)
         if self.momentum_before_averaging and self.local_steps > 1:
             raise ValueError(
-                f"momentum_before_averaging is on and local_steps is {self.local_steps}; peers that make steps of "
-                "their own average how far they came, and outer_momentum follows. "
+                f"momentum_before_averaging is on and local_steps is {self.local_steps}; peers with local steps "
+                "average their progress, to which outer_momentum is applied. "
                 "Cure: --set momentum_before_averaging=false"
             )
 
@@ -116,7 +116,7 @@ class TrainingRun(
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build a run from parsed JSON, with sections or flat; ValueError names an unknown or missing setting."""
         if not isinstance(values, Mapping):
-            raise ValueError(f"{TRAINING_RUN_FILE} holds a {type(values).__name__}; expected a JSON object.")
+            raise ValueError(f"{TRAINING_RUN_FILE} contains a {type(values).__name__}; expected a JSON object.")
         _check_format(values.get("format_version", FORMAT_VERSION))
         settings = _flat(values) | {"format_version": FORMAT_VERSION}
         known = {item.name for item in dataclasses.fields(cls)}
@@ -125,7 +125,7 @@ class TrainingRun(
         try:
             return cls(**settings)
         except TypeError as error:
-            raise ValueError(f"{TRAINING_RUN_FILE} is incomplete or has a value of a wrong type: {error}") from error
+            raise ValueError(f"{TRAINING_RUN_FILE} is incomplete or has a value of the wrong type: {error}") from error
 
     @classmethod
     def from_file(cls, path: Path) -> Self:

@@ -14,7 +14,7 @@ def package_version() -> str:
 
 
 def required_versions() -> dict[str, str]:
-    """Return the versions that peers of a new run have to have: this package's own ranges for what goes on the wire."""
+    """Return the versions that peers of a new run must have: this package's own ranges for what affects the wire."""
     ranges = {requirement.name: str(requirement.specifier) for requirement in _requirements()}
     python = importlib.metadata.metadata("dalle-collab")["Requires-Python"]
     same_wire = ".".join(package_version().split(".")[:2])

@@ -1,4 +1,4 @@
-"""The averager that holds the training state, hands it out and takes it over; `transfer` decides when."""
+"""The averager that keeps the training state, serves it and downloads it; `transfer` decides when."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
-from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises typing's name alone
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
 import torch
 from hivemind.averaging.control import StepControl
@@ -39,28 +39,28 @@ logger = logging.getLogger(__name__)
 
 NO_COMPRESSION = NoCompression()
 SEARCH_IN_MATCHMAKINGS = 3
-"""Times its usual length after which the search for a group to average the state with is given up."""
+"""Matchmaking for averaging the state times out after this multiple of its usual duration."""
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_STAY = 15.0
-"""How long a snapshot that is being sent waits for a newcomer that has stopped reading."""
+"""How long a snapshot being sent waits for a newcomer that has stopped reading."""
 
 SECONDS_BETWEEN_REQUESTS = 2.0
-"""How long it waits for the next request of the same newcomer. Longer, and it falls behind a swarm of short epochs."""
+"""How long it waits for the newcomer's next request. With more it would fall behind a swarm of short epochs."""
 
 
 class SwarmStateAverager(RobustAverager, TrainingStateAverager):
-    """Holds, averages and hands out parameters and optimizer state; counts what was really averaged.
+    """Keeps, averages and serves parameters and optimizer state; counts what was really averaged.
 
-    All peers of a run use it, the auxiliary peer too. What it hands out is a snapshot, so that epoch and tensors agree
-    whatever the live state does meanwhile.
+    All peers of a run use it, including the auxiliary peer. It serves a snapshot, so that epoch and tensors match
+    whatever happens to the live state meanwhile.
     """
 
     PROTOCOL_NAME = "SwarmStateAverager"
-    notices_replays = False  # parameters that did not change are the same parts again
+    notices_replays = False  # unchanged parameters produce the same parts again
     may_be_skipped = True  # the next optimizer step waits until it is over
     apply_parameters: Callable[[], None] | None = None
-    """What brings new parameters to the model; None: they are copied over the model's own."""
+    """Applies new parameters to the model; None: they overwrite the model's own."""
 
     def __init__(self, *, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
         self.answers_are_averages = isinstance(compression, NoCompression)
@@ -79,7 +79,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             self.apply_parameters()
 
     def _init_tensor_infos(self) -> tuple[CompressionInfo, ...]:
-        # The last thing that hivemind asks for before it forks the process that will read the snapshot.
+        # hivemind's last call before it forks the process that will read the snapshot.
         self.snapshot = StateSnapshot(self.named_state(), swarm_id=self._swarm_id)
         return super()._init_tensor_infos()
 
@@ -97,13 +97,13 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
 
     @property
     def num_received(self) -> int:
-        """Bytes of the state that have arrived in the download that is under way."""
+        """Bytes of the state received in the current download."""
         return self._num_received.value
 
     def schedule_step(
         self, scheduled_time: float | None = None, *, timeout: float | None = None, **kwargs: Any
     ) -> StepControl:
-        """See `TrainingStateAverager.schedule_step`; nobody looks for a group for long."""
+        """See `TrainingStateAverager.schedule_step`, with a limit on matchmaking."""
         longest = SEARCH_IN_MATCHMAKINGS * self.matchmaking_kwargs["min_matchmaking_time"]
         seconds = longest if timeout is None else min(timeout, longest)
         return super().schedule_step(scheduled_time, timeout=seconds, **kwargs)
@@ -121,7 +121,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     ) -> None:
         """Run an optimizer step, an averaging round or both; no snapshot is taken meanwhile."""
         with self._changing:
-            epoch = self.local_epoch  # `step` has counted it up before it asked for this
+            epoch = self.local_epoch  # `step` has already incremented it
             if averaging_round and (averaging_control is None or averaging_control.done()):
                 averaging_control = self.schedule_step(gather=epoch, timeout=timeout)
             parts = (wait_for_trigger, optimizer_step, zero_grad, averaging_round, averaging_control)
@@ -129,13 +129,13 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             self._note_change(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say that the state, changed from outside, is that of an epoch; the learning rate follows."""
+        """Set the epoch of a state changed from outside; the learning rate follows."""
         self.local_epoch = epoch
         self._update_scheduler()
         self._note_change(epoch)
 
     def take_part_in(self, epoch: int) -> None:
-        """Go on in an epoch with the state as it is, which keeps its own epoch in what this peer signs."""
+        """Continue in an epoch with the state as it is; the state keeps its own epoch in this peer's signed record."""
         self.local_epoch = epoch
 
     def _note_change(self, epoch: int) -> None:
@@ -145,7 +145,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
 
     @property
     def snapshot_is_current(self) -> bool:
-        """Whether the snapshot holds the state as it is after the last step."""
+        """Whether the snapshot is the state after the last step."""
         return self._num_changes_in_snapshot == self._num_changes and self.snapshot.manifest() is not None
 
     def take_snapshot(self) -> StateManifest | None:
@@ -176,11 +176,11 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         total_seconds: float,
         show: Callable[[int, int], None],
     ) -> DownloadReport:
-        """Fetch the state with this digest from these donors and take it over; `show` gets bytes, and bytes of all.
+        """Download the state with this digest from these donors and load it; `show` gets bytes done and total.
 
         Raises:
-            StateDownloadError: the donors did not deliver in time; what has arrived is kept for another attempt.
-            StateRefusedError: the state is unusable, whoever hands it out.
+            StateDownloadError: the donors did not deliver in time; what has arrived is kept for a retry.
+            StateRefusedError: the state is unusable, whoever serves it.
         """
         order = dict(digest=digest, epoch=epoch, donors=donors, limits=asdict(limits), seconds=total_seconds)
         with self._snapshot_lock:
@@ -238,7 +238,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             refused = str(error)
         except TimeoutError:
             failed = f"The state did not arrive within {order['seconds']:.0f} s."
-        except Exception as error:  # whatever it is, the trainer waits for an answer
+        except Exception as error:  # whatever the error, the trainer is waiting for an answer
             failed = str(error) or repr(error)
         future.set_result(dict(report=asdict(download.report()), refused=refused, failed=failed))
         await download.take_leave()
@@ -255,7 +255,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     async def rpc_download_state(
         self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> StreamOf[averaging_pb2.DownloadData]:
-        """Hand out the snapshot's hashes or tensors, then say that this was all; nothing if it holds another state."""
+        """Serve the snapshot's hashes or tensors and the end marker; nothing if the snapshot is of another state."""
         async for message in until_reader_closes(with_farewell(self._hand_out(request.metadata))):
             await pass_bytes(self._upload_limit, message.ByteSize())
             yield message
@@ -281,7 +281,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
 
     @classmethod
     def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> ReadingStub:
-        """Return a stub that takes a state for whole only when its donor has said so."""
+        """Return a stub that accepts a state as complete only with the donor's end marker."""
         return ReadingStub(super().get_stub(p2p, peer, namespace=namespace), "rpc_download_state", until_farewell)
 
 

@@ -16,7 +16,7 @@ from pipelines.training.optimizers.parameter_groups import weight_decay_groups
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Where the run stood when the checkpoint was taken."""
+    """The run's progress when the checkpoint was taken."""
 
     run_id: str
     epoch: int
@@ -54,7 +54,7 @@ def load_training_state(folder: Path, model: torch.nn.Module, optimizer: torch.o
 
 
 def run_state_in(folder: Path) -> RunState:
-    """Return where the run stood; raises ValueError if the file is missing or damaged."""
+    """Return the run's progress; raises ValueError if the file is missing or damaged."""
     try:
         return RunState(**json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -72,7 +72,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(str(path))
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"{path.name} is not a whole safetensors file ({error}). Download the checkpoint again; a pickle "
+            f"{path.name} is not a complete safetensors file ({error}). Download the checkpoint again; a pickle "
             "(.pt, .bin) is never loaded."
         ) from error
 
@@ -92,7 +92,7 @@ def _copy_all(own: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor], fil
 
 
 def _named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Pair the model's parameter names with the optimizer's own tensors, which have the same order."""
+    """Pair the model's parameter names with the optimizer's own tensors, which are in the same order."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     ordered = [p for group in weight_decay_groups(model.named_parameters(), 0.0) for p in group["params"]]
     owned = [p for group in optimizer.param_groups for p in group["params"]]

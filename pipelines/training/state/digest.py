@@ -1,12 +1,12 @@
-"""What a training state is, bit for bit: its tensors in one order, their hashes, and the digest that peers sign.
+"""Identifies a training state bit for bit: its tensors in one order, their hashes, and the digest that peers sign.
 
-Why honest peers name the same digest. A round of gradients gives all its members the same bytes (the average as it came
+Why honest peers have the same digest: a round of gradients gives all its members the same bytes (the average as it came
 out of the codec, `runner.TrustedAllReduceRunner`), and the optimizer runs on the CPU, where the same operations on
 the same bytes give the same bytes: measured equal with 1 and 2 threads, with AVX2 and with AVX-512. So peers that
 started from one state and missed no part of a round stay equal in every bit: three real peers, four epochs, 43 of 43
-tensors, without compression and in 8 bits, with 8-bit statistics. With hivemind's rounds (each member adds a difference
-of its own) it was 15 of 43 and 0 of 43. What does set peers apart is a part that a dying reducer delivered to some
-members only, and a processor without AVX2; `votes` says what a newcomer makes of digests that differ.
+tensors, without compression and in 8 bits, with 8-bit statistics. With hivemind's rounds (each member adds its own
+difference) it was 15 of 43 and 0 of 43. Peers do diverge after a part that a dying reducer delivered to only some
+members, and on a CPU without AVX2; `votes` says how a newcomer handles digests that differ.
 
 The digest covers the run, the epoch, and of every tensor its name, type, shape and bytes: parameters and optimizer
 statistics, also 8-bit ones, as they are. It does not cover the learning rate and its kind: they follow from the run's
@@ -22,20 +22,20 @@ from typing import Self
 import torch
 
 ALIGNMENT = 64
-"""Bytes to whose multiples tensors are aligned in one block of memory; any tensor type can be laid over it."""
+"""Alignment of tensors in one block of memory, in bytes; it suits every tensor type."""
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One tensor of the state and where it lies in a block of memory that holds all of them."""
+    """One tensor of the state and its place in a block of memory for all of them."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
-    """Bytes before it."""
+    """Offset in bytes."""
 
     num_bytes: int
 
@@ -53,7 +53,7 @@ class StateManifest:
     """Name, type and shape as text, and SHA-256 as 64 hexadecimal digits, of every tensor, in the state's order."""
 
     def encode(self) -> bytes:
-        """Return the one text of these hashes."""
+        """Return the canonical text of these hashes."""
         values = dict(format=FORMAT, swarm_id=self.swarm_id, epoch=self.epoch, tensors=self.tensors)
         return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
@@ -71,7 +71,7 @@ class StateManifest:
         """Read a manifest from another peer.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is invalid.
         """
         try:
             values = json.loads(text)
@@ -84,7 +84,7 @@ class StateManifest:
 
 
 def named_state(optimizer: torch.optim.Optimizer, extra: Iterable[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of the training state in the order that all peers share, not copied."""
+    """Return the tensors of the training state, without copies, in the order that all peers share."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     named = {}
     for index, parameter in enumerate(parameters):
@@ -121,7 +121,7 @@ def make_manifest(swarm_id: str, epoch: int, layout: Iterable[TensorSpec], hashe
 
 
 def check_manifest(manifest: StateManifest, layout: tuple[TensorSpec, ...], *, swarm_id: str, epoch: int) -> None:
-    """See to it that a manifest of another peer describes a state that fits into this peer's.
+    """Check that another peer's manifest describes a state that fits this peer's.
 
     Raises:
         ValueError: it is of another run, epoch, model or optimizer; the first difference is named.

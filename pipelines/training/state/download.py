@@ -1,7 +1,7 @@
-"""Fetches a training state from several donors at once and believes none of them: every tensor is checked by its hash.
+"""Downloads a training state from several donors at once and trusts none of them: every tensor's hash is checked.
 
-A donor that stalls, vanishes or lies is given up for this download; what it had delivered whole stays, the rest goes to
-the others. Because the hashes belong to the state and not to the donor, it does not matter who delivers what.
+A donor that stalls, vanishes or lies is dropped for this download; its complete tensors are kept, the rest is requested
+from the others. Because the hashes belong to the state and not to the donor, it does not matter who delivers what.
 """
 
 import asyncio
@@ -26,40 +26,40 @@ WANTS = WANT_MANIFEST, WANT_TENSORS, WANT_NOTHING = "manifest", "tensors", "noth
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadLimits:
-    """How long a newcomer waits for whom."""
+    """Time-outs of a state download."""
 
     chunk_seconds: float
-    """A donor that sends nothing for so long is given up. Increase if healthy donors are given up on slow links."""
+    """A donor that sends nothing for this long is dropped. Increase if healthy donors are dropped on slow links."""
 
     job_seconds: float
-    """A donor that takes longer for one job is given up, so that a trickle holds nobody up."""
+    """A donor that takes longer for one job is dropped, so that a trickle blocks nobody."""
 
     job_bytes: int = 2**22
-    """Size of a job; what is lost at most with a donor, as far as single tensors are not larger."""
+    """Size of a job: the most that is lost with a donor, unless a single tensor is larger."""
 
     num_donors_at_once: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadReport:
-    """What came from whom."""
+    """What each donor delivered."""
 
     num_bytes: int = 0
-    """Bytes received, those in vain included."""
+    """Bytes received, including discarded ones."""
 
     tensors_by_donor: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    """Donors that were given up, with the reason."""
+    """Dropped donors, with the reason."""
 
     liars: tuple[str, ...] = ()
-    """Those that delivered something else than what the digest says."""
+    """Donors that delivered data not matching the digest."""
 
     moved_on: tuple[str, ...] = ()
-    """Those that hold another state by now, which is no fault."""
+    """Donors that have another state by now, which is not an offence."""
 
 
 class StateDownloadError(ConnectionError):
-    """The state could not be fetched from these donors; others, or a later state, may do."""
+    """The state could not be downloaded from these donors; others, or a later state, may work."""
 
     def __init__(self, message: str, report: DownloadReport) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class StateDownloadError(ConnectionError):
 
 
 class StateRefusedError(ValueError):
-    """The state is what its donors say it is, and it is unusable."""
+    """The state matches its digest, but it is unusable."""
 
     def __init__(self, message: str, report: DownloadReport) -> None:
         super().__init__(message)
@@ -75,14 +75,14 @@ class StateRefusedError(ValueError):
 
 
 class LyingDonorError(ValueError):
-    """A donor delivered something else than what the digest says."""
+    """A donor delivered data not matching the digest."""
 
 
 class MovedOnError(ConnectionError):
-    """A donor does not hand out this state, or no longer."""
+    """A donor does not serve this state, or no longer does."""
 
     def __init__(self) -> None:
-        super().__init__("It does not hand out this state, or no longer.")
+        super().__init__("It does not serve this state, or no longer does.")
 
 
 def manifest_request(digest: str) -> bytes:
@@ -96,15 +96,15 @@ def tensors_request(digest: str, indices: Sequence[int]) -> bytes:
 
 
 def farewell_request(digest: str) -> bytes:
-    """Return what a newcomer says when it has the state with this digest: its donor may offer the next one."""
+    """Return a newcomer's farewell when it has the state with this digest: its donor may offer the next one."""
     return json.dumps(dict(want=WANT_NOTHING, digest=digest)).encode()
 
 
 def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
-    """Return what is wanted, of which digest, and which tensors.
+    """Return what is requested, of which digest, and which tensors.
 
     Raises:
-        ValueError: the request is not one of those above.
+        ValueError: the request is invalid.
     """
     try:
         values = json.loads(text)
@@ -114,7 +114,7 @@ def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
     if want not in WANTS or not isinstance(indices, list) or len(indices) > num_tensors:
         raise ValueError(f"This is not a request for a state: {want!r}.")
     if not all(type(index) is int and 0 <= index < num_tensors for index in indices):
-        raise ValueError(f"A request names tensors that are not there; there are {num_tensors}.")
+        raise ValueError(f"A request names tensors that do not exist; there are {num_tensors}.")
     return want, digest, indices
 
 
@@ -144,14 +144,14 @@ class StateDownload:
         self._num_bytes = 0
 
     async def run(self) -> StateManifest:
-        """Fetch, check and write all tensors that the snapshot does not hold yet; return their manifest.
+        """Download, check and write all tensors that the snapshot does not have yet; return their manifest.
 
         Raises:
-            StateDownloadError: no donor is left; what has arrived stays in the snapshot for another attempt.
+            StateDownloadError: no donor is left; what has arrived stays in the snapshot for a retry.
             StateRefusedError: a tensor has values that are not finite, or the state is of another model.
         """
         manifest = await self._fetch_manifest()
-        self._snapshot.begin()  # not before: a peer whose donors are all gone goes on offering what it holds
+        self._snapshot.begin()  # not before: a peer whose donors are all gone continues to offer what it has
         hashes, layout = manifest.hashes(), self._snapshot.layout
         held = self._snapshot.verified
         missing = {i: spec.num_bytes for i, spec in enumerate(layout) if held.get(i) != hashes[i]}
@@ -165,7 +165,7 @@ class StateDownload:
         return manifest
 
     async def take_leave(self) -> None:
-        """Tell the donors that they need not keep this state any longer; whether they hear it matters little."""
+        """Tell the donors that they need not keep this state any longer; it does not matter much if this is lost."""
         await asyncio.gather(*map(self._take_leave_of, self._asked - self._failures.keys()), return_exceptions=True)
 
     async def _take_leave_of(self, donor: str) -> None:
@@ -173,7 +173,7 @@ class StateDownload:
             pass
 
     def report(self) -> DownloadReport:
-        """Return what came from whom so far."""
+        """Return what each donor has delivered so far."""
         return DownloadReport(
             num_bytes=self._num_bytes,
             tensors_by_donor={donor: number for donor, number in self._delivered.items() if number},
@@ -191,8 +191,8 @@ class StateDownload:
                     raise MovedOnError
                 manifest = StateManifest.decode(text)
                 if manifest.digest != self._digest or manifest.encode() != text:
-                    raise LyingDonorError("Its manifest does not have the digest that it stands for.")
-            except Exception as error:  # peers fail in many ways; each is given up and named
+                    raise LyingDonorError("Its manifest does not match its digest.")
+            except Exception as error:  # peers fail in many ways; each is dropped and reported
                 self._give_up(donor, error)
                 self._idle.popleft()
                 continue
@@ -237,14 +237,14 @@ class StateDownload:
                 rest = await self._receive(spec, rest, chunks)
                 found = await asyncio.get_running_loop().run_in_executor(None, self._snapshot.hash, spec)
                 if found != hashes[index]:
-                    raise LyingDonorError(f"It delivered other bytes for {spec.name} than the digest says.")
+                    raise LyingDonorError(f"It delivered bytes for {spec.name} that do not match the digest.")
                 self._snapshot.verified[index] = found
                 self._delivered[donor] += 1
             if rest or await anext(chunks, None) is not None:
-                raise LyingDonorError("It delivered more than it was asked for.")
+                raise LyingDonorError("It delivered more than was requested.")
 
     async def _receive(self, spec: TensorSpec, rest: bytes, chunks: AsyncIterator[bytes]) -> bytes:
-        """Write one tensor's bytes; return what came beyond them."""
+        """Write one tensor's bytes; return what remains."""
         memory, position = self._snapshot.memory(spec), 0
         while position < spec.num_bytes:
             if not rest and (rest := await anext(chunks, b"")) == b"":
@@ -278,7 +278,7 @@ class StateDownload:
             self._moved_on.add(donor)
         silent = f"It sent nothing for {self._limits.chunk_seconds:.0f} s, or too little."
         self._failures[donor] = silent if isinstance(error, TimeoutError) else str(error) or repr(error)
-        logger.warning("Donor %s was given up: %s", donor, self._failures[donor])
+        logger.warning("Donor %s was dropped: %s", donor, self._failures[donor])
 
     def _no_donor_left(self) -> StateDownloadError:
         reasons = "; ".join(f"{donor}: {reason}" for donor, reason in self._failures.items()) or "there was none"

@@ -1,7 +1,7 @@
-"""One copy of the training state that stands still while newcomers download it.
+"""A copy of the training state that stays unchanged while newcomers download it.
 
-The live state changes with every optimizer step; a download of it, as hivemind does it, mixes the tensors of several
-epochs. The copy lies in memory that the averager's process shares (not in /dev/shm, which containers keep small).
+The live state changes with every optimizer step; downloading it, as hivemind does, mixes tensors of several epochs.
+The copy is in memory shared with the averager's process (not in /dev/shm, which is small in containers).
 """
 
 import ctypes
@@ -26,13 +26,13 @@ CHUNK_BYTES = 2**17
 
 
 class SnapshotReplacedError(RuntimeError):
-    """The snapshot that was being read is no longer there; the reader has to look for a newer one."""
+    """The snapshot being read no longer exists; the reader has to look for a newer one."""
 
 
 class StateSnapshot:
-    """A state, complete and described by a manifest, or being written. Make it before the averager's process forks.
+    """A state, complete with its manifest or being written. Create it before the averager's process forks.
 
-    There is one writer at a time; readers in both processes notice when what they read was replaced.
+    There is one writer at a time; readers in both processes notice when their snapshot was replaced.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], swarm_id: str) -> None:
@@ -48,7 +48,7 @@ class StateSnapshot:
         longest = make_manifest(swarm_id, 2**63, self.layout, [EMPTY_HASH] * len(self.layout)).encode()
         self._manifest = mmap.mmap(-1, len(longest))
         self._manifest_bytes = multiprocessing.Value(ctypes.c_int64, 0)
-        # Even: complete, or empty at 0. Odd: being written. Readers compare it before and after they read.
+        # Even: complete, or empty at 0. Odd: being written. Readers compare it before and after reading.
         self._generation = multiprocessing.Value(ctypes.c_int64, 0)
         self._held_until = multiprocessing.Value(ctypes.c_double, 0.0)
         self._verified: tuple[int, dict[int, str]] = (0, {})
@@ -60,11 +60,11 @@ class StateSnapshot:
 
     @property
     def generation(self) -> int:
-        """A number that changes when the snapshot does; even while it is complete, 0 while there never was one."""
+        """A number that changes with the snapshot; even while it is complete, 0 before the first one."""
         return self._generation.value
 
     def manifest(self) -> StateManifest | None:
-        """Return the manifest of the state that is held, or None while there is none or it is being written."""
+        """Return the manifest of the snapshot, or None while there is none or it is being written."""
         before = self.generation
         text = self._manifest[: self._manifest_bytes.value]
         if before == 0 or before % 2 or self.generation != before:
@@ -72,9 +72,9 @@ class StateSnapshot:
         return StateManifest.decode(text)
 
     def hold(self, seconds: float) -> None:
-        """Ask the writer to leave the snapshot as it is for so many seconds from now: somebody is reading it.
+        """Ask the writer to keep the snapshot for this many seconds from now: somebody is reading it.
 
-        The last word counts: a reader that is done asks for less, and one that is not asks again with every chunk.
+        The last call counts: a reader that is done asks for less, and one that is not asks again with every chunk.
         """
         self._held_until.value = time.monotonic() + seconds
 
@@ -85,13 +85,13 @@ class StateSnapshot:
 
     @property
     def verified(self) -> dict[int, str]:
-        """Hashes of the tensors, by number, that were found right since writing began; for the writer to fill."""
+        """Hashes of the tensors, by number, verified since writing began; filled by the writer."""
         if self._verified[0] != self.generation:
             self._verified = (self.generation, {})
         return self._verified[1]
 
     def begin(self) -> None:
-        """Begin to write; what was held is gone."""
+        """Start writing; the previous snapshot is gone."""
         if self.generation % 2 == 0:
             self._generation.value += 1
 
@@ -101,20 +101,20 @@ class StateSnapshot:
             own.copy_(tensors[name])
 
     def seal(self, epoch: int) -> StateManifest:
-        """Check and hash what was copied and offer it; SHA-256 alone takes 1.3 s of one core per GB.
+        """Check and hash the copy and offer it; SHA-256 alone takes 1.3 s of one core per GB.
 
         Raises:
             ValueError: a value is not finite; such a state is not offered.
         """
         for spec in self.layout:
             if not is_finite(self.tensors[spec.name]):
-                raise ValueError(f"{spec.name} of the state of epoch {epoch} is not finite; it is not handed on.")
+                raise ValueError(f"{spec.name} of the state of epoch {epoch} is not finite; it is not offered.")
         manifest = make_manifest(self._swarm_id, epoch, self.layout, [self.hash(spec) for spec in self.layout])
         self.complete(manifest)
         return manifest
 
     def complete(self, manifest: StateManifest) -> None:
-        """Offer the state that was written under a manifest that is known to be right."""
+        """Offer the written state under a manifest that is known to be correct."""
         assert self.generation % 2 == 1, "nothing was written"
         text = manifest.encode()
         self._manifest[: len(text)] = text
@@ -122,7 +122,7 @@ class StateSnapshot:
         self._generation.value += 1
 
     def hash(self, spec: TensorSpec) -> str:
-        """Return the hash of a tensor as it is now."""
+        """Return the current hash of a tensor."""
         return hash_tensor(spec, self.memory(spec))
 
     def memory(self, spec: TensorSpec) -> memoryview:

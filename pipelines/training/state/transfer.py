@@ -1,7 +1,7 @@
-"""The transfer of the training state: every peer signs which state it holds, and newcomers take what most sign.
+"""Transfer of the training state: every peer signs which state it has, and newcomers download the one most sign.
 
-One implementation for trainers, who also use it when they have fallen out of step, and for the auxiliary peer. Nothing
-is on the way of training: the copy, its hashes and the record are made in a thread, after a step.
+Used by the auxiliary peer and by trainers, also when they have fallen out of step. It does not block training: the
+copy, its hashes and the record are made in a thread, after a step.
 """
 
 import logging
@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.25
 NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING = 5
-"""A trainer whose digest a clear majority contradicts for so many epochs in a row takes over the majority's state."""
+"""A trainer contradicted by a clear majority for this many epochs in a row loads the majority's state."""
 
 SECONDS_BETWEEN_LOG_LINES = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadProgress:
-    """How far a download is; as text, a line for people."""
+    """Progress of a download; as text, a line for people."""
 
     verdict: Verdict
     num_bytes: int
-    """Bytes of the state that have arrived."""
+    """Bytes of the state received."""
 
     num_bytes_total: int
 
@@ -50,7 +50,7 @@ ShowProgress = Callable[[DownloadProgress], None]
 
 
 def logged_now_and_then() -> ShowProgress:
-    """Return a function that logs progress, but not more often than is good for a log."""
+    """Return a function that logs progress at a limited rate."""
     next_line = time.monotonic() + SECONDS_BETWEEN_LOG_LINES
 
     def show(progress: DownloadProgress) -> None:
@@ -64,40 +64,40 @@ def logged_now_and_then() -> ShowProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferLimits:
-    """How patient a peer is in a transfer; see `hivemind_options.transfer_limits`."""
+    """Time limits of a transfer; see `hivemind_options.transfer_limits`."""
 
     download: DownloadLimits
     total_seconds: float
-    """After this long a newcomer gives the swarm up and turns to the checkpoint. Increase on slow links."""
+    """After this long a newcomer gives up on the swarm and uses the checkpoint. Increase on slow links."""
 
     settling_seconds: float
-    """How long to wait until more than half of the voters agree, if they can; at the end of an epoch they do not."""
+    """How long to wait for more than half of the voters to agree, if they can; at an epoch's end they do not."""
 
     num_attempts: int = 8
     record_seconds: float = 60.0
-    """Life of a signed record; renewed in time while its peer lives."""
+    """Lifetime of a signed record; renewed in time while its peer is alive."""
 
     longest_hold_seconds: float = 300.0
-    """A snapshot that newcomers go on asking for is replaced nevertheless when it is this old."""
+    """A snapshot of this age is replaced even while newcomers still request it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenState:
-    """Which state was taken over, and from whom."""
+    """Which state was loaded, and from whom."""
 
     verdict: Verdict
     report: DownloadReport
     seconds: float
-    """From the first look at the votes to the end of the download."""
+    """From first reading the votes to the end of the download."""
 
 
 class StateTransfer:
-    """Takes the state over from others and offers it to others. `close` it before the averager is shut down."""
+    """Downloads the state from others and offers it to others. `close` it before the averager is shut down."""
 
     def __init__(self, averager: SwarmStateAverager, records: SwarmRecords, limits: TransferLimits) -> None:
         self._averager, self._records, self._limits = averager, records, limits
         self._peer_id = averager.peer_id.to_base58()
-        self._generator = random.Random()  # of this peer alone: newcomers that come together spread over the donors
+        self._generator = random.Random()  # specific to this peer: newcomers arriving together spread over the donors
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._avoided: set[str] = set()
@@ -107,19 +107,19 @@ class StateTransfer:
 
     @property
     def is_outvoted(self) -> bool:
-        """Whether this trainer's state has differed from the majority's for too long to be mended by averaging."""
+        """Whether this trainer's state has differed from the majority's for too long to be fixed by averaging."""
         return self.num_outvoted_epochs >= NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
 
     def newest_epoch(self) -> int:
-        """Return the epoch of the state that most signed trainers name; 0 if nobody hands one out."""
+        """Return the epoch of the state that most signed trainers name; 0 if nobody serves one."""
         verdict = self._verdict(frozenset())
         return verdict.epoch if verdict else 0
 
     def fetch(self, *, at_least: int, wanted: int = 0, show: ShowProgress | None = None) -> TakenState | None:
-        """Take over the state that most signed trainers name, if it is of epoch `at_least`; None if that failed.
+        """Load the state that most signed trainers name, if it is of epoch `at_least` or later; None if that failed.
 
-        Waits a little for the state of epoch `wanted`, which a swarm that has just stepped is about to offer. Ends
-        after `total_seconds` and `num_attempts` in any case.
+        Waits briefly for the state of epoch `wanted`, which a swarm that has just stepped is about to offer. Always
+        ends after `total_seconds` or `num_attempts`.
         """
         started, show = time.monotonic(), show or logged_now_and_then()
         refused: set[str] = set()
@@ -146,11 +146,11 @@ class StateTransfer:
             self.num_outvoted_epochs = 0
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
-        self._averager.state_changed.set()  # what was offered before may have been overwritten in part: copy it anew
+        self._averager.state_changed.set()  # the earlier snapshot may have been partly overwritten: copy again
         return None
 
     def share(self) -> None:
-        """Offer the state from now on; call it when this peer is known to be in step with the swarm."""
+        """Offer the state from now on; call it once this peer is known to be in step with the swarm."""
         if not self._averager.client_mode:
             self._averager.allow_state_sharing = True
         if self._thread is None:
@@ -167,7 +167,7 @@ class StateTransfer:
 
     def _download(self, verdict: Verdict, donors: list[str], seconds: float, show: ShowProgress) -> DownloadReport:
         if verdict.outvoted:
-            logger.warning("Taking the state of %s; outvoted: %s", verdict, ", ".join(verdict.outvoted))
+            logger.warning("Downloading the state of %s; outvoted: %s", verdict, ", ".join(verdict.outvoted))
         return self._averager.download(
             digest=verdict.digest,
             epoch=verdict.epoch,
@@ -192,7 +192,7 @@ class StateTransfer:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _keep_offering(self) -> None:
-        """Snapshot, hash and sign the state after every step; renew the record while nothing happens."""
+        """Snapshot, hash and sign the state after every step; renew the record in between."""
         while not self._stop.is_set():
             changed = self._averager.state_changed.wait(self._limits.record_seconds / 3)
             if self._stop.is_set():
@@ -203,7 +203,7 @@ class StateTransfer:
                     continue
                 self._averager.state_changed.clear()
                 self._offer()
-            except Exception:  # the outermost loop of this thread: training goes on, the next epoch tries again
+            except Exception:  # the outermost loop of this thread: training continues, the next epoch retries
                 logger.exception("The state could not be offered to newcomers.")
 
     def _may_replace_snapshot(self) -> bool:
@@ -228,7 +228,7 @@ class StateTransfer:
         self._records.publish_state(record, self._limits.record_seconds)
 
     def _count_contradictions(self, own: StateManifest | None) -> None:
-        """See at the end of an epoch whether the others agree with what this peer said of it."""
+        """Check at the end of an epoch whether the others agree with this peer's digest."""
         verdict = self._verdict(frozenset(), with_own=True)
         if own is None or verdict is None or verdict.epoch != own.epoch or not verdict.is_clear:
             return

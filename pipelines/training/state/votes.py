@@ -1,10 +1,10 @@
-"""Which training state a newcomer takes: that which most signed trainers name; pure decisions, no network.
+"""Which training state a newcomer loads: the one that most signed trainers name; pure decisions, no network.
 
-A vote is a signed record of a peer that says: at this epoch my state has this digest. Trainers vote; the claims of
-others, such as auxiliary peers, count only while nobody trains. A liar has one vote and is outvoted as long as more
-honest trainers agree with each other than liars do. An epoch that the swarm cannot have reached, by the word of half of
-the voters, does not count: with the newest state preferred among equals, it would win every tie. Who may sign at all is
-the matter of the run's admission: where everybody may join, votes can be bought with machines.
+A vote is a peer's signed record that says: at this epoch my state has this digest. Trainers vote; the claims of others,
+such as auxiliary peers, count only while nobody trains. A liar has one vote and is outvoted as long as more honest
+trainers agree with each other than liars do. An epoch that the swarm cannot have reached, according to half of the
+voters, does not count: with the newest state preferred among equals, it would win every tie. Who may sign at all
+is up to the run's admission: where everybody may join, votes can be bought with machines.
 """
 
 import random
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_EPOCHS_AHEAD = 16
-"""Honest claims lie apart: what a peer hands out stands still while it is read, and the swarm goes on."""
+"""Honest claims differ: a snapshot is kept while it is read, and the swarm moves on."""
 
 
 class StateClaim(Protocol):
-    """What a peer says of its state; see `records.StateRecord`."""
+    """A peer's claim about its state; see `records.StateRecord`."""
 
     peer_id: str
     epoch: int
@@ -35,13 +35,13 @@ class Verdict:
     num_votes: int
     num_voters: int
     num_late: int
-    """Voters that have not come to this epoch yet."""
+    """Voters that have not reached this epoch yet."""
 
     donors: tuple[str, ...]
-    """libp2p ids of the peers that say they hold this very state and hand it out."""
+    """libp2p ids of the peers that claim to have exactly this state and serve it."""
 
     outvoted: tuple[str, ...]
-    """libp2p ids of those that name another digest for this epoch, or an epoch that is not reached."""
+    """libp2p ids of those that name another digest for this epoch, or an epoch not reached yet."""
 
     @property
     def is_clear(self) -> bool:
@@ -50,9 +50,9 @@ class Verdict:
 
     @property
     def is_decided(self) -> bool:
-        """Whether waiting can change nothing: the state is clear, or none of its epoch can become so any more.
+        """Whether waiting is pointless: the state has a majority, or none of its epoch can get one any more.
 
-        Peers whose parameters have drifted apart all name a state of their own.
+        Peers whose parameters have drifted apart each name their own state.
         """
         return self.is_clear or 2 * (self.num_votes + self.num_late) <= self.num_voters
 
@@ -63,7 +63,7 @@ class Verdict:
 def count_votes(
     claims: Mapping[bytes, StateClaim], trainers: Collection[bytes], refused: Collection[str] = ()
 ) -> Verdict | None:
-    """Return the state with the most votes, the newest among equals, or None if nobody hands one out.
+    """Return the state with the most votes, the newest among equals, or None if nobody serves one.
 
     `claims` and `trainers` go by public key. Digests in `refused` were found to be unusable.
     """
@@ -90,19 +90,19 @@ def count_votes(
 
 
 def newest_plausible_epoch(epochs: Collection[int]) -> int:
-    """Return the last epoch that a swarm can have reached of which half have reached these; 0 if there are none."""
+    """Return the last epoch that a swarm can have reached, given that half have reached these; 0 if there are none."""
     return sorted(epochs)[(len(epochs) - 1) // 2] + MAX_EPOCHS_AHEAD if epochs else 0
 
 
 def donors_in_turn(verdict: Verdict, avoided: Collection[str], generator: random.Random) -> list[str]:
-    """Return the donors to ask, in an order of chance: newcomers that come together do not all ask the same one."""
+    """Return the donors to ask, in random order: newcomers arriving together do not all ask the same one."""
     donors = [donor for donor in verdict.donors if donor not in avoided]
     generator.shuffle(donors)
     return donors
 
 
 def cut_into_jobs(sizes: Mapping[int, int], job_bytes: int) -> list[list[int]]:
-    """Return the tensors to fetch, by number, in runs of at least `job_bytes`, so that a lost run costs little."""
+    """Return the tensors to download, by number, in runs of at least `job_bytes`, so that a lost run costs little."""
     jobs, current, num_bytes = [], [], 0
     for index, size in sizes.items():
         current.append(index)

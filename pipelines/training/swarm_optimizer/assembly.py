@@ -1,4 +1,4 @@
-"""Builds the parts of a run's optimizer and hands them to each other. hivemind forks here: the order matters."""
+"""Builds the parts of a run's optimizer and connects them. hivemind forks here: the order matters."""
 
 import logging
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
 from pipelines.training.swarm_optimizer.state_averaging_calls import StateAveragingCalls
 
 CALL_LIFETIME_IN_TIMEOUTS = 5
-"""How long a call for averaging the state can be read; two epochs must pass, which are as long as the swarm is slow."""
+"""Lifetime of a call for averaging the state; it must outlast two epochs, however slow the swarm."""
 
 
 def make_optimizer(
@@ -104,7 +104,7 @@ def _start_tracker(run: TrainingRun, dht: hivemind.DHT, records: SwarmRecords, l
 
 
 def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit: float | None) -> dict[str, Any]:
-    """Return what both averagers of a training peer are given."""
+    """Return the options of both averagers of a training peer."""
     return dict(
         averager_options(run),
         **upload_options(bandwidth_limit_mbit),
@@ -113,12 +113,12 @@ def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit:
         next_chunk_timeout=chunk_timeout(run),
         shutdown_timeout=SECONDS_TO_SHUT_DOWN,
         client_mode=dht.client_mode,
-        allow_state_sharing=False,  # not before the peer is known to be in step
+        allow_state_sharing=False,  # only once the peer is known to be in step
     )
 
 
 def _step_along_averaged_gradients(state: SwarmStateAverager, gradients: SwarmGradientAverager) -> None:
-    """Let the optimizer's gradients be the tensors that are averaged: nothing is copied between the two."""
+    """Make the optimizer's gradients the averaged tensors: nothing is copied between the two."""
     with gradients.get_tensors() as averaged:
         for parameter, gradient in zip(state.optimized_parameters, averaged, strict=True):
             parameter.grad = gradient

@@ -1,7 +1,7 @@
-"""The end of an epoch at a training peer, from top to bottom: `end_epoch`. What it decides is in `round_policy`.
+"""The end of an epoch at a training peer, from top to bottom: `end_epoch`. The decisions are in `round_policy`.
 
-Where averaging is delayed, a round goes on in a thread while gradients of the next epoch are gathered. A peer then
-looks for one group at a time, and finds only peers that average the gradients of the same epoch.
+With delayed averaging, a round runs in a thread while gradients of the next epoch are gathered. A peer then looks for
+one group at a time, and finds only peers that average the gradients of the same epoch.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class EpochParts:
-    """The parts of a training peer that take part in an epoch's end, and what they have come to."""
+    """The parts of a training peer involved in an epoch's end, and their results."""
 
     run: TrainingRun
     policy: RoundPolicy
     tracker: SwarmProgressTracker
-    """Another one after a rest."""
+    """Replaced after a pause."""
 
     state: SwarmStateAverager
     gradients: SwarmGradientAverager
@@ -59,16 +59,16 @@ class EpochParts:
     transfer: StateTransfer
     round_times: RoundTimes
     scheduled: StepControl | None = None
-    """The gradient round that is sought or goes on."""
+    """The gradient round in matchmaking or in progress."""
 
     has_missed_round: bool = False
-    """Whether the others have had a round that this peer has not; it is to take over their state."""
+    """Whether the others have had a round that this peer missed; it must download their state."""
 
     num_incomplete_rounds: int = 0
     """Gradient rounds that failed or averaged too small a share, at this peer."""
 
     num_incomplete_state_rounds: int = 0
-    """Of the state's averager, as far as others were called."""
+    """Incomplete rounds of the state averager for which others were already called."""
 
     @property
     def epoch(self) -> int:
@@ -77,15 +77,15 @@ class EpochParts:
 
     @property
     def global_epoch(self) -> int:
-        """The epoch in which the swarm is, as far as others bear witness."""
+        """The swarm's epoch, as confirmed by other peers."""
         return self.tracker.global_epoch
 
 
 def end_epoch(parts: EpochParts) -> None:
-    """Average gradients with the others, step, and average the state if it is time: the swarm has enough samples.
+    """Average gradients with the others, step, and average the state if it is due: the swarm has enough samples.
 
     Raises:
-        MissedRoundError: the others have had the round without this peer, which is to take over their state.
+        MissedRoundError: the others have had the round without this peer, which must download their state.
     """
     run, state, tracker = parts.run, parts.state, parts.tracker
     if run.delay_gradient_averaging:
@@ -107,7 +107,7 @@ def end_epoch(parts: EpochParts) -> None:
             parts.calls.epochs,
             is_averaging=state.averaging_in_progress,
         )
-        # The optimizer reads the averager's tensors: what is in them now, or will be after `before_step`.
+        # The optimizer reads the averager's tensors: their current values, or those after `before_step`.
         state.step(
             increment_epoch=True,
             wait_for_trigger=before_step,
@@ -122,7 +122,7 @@ def end_epoch(parts: EpochParts) -> None:
 
 
 def look_for_group(parts: EpochParts) -> None:
-    """Look for the group of the coming round if the epoch is about to end; then also learn what else is to be done."""
+    """Start matchmaking for the next round if the epoch is about to end; then also learn what else is due."""
     if parts.policy.delays_averaging:
         parts.gradients.epoch_to_average = parts.epoch
     search = search_of(parts.scheduled)
@@ -136,7 +136,7 @@ def look_for_group(parts: EpochParts) -> None:
 
 
 def begin_round(parts: EpochParts) -> StepControl | None:
-    """Send this peer's gradient into a round; return None if there is none to be in."""
+    """Send this peer's gradient into a round; return None if there is no round."""
     parts.gradients.expect_samples(parts.tracker.plausible_samples())
     search = search_of(parts.scheduled)
     source = parts.policy.gradient_source(search, parts.tracker.global_progress.num_peers)
@@ -144,8 +144,8 @@ def begin_round(parts: EpochParts) -> StepControl | None:
         try:
             parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
             return parts.scheduled
-        except Exception:  # whatever it is, this peer has its own gradient
-            logger.exception("A round of averaging could not begin.")
+        except Exception:  # whatever the error, this peer has its own gradient
+            logger.exception("A round of averaging could not start.")
             if parts.scheduled is not None and not parts.scheduled.done():
                 tag_along(parts.scheduled, parts.round_times.timeout)
     elif search is Search.OPEN and parts.scheduled is not None:
@@ -155,10 +155,10 @@ def begin_round(parts: EpochParts) -> StepControl | None:
 
 
 def finish_round(parts: EpochParts, control: StepControl) -> None:
-    """Wait for the round; if it fails, step along this peer's own gradient, averaged as far as the round came.
+    """Wait for the round; if it fails, step along this peer's own gradient, averaged as far as the round got.
 
-    hivemind would step along its accumulators, which are empty by then: a step along nothing. Where averaging is
-    delayed, this is executed in a thread, while gradients of the next epoch are gathered.
+    hivemind would step along its accumulators, which are empty by then: a null step. With delayed averaging, this
+    runs in a thread while gradients of the next epoch are gathered.
 
     Raises:
         MissedRoundError: the others have had it, and this peer has not.
@@ -173,7 +173,7 @@ def finish_round(parts: EpochParts, control: StepControl) -> None:
         if parts.has_missed_round or have_others_moved_on(parts):
             parts.has_missed_round = True
             raise MissedRoundError(f"A round of averaging failed here, but not elsewhere: {error!r}.") from error
-        logger.warning("A round of averaging failed; this peer goes on with its own gradient: %r", error)
+        logger.warning("A round of averaging failed; this peer continues with its own gradient: %r", error)
     parts.gradients.notify_used_averaged_gradients()
     verdict = judge(before, parts.gradients.last_round)
     if verdict.is_incomplete:
@@ -181,12 +181,12 @@ def finish_round(parts: EpochParts, control: StepControl) -> None:
 
 
 def finish_delayed_round(parts: EpochParts) -> None:
-    """Wait until the last epoch's round is over, here as at the other peers; hivemind waits for a while only.
+    """Wait until the last epoch's round is over, here and at the other peers; hivemind waits only for a while.
 
     Raises:
         MissedRoundError: the others have had it, and this peer has not.
     """
-    concurrent.futures.wait(parts.state.pending_updates)  # each ends by its own time-outs
+    concurrent.futures.wait(parts.state.pending_updates)  # each has its own time-outs
     if parts.scheduled is not None and parts.scheduled.triggered:
         leave(parts)
     if parts.has_missed_round:
@@ -195,16 +195,16 @@ def finish_delayed_round(parts: EpochParts) -> None:
 
 
 def leave(parts: EpochParts) -> None:
-    """Take no part in the gradient round that is sought or goes on."""
+    """Leave the gradient round in matchmaking or in progress."""
     if parts.scheduled is not None:
         leave_round(parts.scheduled, partial(tag_along, seconds=parts.round_times.timeout))
         parts.scheduled = None
 
 
 def have_others_moved_on(parts: EpochParts) -> bool:
-    """Look into the DHT, which the tracker does not while a round goes on.
+    """Query the DHT, which the tracker does not do during a round.
 
-    Where averaging is delayed, their epochs say so only when the next one is over, but their states say it at once.
+    With delayed averaging, the others' epochs show it only after the next one, but their states show it at once.
     """
     own = parts.state.peer_id.to_bytes()
     others = [peer.epoch for peer in parts.records.progress() if peer.peer_id != own and not peer.client_mode]
@@ -214,7 +214,7 @@ def have_others_moved_on(parts: EpochParts) -> bool:
 
 
 def judge_state_rounds(parts: EpochParts) -> None:
-    """Call everybody again if averaging the state did not succeed: it is not tried twice in one epoch."""
+    """Call everybody again if averaging the state failed: it is not retried within an epoch."""
     num_incomplete = parts.state.last_round.num_incomplete_rounds
     if num_incomplete > parts.num_incomplete_state_rounds:
         parts.num_incomplete_state_rounds = num_incomplete
@@ -222,6 +222,6 @@ def judge_state_rounds(parts: EpochParts) -> None:
 
 
 def call_everybody(parts: EpochParts, *, counts_here: bool) -> None:
-    """Have all peers average the state soon; `counts_here`: it was this peer's own gradient round that failed."""
+    """Have all peers average the state soon; `counts_here`: this peer's own gradient round failed."""
     parts.num_incomplete_rounds += counts_here
     parts.calls.call(epoch_of_call(parts.epoch, parts.global_epoch))

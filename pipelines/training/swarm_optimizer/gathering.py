@@ -1,8 +1,7 @@
-"""What becomes of a peer's gradients until the swarm has enough samples: they are summed, or lead to local steps.
+"""What a peer does with gradients until the swarm has enough samples: sum them, or make local steps.
 
-With local steps peers average how far they came instead of every gradient: the averaged vector is the pseudo-gradient,
-and the optimizer that takes it is the outer one, whose parameters and momentum are the state that newcomers, the
-auxiliary peer and checkpoints see.
+With local steps peers average their progress instead of every gradient: the averaged vector is the pseudo-gradient of
+the outer optimizer, whose parameters and momentum are the state that newcomers, the auxiliary peer and checkpoints see.
 """
 
 from typing import Protocol
@@ -19,13 +18,13 @@ class Gathering(Protocol):
     """What a training peer does between two rounds of averaging."""
 
     def add(self, num_samples: int, epoch: int) -> int:
-        """Count the mean gradient of so many samples, in the parameters' `.grad`; return the epoch's samples so far."""
+        """Count the samples' mean gradient, in the parameters' `.grad`; return the epoch's samples so far."""
 
     def finish(self, epoch: int) -> None:
-        """Leave with the gradient averager what is to be averaged now, and its weight."""
+        """Load what to average now, and its weight, into the gradient averager."""
 
     def restart(self, *, keep_gradient: bool) -> int:
-        """Begin anew, after a change of the state from outside; return the samples that count still."""
+        """Start over, after a change of the state from outside; return the samples that still count."""
 
 
 class SummedGradients:
@@ -40,7 +39,7 @@ class SummedGradients:
         return self._averager.local_samples_accumulated
 
     def finish(self, epoch: int) -> None:
-        """See `Gathering`: the averager has it all."""
+        """See `Gathering`: the averager already has everything."""
 
     def restart(self, *, keep_gradient: bool) -> int:
         """See `Gathering`."""
@@ -52,7 +51,7 @@ class SummedGradients:
 
 
 class LocalSteps:
-    """Inner steps of `inner_batch_size` samples; what is averaged is the way from the last synchronisation.
+    """Inner steps of `inner_batch_size` samples; the progress since the last synchronisation is averaged.
 
     The model's parameters are this peer's own; those of the swarm are in the state averager.
     """
@@ -63,7 +62,7 @@ class LocalSteps:
         self._run, self._averager, self._state = run, averager, state
         self._num_samples = 0
         self._inner = InnerSteps(run, model, state.main_parameters)
-        # New parameters are not copied over the model's: they go under what the model has learnt since.
+        # New parameters do not overwrite the model's: the model's progress since then is applied on top of them.
         state.apply_parameters = self._rebase
 
     def add(self, num_samples: int, epoch: int) -> int:
@@ -75,7 +74,7 @@ class LocalSteps:
         return self._num_samples
 
     def finish(self, epoch: int) -> None:
-        """See `Gathering`: the pseudo-gradient, which weighs by its samples."""
+        """See `Gathering`: the pseudo-gradient, weighted by its samples."""
         if self._averager.local_samples_accumulated:
             self._make_inner_step(epoch)
         self._inner.take_pseudo_gradient(self._averager.gathered())
@@ -83,14 +82,14 @@ class LocalSteps:
         self._num_samples = 0
 
     def restart(self, *, keep_gradient: bool) -> int:
-        """See `Gathering`. Progress away from an older state leads nowhere from a newer one: it is never kept."""
+        """See `Gathering`. Progress from an older state is useless for a newer one: it is never kept."""
         self._averager.forget_gradients()
         self._num_samples = 0
         self._inner.restart(self._state.optimized_parameters)
         return 0
 
     def _make_inner_step(self, epoch: int) -> None:
-        """Step along the mean gradient of the samples gathered; shorter if they are fewer than an inner batch."""
+        """Step along the gathered samples' mean gradient; a smaller step if they are fewer than an inner batch."""
         num_samples = self._averager.local_samples_accumulated
         self._inner.step(
             self._averager.gathered(),

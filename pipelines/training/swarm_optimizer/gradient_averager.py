@@ -1,4 +1,4 @@
-"""The averager of gradients: what counts for how much in a round, and what stays for the next one."""
+"""The averager of gradients: the weights in a round, and what is kept for the next one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,19 +19,19 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
     answers_are_averages = True
     may_be_skipped = False
     epoch_to_average: int | None = None
-    """Of the gradients of the next round, if it is to be only with peers that say the same; see `PacedKeyManager`."""
+    """Epoch of the gradients to average next; if set, only peers with the same are matched; see `PacedKeyManager`."""
 
     def __init__(
         self, *args: Any, keeps_own_gradient: bool = False, gradient_momentum: float = 0.0, **kwargs: Any
     ) -> None:
-        """`keeps_own_gradient`: what was gathered stays until it is reset, although a round has begun with it.
+        """`keeps_own_gradient`: gathered gradients are kept until reset, even after a round has started with them.
 
         `gradient_momentum`, beta: peers send exponential means of their gradients, in which those of the epoch k epochs
-        ago count beta^k times, and weigh by their samples' exponential mean. What all send together is then the
+        ago count beta^k times, and weigh by their samples' exponential mean. The sum of what all send is then the
         exponential mean of the gradients of all samples, whoever computed which. See `momentum_before_averaging`.
         """
         self._keeps_own_gradient, self._momentum = keeps_own_gradient, gradient_momentum
-        self._num_earlier_samples = 0.0  # of earlier epochs, as far as they count still; their gradients are kept too
+        self._num_earlier_samples = 0.0  # of earlier epochs, as far as they still count; their gradients are kept too
         self._expected_weights: dict[bytes, float] = {}
         super().__init__(*args, **kwargs)
 
@@ -51,16 +51,16 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
         return tuple(self._grad_accumulators())
 
     def count_as_one(self, num_samples: int) -> None:
-        """Take what is `gathered` for one vector, to be averaged as it is, with the weight of so many samples."""
+        """Treat what is `gathered` as one vector, to be averaged as it is, with the weight of this many samples."""
         self.local_times_accumulated, self.local_samples_accumulated = 1, num_samples
         self._anchor_batch_size = num_samples
 
     def scale_of_mean(self, num_samples: float) -> float:
-        """Return the factor that makes what is `gathered` from so many samples their mean gradient."""
+        """Return the factor that turns what is `gathered` from this many samples into their mean gradient."""
         return self._anchor_batch_size / num_samples
 
     def _mean_num_samples(self) -> float:
-        """Return the exponential mean of the samples of an epoch; who has computed nothing new has nothing to say."""
+        """Return the exponential mean of an epoch's samples; a peer without new gradients has weight 0."""
         own = self.local_samples_accumulated
         return (1 - self._momentum) * (self._num_earlier_samples + own) if own else 0.0
 
@@ -68,7 +68,7 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
     def load_accumulators_into_averager_(self) -> None:
         """Load the mean gradient of all samples; with momentum, gradients of earlier epochs are part of it.
 
-        hivemind divides by the number of micro-batches, which is the mean only where all of them weigh the same.
+        hivemind divides by the number of micro-batches, which is the mean only if all of them weigh the same.
         """
         if not self.local_samples_accumulated:
             super().load_accumulators_into_averager_()
@@ -80,7 +80,7 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
 
     @torch.no_grad()
     def reset_accumulated_grads_(self) -> None:
-        """Begin another epoch: forget what was gathered, but for what momentum keeps of it."""
+        """Start another epoch: forget what was gathered, except what momentum keeps of it."""
         if not self._momentum:
             super().reset_accumulated_grads_()
             return
@@ -92,19 +92,19 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
 
     @torch.no_grad()
     def forget_gradients(self) -> None:
-        """Forget all gradients, those of earlier epochs too: they belong to parameters that this peer has no more."""
+        """Forget all gradients, also those of earlier epochs: they belong to parameters this peer no longer has."""
         self._num_earlier_samples = 0.0
         super().reset_accumulated_grads_()
 
     def take_back(self) -> None:
-        """Forget a round that was not had: its gradient is part of what is still being gathered."""
+        """Forget a round that did not happen: its gradient is part of what is still being gathered."""
         self._accumulators_used_in_step = False
         self.notify_used_averaged_gradients()
 
     def expect_samples(self, samples: Mapping[bytes, float]) -> None:
-        """Say how many samples each peer's signed records make plausible, at most; by bytes of its peer id.
+        """Set the most samples that each peer's signed records make plausible, by bytes of its peer id.
 
-        It bounds the weights of the rounds to come. Call it once before every round.
+        It bounds the weights of the coming rounds. Call it once before every round.
         """
         former, beta = self._expected_weights, self._momentum
         self._expected_weights = {

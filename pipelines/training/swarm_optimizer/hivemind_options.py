@@ -1,6 +1,6 @@
-"""What a run's settings mean to hivemind: optimizer and schedule, the averagers' options, how often peers look around.
+"""Translates a run's settings for hivemind: optimizer and schedule, the averagers' options, polling intervals.
 
-Training peers and the auxiliary peer build their averagers from these very functions, so that they fit together.
+Training peers and the auxiliary peer build their averagers with these same functions, so that they are compatible.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from pipelines.training.state.download import DownloadLimits
 from pipelines.training.state.transfer import TransferLimits
 
 REQUEST_SHARE = 0.4
-"""Share of the matchmaking time in which a request must be answered: it fits twice."""
+"""Share of the matchmaking time in which a request must be answered: there is time for two."""
 
 
 def make_state_averager(
@@ -28,7 +28,7 @@ def make_state_averager(
     matchmaking_seconds: float,
     **kwargs: Any,
 ) -> SwarmStateAverager:
-    """Start the averager that holds the training state; trainers and the auxiliary peer must build it alike."""
+    """Start the averager of the training state; trainers and the auxiliary peer must build it alike."""
     return kind(
         dht=dht,
         admission=admission,
@@ -53,12 +53,12 @@ def averager_options(run: TrainingRun) -> dict[str, Any]:
 
 
 def reply_seconds(run: TrainingRun) -> float:
-    """Return the seconds that a DHT node has to reply; a look into the DHT must fit twice into the matchmaking time."""
+    """Return the seconds that a DHT node has to reply; two DHT queries must fit into the matchmaking time."""
     return min(3.0, max(0.5, REQUEST_SHARE * run.matchmaking_seconds))
 
 
 def aggregation_rule(run: TrainingRun) -> AggregationRule:
-    """Return how the run's peers make one vector of many."""
+    """Return how the run's peers aggregate their vectors."""
     return AggregationRule(
         name=run.aggregation_rule,
         tau_ratio=run.tau_ratio,
@@ -69,19 +69,19 @@ def aggregation_rule(run: TrainingRun) -> AggregationRule:
 
 
 def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, Any]:
-    """Return the averagers' options for an upload limit in Mbit/s: what others are told, and what is kept to."""
+    """Return the averagers' options for an upload limit in Mbit/s: the bandwidth to advertise and the limit to keep."""
     if bandwidth_limit_mbit is None:
         return {}
     return dict(bandwidth=bandwidth_limit_mbit, upload_limit=UploadLimit(bandwidth_limit_mbit))
 
 
 def chunk_timeout(run: TrainingRun) -> float:
-    """Return the seconds after which a silent sender is given up; below 6 s busy but healthy peers ban each other."""
+    """Return the seconds after which a silent sender is dropped; below 6 s busy but healthy peers ban each other."""
     return max(6.0, run.averaging_timeout_seconds / 8)
 
 
 def transfer_limits(run: TrainingRun) -> TransferLimits:
-    """Return how patient newcomers are, in proportion to what the run's organiser expects of links."""
+    """Return the newcomers' time limits, in proportion to the links that the organiser expects."""
     chunk_seconds = chunk_timeout(run)
     return TransferLimits(
         download=DownloadLimits(chunk_seconds=chunk_seconds, job_seconds=max(60.0, 4 * chunk_seconds)),
@@ -92,7 +92,7 @@ def transfer_limits(run: TrainingRun) -> TransferLimits:
 
 
 def tracker_options(run: TrainingRun) -> dict[str, Any]:
-    """Return how often peers look at each other's progress: in proportion to the time that silence may last."""
+    """Return how often peers check each other's progress: in proportion to the silence time-out."""
     expiration = run.progress_expiration_seconds
     return dict(
         min_refresh_period=min(0.5, expiration / 80),

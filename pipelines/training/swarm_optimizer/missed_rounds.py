@@ -1,7 +1,7 @@
-"""Waiting for a round of averaging, but not for one that the others have already had, and leaving one.
+"""Waiting for a round of averaging, unless the others have already had it, and leaving one.
 
-A peer that comes too late for a group finds none until the others have computed another epoch, and would then average
-a gradient of parameters that nobody has any more. It had better take over the swarm's state at once.
+A peer that is too late for a group finds none until the others have computed another epoch, and would then average a
+gradient of parameters that nobody has any more. It should rather download the swarm's state at once.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class MissedRoundError(RuntimeError):
-    """The others have had the round that this peer was looking for a group for."""
+    """The others have had the round that this peer was matchmaking for."""
 
 
 def search_of(control: StepControl | None) -> Search:
-    """Return how far the search for the group of a round is."""
+    """Return the state of a round's matchmaking."""
     if control is None:
         return Search.NONE
     if control.done():
@@ -33,12 +33,12 @@ def search_of(control: StepControl | None) -> Search:
 
 
 def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable[[], bool]) -> None:
-    """Wait until a round is over; while it has no group, ask now and then whether the others `have_moved_on`.
+    """Wait until a round is over; while it has no group, check occasionally whether the others `have_moved_on`.
 
     Raises:
-        MissedRoundError: they have; the search for a group was given up.
-        TimeoutError: the round is not over after so many seconds.
-        Exception: what the round itself has failed with.
+        MissedRoundError: they have; matchmaking was aborted.
+        TimeoutError: the round is not over after this many seconds.
+        Exception: the round's own error.
     """
     deadline = time.monotonic() + seconds
     while (rest := deadline - time.monotonic()) > 0:
@@ -48,32 +48,32 @@ def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable
         except TimeoutError:
             if control.done():
                 raise  # the round's own
-        # A group may be found while the question takes its time, and it is with this peer that they have moved on then.
+        # A group may be found during the check: then they have moved on together with this peer.
         if _is_looking(control) and have_moved_on() and _is_looking(control) and stop_looking(control):
             raise MissedRoundError("The others have averaged without this peer.")
     raise TimeoutError(f"The round was not over after {seconds:.0f} s.")
 
 
 def leave_round(control: StepControl, tag_along: Callable[[StepControl], None]) -> None:
-    """Take no part in a round that is not over: look for no group, or `tag_along` without weight in the one it has.
+    """Leave an unfinished round: stop matchmaking, or `tag_along` with zero weight in the group it has.
 
-    Whoever tags along while it looks for a group waits until the others end another epoch, and is in that round then.
+    A zero-weight member that is still matchmaking would wait until the others' next epoch ends and join that round.
     """
     if control.done():
         return
     if not (_is_looking(control) and stop_looking(control)):
-        tag_along(control)  # others count on this peer's part of the vector
+        tag_along(control)  # others depend on this peer's part of the vector
 
 
 def tag_along(control: StepControl, seconds: float) -> None:
-    """Wait for a round in which this peer's part of the vector counts, but its gradient weighs nothing."""
+    """Wait for a round in which this peer reduces its part of the vector, but its own gradient has weight zero."""
     if not control.triggered:
         control.weight = 0
         control.allow_allreduce()
     try:
         control.result(seconds)
     except (Exception, asyncio.CancelledError) as error:
-        logger.warning("A round that this peer has left failed: %r", error)
+        logger.warning("A round that this peer had left failed: %r", error)
         if not control.done():
             control.cancel()
 
@@ -83,9 +83,9 @@ def _is_looking(control: StepControl) -> bool:
 
 
 def stop_looking(control: StepControl) -> bool:
-    """Look for no group any more; return False if one has been found at this very moment."""
+    """Stop matchmaking; return False if a group was found just now."""
     try:
         control.cancel()
-    except InvalidStateError:  # the averager's process does not listen any more
+    except InvalidStateError:  # the averager's process no longer listens
         return False
     return True

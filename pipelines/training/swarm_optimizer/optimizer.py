@@ -15,7 +15,7 @@ from pipelines.training.swarm_optimizer.round_policy import epoch_to_adopt, keep
 logger = logging.getLogger(__name__)
 
 NUM_LOADS_TO_CATCH_UP = 2
-"""States that a peer takes over in a row while the swarm goes on before it takes part one epoch behind."""
+"""State downloads in a row, overtaken by the swarm, after which a peer takes part one epoch behind."""
 
 MAX_FAILED_LOADS = 5
 SECONDS_TO_SHUT_DOWN = 5.0
@@ -27,20 +27,20 @@ class OutOfStepError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerProgress:
-    """How far a peer is, and what its rounds came to."""
+    """A peer's progress, and the results of its rounds."""
 
     epoch: int
     num_peers: int
-    """Peers that train at the moment, this one among them."""
+    """Peers training now, including this one."""
 
     samples_per_second: float
-    """Of this peer, over the last micro-batches."""
+    """This peer's speed over the last micro-batches."""
 
     num_gathered: int
     """Samples whose gradients have been summed here for the coming round."""
 
     has_begun_round: bool
-    """Whether a gradient round that this peer has sent to may still go on."""
+    """Whether a gradient round that this peer has sent to may still be in progress."""
 
     gradient_round: AveragingRound
     """Figures of the last gradient round and the totals."""
@@ -64,11 +64,11 @@ class SwarmOptimizer:
     """Gathers gradients until the swarm has `samples_per_epoch` samples, averages them and steps.
 
     `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round. `make_optimizer`
-    builds the parts; it is to be shut down in the end.
+    builds the parts; call `shutdown` at the end.
     """
 
     def __init__(self, parts: EpochParts, new_tracker: Callable[[], SwarmProgressTracker]) -> None:
-        """`new_tracker` starts another tracker, after a rest."""
+        """`new_tracker` starts another tracker, after a pause."""
         self._parts, self._new_tracker = parts, new_tracker
         self.run = parts.run
         self.state_averager, self.grad_averager = parts.state, parts.gradients
@@ -78,7 +78,7 @@ class SwarmOptimizer:
 
     @property
     def tracker(self) -> SwarmProgressTracker:
-        """Counts the swarm's samples; another one after a rest."""
+        """Counts the swarm's samples; replaced after a pause."""
         return self._parts.tracker
 
     @property
@@ -87,7 +87,7 @@ class SwarmOptimizer:
         return self._parts.epoch
 
     def progress(self) -> OptimizerProgress:
-        """Return how far this peer is."""
+        """Return this peer's progress."""
         scheduled, newest = self._parts.scheduled, self.grad_averager.last_round
         return OptimizerProgress(
             epoch=self.local_epoch,
@@ -110,15 +110,15 @@ class SwarmOptimizer:
         self.tracker.performance_ema.reset_timer()
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the model; what was gathered stays."""
+        """Clear the model's gradients; what was gathered is kept."""
         for parameter in self.state_averager.main_parameters:
             parameter.grad = None
 
     def step(self, batch_size: int) -> None:
-        """Count the model's gradient, a mean over so many samples; end the epoch if the swarm has enough.
+        """Count the model's gradient, a mean over this many samples; end the epoch if the swarm has enough.
 
         Afterwards `last_gradient_was_used` tells whether the gradient counts: not if a value is not finite, nor if it
-        was computed with a state that the swarm has left behind, which is taken over instead.
+        was computed with an outdated state; the swarm's newer state is downloaded then.
         """
         self.last_gradient_was_used = False
         newest = self.grad_averager.last_round
@@ -155,18 +155,18 @@ class SwarmOptimizer:
         try:
             end_epoch(self._parts)
         except MissedRoundError as error:
-            logger.info("%s It takes over their state.", error)
+            logger.info("%s It downloads their state.", error)
             missed, self._parts.scheduled = self._parts.scheduled, None
-            # What was sent to others may be in their average already.
+            # What was sent to others may already be in their average.
             was_sent = missed is not None and missed.began_allreduce
             self.load_state_from_peers(keep_gradient=not was_sent)
 
     def wait_for_updates(self) -> None:
-        """Wait for steps and rounds in the background, and apply what they came to."""
+        """Wait for background steps and rounds, and apply their results."""
         self.state_averager.step(wait_for_delayed_updates=True)
 
     def suspend(self) -> int:
-        """Stop taking part: no longer counted by others, in no round; return the samples of this epoch that are lost.
+        """Suspend: leave the swarm's count and its rounds; return the samples of this epoch that are lost.
 
         The state stays in the DHT and can be downloaded. `resume` ends this.
         """
@@ -178,19 +178,19 @@ class SwarmOptimizer:
         return num_lost
 
     def resume(self) -> None:
-        """Take part again, with the swarm's newest state if it has gone on in the meantime."""
+        """Take part again, with the swarm's newest state if it has moved on in the meantime."""
         self._parts.tracker = self._new_tracker()
         if self.tracker.global_epoch > self.local_epoch:
             self.load_state_from_peers()
 
     def load_state_from_peers(self, show: ShowProgress | None = None, *, keep_gradient: bool = True) -> bool:
-        """Take over the state that most signed trainers name; return whether this peer is in step with the swarm then.
+        """Download the state that most signed trainers name; return whether this peer is then in step with the swarm.
 
-        Ends in any case; the caller may try again or use a checkpoint. With `keep_gradient` a gradient that is late by
+        Always returns; the caller may retry or use a checkpoint. With `keep_gradient` a gradient that is late by
         one epoch counts in the next round.
 
         Raises:
-            OutOfStepError: this has failed again and again.
+            OutOfStepError: this has failed repeatedly.
         """
         parts, state = self._parts, self.state_averager
         leave(parts)
@@ -204,7 +204,7 @@ class SwarmOptimizer:
             self.begin_epoch(keep_gradient=keep_gradient and is_of_use)
         nobody_had_it = parts.has_missed_round and state.state_epoch == first_state
         if nobody_had_it or parts.policy.stays_behind(self.local_epoch, state.state_epoch):
-            call_everybody(parts, counts_here=False)  # this peer's parameters are apart until then
+            call_everybody(parts, counts_here=False)  # until then this peer's parameters differ
         parts.has_missed_round = False
         self._count_failed_loads()
         return self.local_epoch >= self.tracker.global_epoch
@@ -212,7 +212,7 @@ class SwarmOptimizer:
     def _fetch_state(self, show: ShowProgress | None) -> None:
         for _ in range(NUM_LOADS_TO_CATCH_UP):
             at_least = self.state_averager.state_epoch + (0 if self.state_transfer.is_outvoted else 1)
-            # Others may have told that they have it before the tracker looks again, and before they offer it.
+            # Others may have announced it before the tracker polls again, and before they offer it.
             taken = self.state_transfer.fetch(
                 at_least=at_least, wanted=max(at_least, self.tracker.global_epoch), show=show
             )
@@ -225,17 +225,17 @@ class SwarmOptimizer:
         if self.num_failed_loads >= MAX_FAILED_LOADS:
             raise OutOfStepError(
                 f"This peer is at epoch {self.local_epoch}, the swarm at {self.tracker.global_epoch}, and "
-                f"{self.num_failed_loads} downloads of its state in a row did not help: they last longer than an epoch "
-                "does, or no donor is usable. Try again later, or with a faster link."
+                f"{self.num_failed_loads} downloads of its state in a row did not help: they take longer than "
+                "an epoch, or no donor is usable. Try again later, or with a faster link."
             )
 
     def begin_epoch(self, *, keep_gradient: bool = False) -> None:
-        """Forget gradients gathered so far and report the local epoch; after any change of the state from outside."""
+        """Discard gathered gradients and report the local epoch; after any change of the state from outside."""
         num_samples = self._parts.gathering.restart(keep_gradient=keep_gradient)
         self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
 
     def shutdown(self) -> None:
-        """Stop handing out the state, and all processes of this peer."""
+        """Stop serving the state, and stop all processes of this peer."""
         self.state_transfer.close()
         self.tracker.shutdown(SECONDS_TO_SHUT_DOWN)
         self.wait_for_updates()

@@ -1,4 +1,4 @@
-"""How far the swarm is: hivemind's tracker, which counts itself, and others only as far as they may be counted."""
+"""The swarm's progress: hivemind's tracker, but it counts itself, and others only as far as they are credible."""
 
 import math
 import threading
@@ -17,10 +17,10 @@ SHARE_OF_WITNESSES = 0.25
 """Share of the other peers that must have reached an epoch before this peer believes that the swarm has."""
 
 REPORT_SHARE = 0.25
-"""Share of an epoch's remaining time that passes between two reports: near its end the others must know more."""
+"""Share of an epoch's remaining time between two reports: near its end the others need newer figures."""
 
 GENEROSITY = 2.0
-"""Times what a peer's records say that it may have gathered: records are late, and speeds vary."""
+"""A peer may have gathered this multiple of what its records say: records are late, and speeds vary."""
 
 
 def plausible_samples(
@@ -28,8 +28,8 @@ def plausible_samples(
 ) -> dict[bytes, float]:
     """Return, by bytes of the peer id, the most samples that each peer can have gathered when the round begins.
 
-    `seconds_to_come`: until then, at most. Of several records that name one peer the largest counts, so that nobody
-    can take weight from another by signing a record in its name.
+    `seconds_to_come`: until then, at most. Of several records about one peer the largest counts, so that nobody can
+    reduce another's weight by signing a record in its name.
     """
     samples: dict[bytes, float] = {}
     for record in records:
@@ -41,27 +41,27 @@ def plausible_samples(
 
 
 def witnessed_epoch(epochs: Sequence[int]) -> int:
-    """Return the epoch that so many other peers have reached that it is not one peer's word alone, 0 without others.
+    """Return the latest epoch confirmed by enough other peers not to rest on a single claim; 0 without others.
 
-    One word is enough where there are no more than two others: the swarm would stand still with any of them.
+    One claim is enough if there are at most two others: the swarm would otherwise stall with any of them.
     """
     num_witnesses = 1 if len(epochs) <= TRUSTED_COMPANY else max(2, math.ceil(len(epochs) * SHARE_OF_WITNESSES))
     return sorted(epochs, reverse=True)[num_witnesses - 1] if epochs else 0
 
 
 class PacedEvent(threading.Event):
-    """An event whose waiter is let go `pause()` seconds after the last time at the earliest, unless it must hurry."""
+    """An event that releases its waiter at most every `pause()` seconds, unless it must hurry."""
 
     def __init__(self, pause: Callable[[], float]) -> None:
         super().__init__()
         self._pause, self._earliest, self._is_urgent = pause, 0.0, threading.Event()
 
     def hurry(self) -> None:
-        """Let the waiter go at once if the event is set."""
+        """Release the waiter at once if the event is set."""
         self._is_urgent.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the event, and then until the last time is long enough ago."""
+        """Wait for the event, and then until the last release is long enough ago."""
         if not super().wait(timeout):
             return False
         self._is_urgent.wait(max(0.0, self._earliest - time.monotonic()))
@@ -73,15 +73,15 @@ class PacedEvent(threading.Event):
 class SwarmProgressTracker(ProgressTracker):
     """Counts this peer among the swarm's even before its own record has come back from the DHT.
 
-    Without this, a newcomer that sees the record of one other peer takes itself for alone, ends the epoch without
+    Without this, a newcomer that sees the record of one other peer believes it is alone, ends the epoch without
     averaging, and leaves the swarm's trajectory with its first gradient.
 
-    Peers that claim to be further than others bear witness to do not count: the one that has just finished a round is
-    counted again when the next ones have, and one that lies drags nobody along.
+    Peers that claim an epoch not confirmed by others do not count: one that has just finished a round is counted again
+    once the next ones have, and a liar drags nobody along.
     """
 
     seconds_to_come = 0.0
-    """Time that a round may take to begin once an epoch has enough samples."""
+    """Time that a round may take to start once an epoch has enough samples."""
 
     _records: tuple[LocalTrainingProgress, ...] = ()
 
@@ -94,24 +94,24 @@ class SwarmProgressTracker(ProgressTracker):
             self.start()
 
     def _seconds_to_next_report(self) -> float:
-        """Return how long others can reckon with the speed that this peer has reported: a share of the epoch's rest.
+        """Return how long others can rely on this peer's reported speed: a share of the epoch's remaining time.
 
-        hivemind reports after every micro-batch, which in a swarm of quick peers is most of what the DHT has to do.
+        hivemind reports after every micro-batch, which in a swarm of fast peers is most of the DHT's load.
         """
         seconds_left = self.global_progress.eta_next_epoch - get_dht_time()
         if not math.isfinite(seconds_left):
-            return 0.0  # the epoch has just begun, and nobody knows yet
+            return 0.0  # the epoch has just started, nothing is known yet
         return min(self.default_refresh_period, max(0.0, REPORT_SHARE * seconds_left))
 
     def report_local_progress(self, local_epoch: int, *args: Any, **kwargs: Any) -> None:
-        """See `ProgressTracker.report_local_progress`; others wait for the word that this peer is in a new epoch."""
+        """See `ProgressTracker.report_local_progress`; others wait for news that this peer is in a new epoch."""
         is_new = local_epoch != self.local_progress.epoch
         super().report_local_progress(local_epoch, *args, **kwargs)
         if is_new:
             self.should_report_progress.hurry()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Take this peer's record out of the DHT and stop."""
+        """Remove this peer's record from the DHT and stop."""
         self.should_report_progress.hurry()
         super().shutdown(timeout)
 
@@ -129,7 +129,7 @@ class SwarmProgressTracker(ProgressTracker):
         return super()._parse_swarm_progress_data(metadata)
 
     def _only_counted(self, metadata: dict[bytes, Any]) -> dict[bytes, Any]:
-        """Leave out the records of peers whom the run's authority has not admitted, and of those that ran away."""
+        """Drop the records of peers not admitted by the run's authority, and of peers claiming an unconfirmed epoch."""
         values = {owner: entry.value for owner, entry in metadata.items() if entry.value is not None}
         records = {owner: LocalTrainingProgress.parse_obj(value) for owner, value in values.items()}
         counted = self._admissions.counted(records)

@@ -1,6 +1,6 @@
-"""What a training peer decides at the end of an epoch: figures in, decisions out, no network.
+"""A training peer's decisions at the end of an epoch: figures in, decisions out, no network.
 
-`epoch_end` asks here and acts. Epochs are numbers of optimizer steps; times are seconds.
+`epoch_end` calls it and acts. Epochs are numbers of optimizer steps; times are seconds.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,42 +13,42 @@ from pipelines.training.state.transfer import NUM_OUTVOTED_EPOCHS_BEFORE_RELOADI
 from pipelines.training.swarm_optimizer.progress_tracking import witnessed_epoch
 
 EPOCHS_OF_NOTICE = 2
-"""A call in the round that begins epoch e is for epoch e + 1: there is an epoch's time for it to arrive."""
+"""A call in the round that starts epoch e is for epoch e + 1: it has an epoch's time to arrive."""
 
 MAX_STALENESS = 1
-"""Epochs by which a gradient may be late: the delay that the paper's delayed updates have, too (section 3.2)."""
+"""Epochs by which a gradient may be late: the same delay as in the paper's delayed updates (section 3.2)."""
 
 
 class Search(Enum):
-    """How far the search for the group of a gradient round is."""
+    """State of a gradient round's matchmaking."""
 
     NONE = auto()
     OPEN = auto()
-    """A group is sought or found; the round has not begun."""
+    """Matchmaking is in progress or done; the round has not started."""
 
     IN_ROUND = auto()
     OVER = auto()
 
 
 class GradientSource(Enum):
-    """Along which gradient a peer steps at the end of an epoch."""
+    """Which gradient a peer uses for its step at the end of an epoch."""
 
     ROUND = auto()
     """The average of a round with others."""
 
     OWN = auto()
-    """Its own: it is alone, or the group that it looked for is used up."""
+    """Its own: it is alone, or its matchmaking attempt is used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a gradient round has left behind."""
+    """The aftermath of a gradient round."""
 
     is_incomplete: bool
-    """Whether parameters are apart, so that all peers should average them."""
+    """Whether parameters have diverged, so that all peers should average them."""
 
     counts_here: bool
-    """Whether this peer lacks something itself; otherwise it is another that was lost on the way."""
+    """Whether this peer itself lacks something; otherwise another peer was lost during the round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,29 +71,29 @@ class RoundPolicy:
         )
 
     def begins_search(self, search: Search, seconds_left: float) -> bool:
-        """Return whether to look for the group of the coming round; `seconds_left` is what the epoch will still last.
+        """Return whether to start matchmaking for the next round; `seconds_left` is the epoch's remaining time.
 
-        hivemind looks for the group of the next round while the last one may be going on. After a round that not all
-        had, some look for the group of that round again and others for that of the next: they form one group, average
-        gradients of different parameters, and the swarm comes apart (seen in a swarm of four, whose epochs lasted 4 s).
+        hivemind looks for the next round's group while the last one may still be running. After a round that not all
+        completed, some look for a group for that round again and others for the next: they form one group, average
+        gradients of different parameters, and the swarm diverges (seen in a swarm of four with epochs of 4 s).
         """
         return search in (Search.NONE, Search.OVER) and seconds_left <= self.matchmaking_seconds
 
     def gradient_source(self, search: Search, num_peers: int) -> GradientSource:
-        """Return along which gradient to step, when the swarm has enough samples."""
+        """Return which gradient to use for the step, when the swarm has enough samples."""
         is_used_up = search in (Search.IN_ROUND, Search.OVER)
         return GradientSource.OWN if is_used_up or num_peers <= 1 else GradientSource.ROUND
 
     def averages_state(self, next_epoch: int, num_peers: int, calls: Collection[int], *, is_averaging: bool) -> bool:
-        """Return whether the state is averaged at the beginning of an epoch: at regular ones, and when called to."""
+        """Return whether the state is averaged at the start of an epoch: at regular ones, and when called for."""
         is_due = next_epoch in calls or next_epoch % self.average_state_every == 0
         return num_peers > 1 and is_due and not is_averaging
 
     def takes_state_over(self, local_epoch: int, global_epoch: int, *, has_missed_round: bool, outvoted: bool) -> bool:
-        """Return whether the others have ended an epoch that this peer has not, and without it, or have outvoted it.
+        """Return whether the others have ended an epoch without this peer, or have outvoted it.
 
         hivemind would look for a group for the old epoch, find one when the others end the next, and stay an epoch
-        behind with few samples each time. Where averaging is delayed, peers are ahead while their round is going on.
+        behind with few samples each time. With delayed averaging, peers are ahead while their round is running.
         """
         num_ahead = 1 if self.delays_averaging else 0
         return local_epoch + num_ahead < global_epoch or has_missed_round or outvoted
@@ -101,7 +101,7 @@ class RoundPolicy:
     def stays_behind(self, local_epoch: int, state_epoch: int) -> bool:
         """Return whether this peer's parameters lack a step of the others, and no averaging of the state is near.
 
-        Near: before the peer would take the state over once more because it is outvoted.
+        Near: before the peer would download the state again because it is outvoted.
         """
         epochs_to_averaging = self.average_state_every - local_epoch % self.average_state_every
         return state_epoch < local_epoch and epochs_to_averaging > NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
@@ -110,8 +110,8 @@ class RoundPolicy:
 def judge(before: AveragingRound, after: AveragingRound) -> Verdict:
     """Judge a gradient round by two readings of its averager's figures.
 
-    Parameters are apart after no round at all, too small a share here, or a sender that was lost: then it is that
-    sender who lacks the part that this peer reduced.
+    Parameters diverge after no round at all, too small a share here, or a lost sender: then that sender lacks the
+    part that this peer reduced.
     """
     no_round = after.num_rounds == before.num_rounds
     too_little = after.num_incomplete_rounds > before.num_incomplete_rounds
@@ -122,23 +122,23 @@ def judge(before: AveragingRound, after: AveragingRound) -> Verdict:
 
 
 def epoch_of_call(local_epoch: int, global_epoch: int) -> int:
-    """Return the epoch at whose beginning all peers average the state, if one of them calls now."""
+    """Return the epoch at whose start all peers average the state, if one of them calls now."""
     return max(local_epoch, global_epoch) + EPOCHS_OF_NOTICE
 
 
 def have_ended_epoch(local_epoch: int, epochs_of_others: Sequence[int]) -> bool:
-    """Return whether so many others say that they have ended this peer's epoch that it is believed."""
+    """Return whether enough others claim to have ended this peer's epoch."""
     return witnessed_epoch(epochs_of_others) > local_epoch
 
 
 def epoch_to_adopt(local_epoch: int, global_epoch: int) -> int:
-    """Return the epoch in which a peer goes on with the state that it has taken over.
+    """Return the epoch in which a peer continues with a downloaded state.
 
-    One missing step is overlooked; the state keeps its epoch in what this peer signs, and is not taken for newer.
+    One missing step is tolerated; the state keeps its epoch in this peer's signed record, and is not taken for newer.
     """
     return global_epoch if local_epoch == global_epoch - 1 else local_epoch
 
 
 def keeps_gradient(first_epoch: int, epoch: int, *, outvoted: bool) -> bool:
-    """Return whether a gradient of `first_epoch` still counts after the state of `epoch` was taken over."""
+    """Return whether a gradient of `first_epoch` still counts after loading the state of `epoch`."""
     return epoch <= first_epoch + MAX_STALENESS and not outvoted

@@ -1,1 +1,1 @@
-"""What can be trained: one folder a task. The engine never imports these; it is handed one."""
+"""What can be trained: one folder per task. The engine never imports these; it is given one."""

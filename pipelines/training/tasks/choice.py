@@ -9,13 +9,13 @@ from pipelines.training.run.training_run import TrainingRun
 
 @dataclass(frozen=True, kw_only=True)
 class TaskKind:
-    """How a task comes to be; its own libraries are imported when it is asked for."""
+    """How a task is created; its own libraries are imported on demand."""
 
     open: Callable[[TrainingRun, str, str | None], TrainingTask]
     """Returns the task of a run, from its repository or folder and a commit."""
 
     compose: Callable[[RunRequest], tuple[TrainingRun, Processor]]
-    """Returns a new run whose parts fit each other, with its processor; raises ValueError if they do not."""
+    """Returns a new run whose parts match, with its processor; raises ValueError if they do not."""
 
 
 def _open_text_to_image(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
@@ -63,12 +63,12 @@ def open_task(run: TrainingRun, place: str, revision: str | None = None) -> Trai
 
 
 def compose_run(request: RunRequest) -> tuple[TrainingRun, Processor]:
-    """Return a new run whose dataset, processor and model fit each other, and its processor.
+    """Return a new run whose dataset, processor and model match, and its processor.
 
     Raises:
-        ValueError: the task or a setting is unknown, or parts do not fit each other.
+        ValueError: the task or a setting is unknown, or parts do not match.
     """
-    return _kind(request.task, "The new run is of").compose(request)
+    return _kind(request.task, "The new run has").compose(request)
 
 
 def _kind(task: str, who: str) -> TaskKind:

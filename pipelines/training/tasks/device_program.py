@@ -1,6 +1,6 @@
-"""The process of a further device of a peer: computes gradients for it, knows nothing of the swarm.
+"""The process for another device of a peer: computes gradients for it, knows nothing about the swarm.
 
-Usage, by `device_group` alone, with a `DevicePlan` as JSON: python -m pipelines.training.tasks.device_program RANK PLAN
+Used only by `device_group`, with a `DevicePlan` as JSON: python -m pipelines.training.tasks.device_program RANK PLAN
 """
 
 import json
@@ -17,7 +17,7 @@ from pipelines.training.tasks.choice import open_task
 
 def main(rank: int, plan: DevicePlan) -> None:
     """Build the model on this process's device and compute until the peer stops."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the peer says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the peer decides when to stop
     if plan.cpu_threads:
         torch.set_num_threads(plan.cpu_threads)
     device, task = plan.device(rank), open_task(TrainingRun.from_mapping(json.loads(plan.run)), plan.place)

@@ -36,9 +36,9 @@ batches of 4,096 sequences of 512 tokens. Optimizer, schedule, masking and batch
 and `run_trainer.py` in `yandex-research/DeDLOC`, which take betas and masked share from the defaults of transformers;
 sizes are those of `albert-large-v2`.
 
-Three things differ. The target batch counts predicted tokens: 4,096 x 512 x 0.15. sahajBERT's schedule reached to
+Three things differ. The target batch counts predicted tokens: 4,096 x 512 x 0.15. sahajBERT's schedule had
 1,000,000 steps, with the remark that the model is ready after 125,000; this one ends there, as ALBERT's did. And the
-second loss, the order of two segments, is left out; see `task`.
+second loss, the order of two segments, is omitted; see `task`.
 """
 
 PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT)}
@@ -46,10 +46,10 @@ PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT)}
 
 
 def preset_settings(name: str | None, task: str) -> dict[str, Any]:
-    """Return the settings of a preset, or none without one.
+    """Return the settings of a preset, or empty ones without a preset.
 
     Raises:
-        ValueError: there is no such preset, or it is of another task.
+        ValueError: there is no such preset, or it is for another task.
     """
     if name is None:
         return {}

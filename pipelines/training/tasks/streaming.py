@@ -1,4 +1,4 @@
-"""What streams of every task share: passes over a dataset of the Hub, and which of its records nobody trains on."""
+"""Shared by the streams of all tasks: passes over a dataset of the Hub, and which records are held out."""
 
 import hashlib
 import itertools
@@ -21,19 +21,19 @@ SECONDS_BETWEEN_PASSES = 0.1
 """Time for Arrow's reading threads to end after a pass."""
 
 SECONDS_BEFORE_NEXT_TRY = (5.0, 15.0, 60.0)
-"""`datasets` repeats a failed read for some ten minutes. After that the stream tries for ever, pausing so long."""
+"""`datasets` retries a failed read for some ten minutes. After that the stream retries for ever with these pauses."""
 
 
 def prepare_streaming() -> None:
-    """Set what `datasets` needs to stream from the Hub in use, and from nowhere else."""
-    # The anonymous download counter and the viewer's Parquet export live on other hosts than the Hub in use.
+    """Configure `datasets` to stream from the Hub in use, and from nowhere else."""
+    # The anonymous download counter and the viewer's Parquet export are on other hosts than the Hub in use.
     datasets.config.USE_PARQUET_EXPORT = False
     # `datasets` waits 5 s for Arrow's threads after every pass; small datasets would stall the peer again and again.
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = SECONDS_BETWEEN_PASSES
 
 
 def is_held_out(content: bytes, share: float) -> bool:
-    """Tell whether a record is held out, from its content alone: a duplicate is on the same side as the original."""
+    """Tell from its content alone whether a record is held out: a duplicate is on the same side as the original."""
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "big") < int(share * 2**64)
 
@@ -41,7 +41,7 @@ def is_held_out(content: bytes, share: float) -> bool:
 def passes_through_outages(
     one_pass: Callable[[int], Iterator[Batch]], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY
 ) -> Iterator[Batch]:
-    """Yield what the passes 0, 1, 2 ... yield. One that the Hub's absence ends is followed by the next, after a pause.
+    """Yield what passes 0, 1, 2 ... yield. If an outage of the Hub ends one, the next follows after a pause.
 
     pauses: seconds; the last one is repeated until there is a batch again.
     """
@@ -56,12 +56,12 @@ def passes_through_outages(
                 raise
             pause = pauses[min(num_failures, len(pauses) - 1)]
             num_failures += 1
-            logger.warning("The dataset cannot be read (%s). Trying again in %.0f s.", explain_error(error), pause)
+            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
             time.sleep(pause)
 
 
 def check_pass(num_batches: int, repository: str, batch_size: int, records: str = "records") -> None:
-    """Raise ValueError if a whole pass has not filled one batch."""
+    """Raise ValueError if a whole pass did not fill one batch."""
     if num_batches == 0:
         raise ValueError(
             f"Dataset {repository} has fewer {records} than one micro-batch of {batch_size}. "

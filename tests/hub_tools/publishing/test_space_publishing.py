@@ -98,12 +98,12 @@ def test_everything_of_a_run_is_published_and_what_it_lacks_is_named(publish, hu
     variables = api.get_space_variables(f"{repo}-dashboard")
     assert (variables["RUN"].value, variables["DEMO_SPACE"].value) == (repo, f"{repo}-draw")
     again = publish("run", repo, "--all")
-    assert again.stdout.count("as it is to be already") == len(SPACE_SUFFIXES)
+    assert again.stdout.count("already up to date") == len(SPACE_SUFFIXES)
 
 
 def test_what_is_no_run_is_not_published(publish, api, repo):
     done = publish("run", repo, "--all", check=False)
     assert done.returncode == 1
-    assert done.stderr.strip() == f"hub-tools: {repo} is no training run that you may read. Create it first: " + (
+    assert done.stderr.strip() == f"hub-tools: {repo} is not a training run that you may read. Create it first: " + (
         "dalle-collab run create"
     )

@@ -87,7 +87,7 @@ def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(
 def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path):
     stranger = hub.create_user("stranger-of-admission", token_role="read")
     with running_service(hub, REPOSITORY, tmp_path, lifetime_seconds=LIFETIME_SECONDS) as service:
-        with pytest.raises(AdmissionRefusedError, match=r"stranger-of-admission is no member of org. Ask to be let in"):
+        with pytest.raises(AdmissionRefusedError, match=r"stranger-of-admission is not a member of org. Ask to join"):
             admission_at(service, run, stranger).__enter__()
         with pytest.raises(AdmissionRefusedError, match=r"does not know your token.*hf auth login") as caught:
             admission_at(service, run, "hf_nobody").__enter__()

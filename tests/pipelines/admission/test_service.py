@@ -58,7 +58,7 @@ def test_a_member_is_admitted_with_its_two_keys_for_the_lifetime(service, users)
 def test_strangers_are_refused_until_moderators_allow_them_and_members_are_once_they_are_banned(hub, service, users):
     reason, message = refusal(service.ask(users["carol"], signed_request()), 403)
     assert reason == "not_member"
-    assert "carol-of-service is no member of org. Ask to be let in" in message and "admission.json" in message
+    assert "carol-of-service is not a member of org. Ask to join" in message and "admission.json" in message
     assert service.ask(users["mallory"], signed_request()).status_code == 200
     edit_lists(hub, REPOSITORY, {"allow": ["carol-of-service"], "ban": ["mallory-of-service"]})
     assert service.ask(users["carol"], signed_request()).status_code == 200
@@ -183,7 +183,7 @@ def test_the_key_is_made_for_its_owner_alone_and_read_again(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert public_text(load_or_create_key(path)) == public_text(first)
     path.chmod(0o644)
-    with pytest.raises(ValueError, match=f"Others may read the key in .*chmod 600 {path}"):
+    with pytest.raises(ValueError, match=f"Others can read the key in .*chmod 600 {path}"):
         load_or_create_key(path)
     path.chmod(0o600)
     path.write_text("no key")

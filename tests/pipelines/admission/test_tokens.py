@@ -111,7 +111,7 @@ def test_a_request_that_was_changed_after_it_was_signed_is_refused():
         ({"run_id": 3}, "field run_id is missing, of a wrong type"),
         ({"time": float("inf")}, "field time"),
         ({"time": "now"}, "field time"),
-        ({"peer_key": "x" * 5000}, "field peer_key is missing, of a wrong type or too long"),
+        ({"peer_key": "x" * 5000}, "field peer_key is missing, of the wrong type or too long"),
         ({"extra": 1}, "unknown fields: 'extra'"),
     ],
     ids=["run", "infinite time", "time", "long key", "unknown"],

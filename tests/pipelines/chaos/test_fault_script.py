@@ -70,7 +70,7 @@ def test_a_script_may_leave_open_what_the_seed_then_decides(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no fault script"),
+        ("{", "is not a fault script"),
         ('{"kind": "kill"}', "expected a JSON list of objects"),
         ('[{"kind": "earthquake"}]', "of kind 'earthquake'; expected one of kill, stop"),
         ('[{"kind": "kill", "when": 3}]', "unknown when; expected at_seconds"),

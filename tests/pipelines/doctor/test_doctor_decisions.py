@@ -314,5 +314,5 @@ def test_somebody_who_is_no_member_is_told_whom_to_ask():
     assert judge_membership("org/run", member).status == "ok"
     assert judge_membership("ann/run", member).status == "ok"
     result = judge_membership("org/run", stranger)
-    assert result.status == "warn" and "bo is no member of org" in result.seen and "allow list" in result.cure
+    assert result.status == "warn" and "bo is not a member of org" in result.seen and "allow list" in result.cure
     assert judge_membership("org/run", None).status == "fail"

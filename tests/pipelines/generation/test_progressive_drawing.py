@@ -74,7 +74,7 @@ def test_the_desk_shows_pictures_a_link_and_the_time(desk):
     shown = list(desk.draw(dict(prompt="a red star " * 9, candidates=4, keep=2, seed=3)))
     assert shown[0].message == "Loading the checkpoint ..." and "left." in shown[1].message
     assert shown[-1].message.startswith("The best 2 of 4 candidates, best first. Drawn by the checkpoint in 1 s.")
-    assert "too long: the model has not read its last " in shown[-1].message
+    assert "too long: the model did not read its last " in shown[-1].message
     assert "seed=3" in shown[-1].query and shown[-1].seen is None
     assert desk.speed.sentence(8).startswith("8 candidates will take about 1 s here (cpu): ")
 
@@ -85,7 +85,7 @@ def test_the_desk_shows_pictures_a_link_and_the_time(desk):
         (dict(prompt=" "), "Prompt 1 of 1 is empty"),
         (dict(prompt="a" * 10_001), "The prompt has 10,001 characters, expected text of at most 10,000. Shorten it."),
         (dict(prompt="a", candidates=0), "0 candidates were asked for: expected at least 1."),
-        (dict(prompt="a", candidates=9), "9 candidates were asked for, this page draws at most 8."),
+        (dict(prompt="a", candidates=9), "9 candidates were requested, this page draws at most 8."),
         (dict(prompt="a", candidates=4, seed=None), "seed is 'None', expected a whole number."),
         (
             dict(prompt="a", candidates=4, checkpoint="epoch-3"),
@@ -114,4 +114,4 @@ def test_bad_pictures_to_complete_are_a_message(desk, tmp_path):
         *_, shown = desk.draw(dict(prompt="a", candidates=2, keep=1), str(tmp_path / name), rows)
         assert shown.message.startswith(message)
     *_, shown = desk.draw(dict(prompt="a", candidates=2, keep=1), str(tmp_path / "whole.png"), 0)
-    assert shown.link_message == "The link does not hold the picture that was completed."
+    assert shown.link_message == "The link does not include the picture that was completed."

@@ -272,8 +272,8 @@ def test_training_pictures_lie_beside_a_drawing(built, tiny_run):
     ("nearest", "words"),
     [
         ((0.7, 0.8), "No result is nearer to the training data than that: nothing here points to a copy."),
-        ((0.7, 0.95), "Result 2 is nearer to a training picture than that: it may be from memory."),
-        ((0.99, 0.95), "Results 1 and 2 are nearer to training pictures than that: they may be from memory."),
+        ((0.7, 0.95), "Result 2 is nearer to a training picture than that: it may be memorised."),
+        ((0.99, 0.95), "Results 1 and 2 are nearer to training pictures than that: they may be memorised."),
     ],
 )
 def test_a_result_that_is_nearer_than_training_pictures_are_to_each_other_is_named(nearest, words):

@@ -1,1 +1,1 @@
-"""The dashboard's look into the swarm, in a process of its own."""
+"""The dashboard's view of the swarm, read by a separate process."""

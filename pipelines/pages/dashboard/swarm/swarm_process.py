@@ -1,4 +1,4 @@
-"""Keeps the process that looks at the swarm running, and what it last saw."""
+"""Keeps the process that reads the swarm running, and its last snapshot."""
 
 import contextlib
 import json
@@ -22,28 +22,28 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_START = 180.0
 SECONDS_OF_SILENCE = 20.0
-"""A process that says nothing for so long hangs, and is replaced."""
+"""A process that is silent for this long hangs, and is replaced."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
-WAITING = "Waiting for the run's settings from the Hub before the swarm can be found."
-NO_ADDRESS = "The run names no entry address yet: its organiser starts the auxiliary peer with: dalle-collab run assist"
+WAITING = "Waiting for the run's settings from the Hub to find the swarm."
+NO_ADDRESS = "The run has no entry address yet. Its organiser starts the auxiliary peer with: dalle-collab run assist"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmView:
-    """What is known of the swarm."""
+    """What is known about the swarm."""
 
     snapshot: SwarmSnapshot | None = None
-    """The newest look, however old; None before the first one."""
+    """The newest snapshot, however old; None before the first one."""
 
     problem: str = WAITING
-    """Why there is no fresh look; empty if there is."""
+    """Why there is no fresh snapshot; empty if there is."""
 
 
 class SwarmReader:
-    """Looks at the swarm in the background. Use as a context manager.
+    """Reads the swarm in the background. Use as a context manager.
 
-    `read_run` returns the run's newest settings, None while they are not known; `on_look` is called with every look.
+    `read_run` returns the run's newest settings, None while they are unknown; `on_look` is called with every snapshot.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SwarmReader:
 
     @property
     def view(self) -> SwarmView:
-        """What is known now."""
+        """The current view."""
         return self._view
 
     def _keep(self) -> None:
@@ -83,21 +83,21 @@ class SwarmReader:
                 if self._watch(run):
                     pause = FIRST_PAUSE_SECONDS
             except Exception:
-                # Whatever comes from the swarm, the page goes on with what it has.
+                # Whatever comes from the swarm, the page continues with what it has.
                 logger.exception("The swarm cannot be read.")
-                self._say("What the swarm says cannot be understood; trying again.")
+                self._say("The swarm's answers cannot be understood; retrying.")
             self._stop.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _watch(self, run: TrainingRun) -> bool:
-        """Run one process until it ends, hangs, or the run has another swarm; return whether it saw anything."""
+        """Run one process until it ends, hangs, or the run has a new swarm; return whether it saw anything."""
         lines = self._start(run)
         limit, has_seen = SECONDS_TO_START, False
         try:
             while not self._stop.is_set():
                 line = lines.get(timeout=limit)
                 if line is None:
-                    self._say("The node that looks at the swarm has ended; it is started again.")
+                    self._say("The node that reads the swarm has exited; restarting it.")
                     return has_seen
                 values = json.loads(line)
                 if "error" in values:
@@ -108,10 +108,10 @@ class SwarmReader:
                 self._view = SwarmView(snapshot=snapshot, problem="")
                 limit, has_seen = SECONDS_OF_SILENCE, True
                 if (newest := self._read_run()) is not None and newest.swarm_id != run.swarm_id:
-                    self._say("The run has begun a new generation: its swarm is being joined.")
+                    self._say("The run has started a new generation: joining its swarm.")
                     return has_seen
         except queue.Empty:
-            self._say(f"The swarm has not answered for {limit:.0f} s; trying again.")
+            self._say(f"The swarm has not answered for {limit:.0f} s; retrying.")
         finally:
             self._end()
         return has_seen

@@ -1,6 +1,6 @@
-"""One look at a swarm, as the process that looks writes it and the dashboard reads it: JSON, checked value by value.
+"""A snapshot of a swarm, written by the reading process and read by the dashboard: JSON, checked value by value.
 
-The figures are the peers' own words. What cannot be true becomes None and is counted, so that one liar spoils nothing.
+Figures are the peers' own reports. Impossible ones become None and are counted, so that one liar spoils nothing.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 LARGEST = {"epoch": 1e9, "num_samples": 1e15, "samples_per_second": 1e7, "loss": 1e6, "share_averaged": 1.0}
 LARGEST |= {"round_seconds": 1e6, "bytes_sent": 1e18, "num_rounds": 1e9, "num_refused_gradients": 1e12}
-"""What no honest peer's figure exceeds."""
+"""No honest peer's figure exceeds this."""
 
 MAX_TEXT = 96
 MAX_OUTVOTED = 64
@@ -18,7 +18,7 @@ MAX_OUTVOTED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class AccusedPeer:
-    """A peer's word against another one; see `records.SuspectRecord`."""
+    """One peer's report about another; see `records.SuspectRecord`."""
 
     peer_id: str
     offence: str
@@ -27,7 +27,7 @@ class AccusedPeer:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFigures:
-    """What a peer has published after its last epoch; fits `epoch_summary.summarise_epoch`."""
+    """What a peer published after its last epoch; input of `epoch_summary.summarise_epoch`."""
 
     epoch: int
     loss: float
@@ -43,14 +43,14 @@ class PeerFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenPeer:
-    """A training peer in one look."""
+    """A training peer in one snapshot."""
 
     key: str
     """Short name of its public key."""
 
     peer_id: str
     username: str
-    """Untrusted text, as `device` and `package_version`; empty while not known."""
+    """Untrusted text, like `device` and `package_version`; empty while unknown."""
 
     device: str
     package_version: str
@@ -62,12 +62,12 @@ class SeenPeer:
 
     figures: PeerFigures | None
     num_impossible: int
-    """Figures that cannot be true."""
+    """Number of impossible figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateVerdict:
-    """Whether peers that should hold the same training state do; see `votes.Verdict`."""
+    """Whether peers that should have the same training state do; see `votes.Verdict`."""
 
     epoch: int
     num_votes: int
@@ -78,10 +78,10 @@ class StateVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmSnapshot:
-    """One look at the swarm."""
+    """One snapshot of the swarm."""
 
     time: float
-    """Seconds since 1970, of the machine that looks."""
+    """Seconds since 1970, by the observing machine's clock."""
 
     peers: tuple[SeenPeer, ...] = ()
     num_auxiliaries: int = 0
@@ -100,7 +100,7 @@ class SwarmSnapshot:
 
 
 def possible(name: str, value: Any) -> float | None:
-    """Return a figure if it can be true, else None."""
+    """Return a figure if it is possible, else None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) and 0 <= value <= LARGEST[name] else None
 
@@ -127,7 +127,7 @@ def _peer(values: Mapping[str, Any]) -> SeenPeer:
 
 
 def _figures(metrics: Mapping[str, Any]) -> tuple[PeerFigures | None, int]:
-    """Return the figures, None if any is impossible, and how many are."""
+    """Return the figures, None if any is impossible, and the number of impossible ones."""
     names = [name for name in PeerFigures.__dataclass_fields__ if name != "suspects"]
     wrong = sum(possible(name, metrics[name]) is None for name in names)
     if wrong:

@@ -1,7 +1,7 @@
-"""The process that looks at a swarm for the dashboard: a client of the DHT that writes a JSON line after every look.
+"""The process that reads a swarm for the dashboard: a client of the DHT that writes a JSON line per snapshot.
 
-A program of its own, because hivemind forks and must not do so in a process that serves pages; the page goes on
-whatever happens here. Reads one JSON line of settings from standard input; ends with the process that started it.
+A separate program, because hivemind forks and must not do so in a process that serves pages; the page survives
+whatever happens here. Reads one JSON line of settings from standard input; exits with its parent process.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 PAUSE_FACTOR = 2.0
-"""The pause after a look, in times of what it took: every signature of a large swarm is checked in every look."""
+"""Pause after a snapshot, as a multiple of its duration: each one checks every signature of a large swarm."""
 
 LONELY_SECONDS = 60.0
-"""Without any record for so long the node may have lost the swarm: it is joined anew."""
+"""Without any record for this long, the node may have lost the swarm, and rejoins it."""
 
 
 def watch(repository: str, settings: Mapping[str, Any]) -> None:
-    """Look at the swarm of a run again and again; end when nothing has been seen for `LONELY_SECONDS`."""
+    """Poll the swarm of a run; end when nothing has been seen for `LONELY_SECONDS`."""
     from huggingface_hub import get_token
 
     from pipelines.admission.client import seek_admission
@@ -56,7 +56,7 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
 
 
 def look_once(records: "SwarmRecords") -> dict[str, Any]:
-    """Return one look as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
+    """Return one snapshot as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
     from pipelines.training.state.votes import count_votes
 
     reports = records.progress_reports()
@@ -85,7 +85,7 @@ def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any)
 
 
 def main() -> None:
-    """Watch the run that standard input names; say in one line what went wrong, if something did."""
+    """Watch the run named on standard input; report an error in one line."""
     from hub_tools.endpoint import prepare_hub_client
     from hub_tools.one_line_errors import explain_error
     from pipelines.training.peer.process_group import guard_process_group

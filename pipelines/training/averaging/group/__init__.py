@@ -1,1 +1,1 @@
-"""Who is in a round, and how long it may take."""
+"""Matchmaking: who is in a round, and how long it may take."""

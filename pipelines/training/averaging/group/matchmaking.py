@@ -1,9 +1,9 @@
-"""Looking for a group: without drowning the DHT in questions, and without it where a round is tried again.
+"""Matchmaking: without flooding the DHT with requests, and without the DHT where a round is retried.
 
-hivemind 1.1.12 asks the DHT who else is looking as soon as the last answer is there, for as long as it looks: hundreds
+While looking for a group, hivemind 1.1.12 asks the DHT who else is looking as soon as the last answer arrives: hundreds
 of calls per second where answers take milliseconds. And it looks as long for the second group of a round as for the
-first, with the very peer that has kept the first one waiting, in a DHT whose node that peer is: every look and every
-declaration waits for it. In four of four rounds with a slow member the three others met in pairs or alone.
+first, including the very peer that delayed the first one, in a DHT of which that peer is a node: every request and
+every declaration waits for it. In four of four rounds with a slow member the three others met in pairs or alone.
 """
 
 import asyncio
@@ -24,29 +24,29 @@ LOOKS_PER_MATCHMAKING = 10
 LONGEST_PAUSE_SECONDS = 0.5
 
 RETRY_SHARE = 0.5
-"""Of the matchmaking time: how long the leader of a group that meets again waits for the others. They need not wait for
-peers that come late, having been together just now."""
+"""Share of the matchmaking time that the leader of a retried group waits for the others. They were together just now,
+so there are no latecomers to wait for."""
 
 FOLLOWERS_PATIENCE = 2.0
-"""A follower looks this many times as long: the leader may give the round up later, and must end its search earlier."""
+"""A follower looks this many times as long: the leader may abort the round later, and must end its search earlier."""
 
 SECONDS_TO_ASK = 0.2
-"""For how long a leader that has been named is to be asked. After that it is named again: it may be looking now."""
+"""Seconds for which a named leader is asked. After that it is named again: it may be looking by then."""
 
 
 def retry_seconds(matchmaking_seconds: float) -> float:
-    """Return how long the search of a leader lasts that follows a round that was given up."""
+    """Return how long a leader searches after an aborted round."""
     return RETRY_SHARE * matchmaking_seconds
 
 
 class GroupSearch:
-    """How an averager's searches go, in its process: for how long, how often it looks, and with whom it does not go."""
+    """Controls an averager's matchmaking, in its process: for how long, how often it polls, and whom it avoids."""
 
     def __init__(self, matchmaking: Matchmaking, rounds_begin_together: bool = True) -> None:
-        """`matchmaking` is the averager's, whose next searches are changed.
+        """`matchmaking` is the averager's own, whose next searches are changed.
 
-        Members of a round that do not begin it together, because each averages behind its own next epoch, do not give
-        it up together either: then nobody is late for the others, and they look for each other in the DHT.
+        Members that do not start a round together, because each averages in the background of its own next epoch, do
+        not abort it together either: then nobody is late, and they look for each other in the DHT.
         """
         self._matchmaking, self._seconds = matchmaking, matchmaking.min_matchmaking_time
         self._rounds_begin_together = rounds_begin_together
@@ -61,15 +61,15 @@ class GroupSearch:
 
     @property
     def avoided(self) -> Collection[PeerID]:
-        """Peers in whose group this one does not want to be now."""
+        """Peers that this one currently avoids."""
         return self._key_manager.avoided
 
     def average_epoch(self, epoch: int | None) -> None:
-        """The next searches are for a round of this epoch's values; see `PacedKeyManager.epoch`."""
+        """Make the next searches for a round of this epoch's values; see `PacedKeyManager.epoch`."""
         self._key_manager.epoch = epoch
 
     def begin(self) -> None:
-        """The next search is the first one for a round, or a group has been found."""
+        """Reset: the next search is the first one for a round, or a group has been found."""
         self._silent = self._late = self._clients = frozenset()
         self._members = ()
         self._key_manager.avoid(())
@@ -79,20 +79,20 @@ class GroupSearch:
     def meet_again(
         self, members: Sequence[PeerID], clients: Collection[PeerID] = (), late: Collection[PeerID] = ()
     ) -> None:
-        """Let the next search be among the members of a round that was given up, without asking the DHT.
+        """Make the next search among the members of an aborted round, without asking the DHT.
 
-        Not with those for whom the round has waited (`late`), nor with those who were silent; see `watch`. The first of
-        the others in the group's order, which all know, leads; whoever finds no leader in time looks in the DHT again.
+        Excluded are those the round waited for (`late`) and those who were silent; see `watch`. The first of the others
+        in the group's order, which all know, leads; a peer that finds no leader in time looks in the DHT again.
         """
         self._members, self._clients, self._late = tuple(members), frozenset(clients), frozenset(late)
         self._update()
 
     async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[object]]) -> None:
-        """Ask the other members of a round that is late whether they are there; note who does not until cancelled.
+        """Ask the other members of a late round whether they are alive; record who does not answer until cancelled.
 
-        They are avoided in the next search, unless it is most of them: then it is this peer who is cut off or slow.
-        Meanwhile it looks into the DHT, whose first look after a peer has gone takes long: nodes know then whom not to
-        wait for.
+        They are avoided in the next search, unless it is most of them: then this peer is the one that is cut off or
+        slow. Meanwhile it queries the DHT, whose first query after a peer has left takes long: afterwards nodes know
+        whom not to wait for.
         """
         silent = set(members)
 
@@ -108,7 +108,7 @@ class GroupSearch:
             self._update()
 
     def _update(self) -> None:
-        """Apply what is known of the members, if the round was given up."""
+        """Apply what is known about the members, if the round was aborted."""
         if not self._members:
             return
         own = self._matchmaking.peer_id
@@ -134,13 +134,13 @@ class GroupSearch:
 
 
 class PacedKeyManager(GroupKeyManager):
-    """Tells who looks for a group, but for those to be avoided, and pauses between two looks into the DHT."""
+    """Tells who is looking for a group, except peers to avoid, and pauses between two DHT queries."""
 
     def __init__(self, former: GroupKeyManager, pause_seconds: float) -> None:
         super().__init__(former.dht, former.prefix, former.group_bits, former.target_group_size)
         self.avoided: frozenset[PeerID] = frozenset()
         self.epoch: int | None = None
-        """Only those meet who say the same of the values that they average; None is said by all others."""
+        """Only peers with the same epoch are matched; None, the default, counts as an epoch too."""
         self._pause_seconds, self._next_look = pause_seconds, 0.0
         self._leaders: tuple[PeerID, ...] = ()
         self._meets_until = 0.0
@@ -148,15 +148,15 @@ class PacedKeyManager(GroupKeyManager):
 
     @property
     def current_key(self) -> str:
-        """See `GroupKeyManager`: a leader refuses those who look under another key."""
+        """See `GroupKeyManager`: a leader refuses peers that look under another key."""
         return super().current_key if self.epoch is None else f"{self.prefix}_{self.epoch}.0b{self.group_bits}"
 
     def avoid(self, peers: Collection[PeerID]) -> None:
-        """Leave out these peers, and no others, from the next look on, which need not be waited for."""
+        """Exclude exactly these peers from the next query on, which happens without delay."""
         self.avoided, self._next_look = frozenset(peers), 0.0
 
     def meet_again(self, leaders: Sequence[PeerID], seconds: float) -> None:
-        """Name only these for some seconds, in this order; 0 ends it."""
+        """Return only these peers for some seconds, in this order; 0 ends it."""
         self._leaders, self._meets_until = tuple(leaders), time.monotonic() + seconds
 
     async def get_averagers(self, *args: Any, **kwargs: Any) -> list[tuple[PeerID, float]]:
@@ -166,7 +166,7 @@ class PacedKeyManager(GroupKeyManager):
         if self._meets:
             self._next_look = now() + min(self._pause_seconds, SECONDS_TO_ASK / 2)
             until = get_dht_time() + SECONDS_TO_ASK
-            # A moment apart, because the earliest is asked first.
+            # Slightly apart, because the earliest is asked first.
             return [(leader, until + 1e-3 * number) for number, leader in enumerate(self._leaders)]
         try:
             found = await super().get_averagers(*args, **kwargs)
@@ -175,7 +175,7 @@ class PacedKeyManager(GroupKeyManager):
         return [(peer, expiration) for peer, expiration in found if peer not in self.avoided]
 
     async def declare_averager(self, *args: Any, **kwargs: Any) -> bool:
-        """See `GroupKeyManager.declare_averager`. A group that meets again does not wait until the DHT knows."""
+        """See `GroupKeyManager.declare_averager`. A retried group does not wait for the DHT."""
         declaration = asyncio.ensure_future(super().declare_averager(*args, **kwargs))
         if not self._meets:
             return await declaration
@@ -196,8 +196,8 @@ class PacedKeyManager(GroupKeyManager):
 async def until_cancelled(control: StepControl) -> None:
     """Wait, in the averager's process, until a step is cancelled.
 
-    The message that it is comes before the step says so; hivemind looks once, and if it is too early, it looks for a
-    group on and on: the peer is in a round that it has left, and its next search waits for this one.
+    The message arrives before the step's own flag is set; hivemind checks that once, and if that is too early, keeps
+    looking for a group: the peer is in a round that it has left, and its next search waits for this one.
     """
     await control._cancel
     while not control.done():

@@ -1,4 +1,4 @@
-"""How long a peer waits for a round, and for one attempt at it: learnt from the last, within what the run allows."""
+"""Adaptive time-outs for rounds and for single attempts: learnt from recent rounds, within the run's limits."""
 
 import math
 import statistics
@@ -9,26 +9,26 @@ from pipelines.training.averaging.group.matchmaking import retry_seconds
 
 NUM_ROUNDS_REMEMBERED = 8
 ROUNDS_NEEDED = 3
-"""Before this many rounds are known, the run's own time-out holds."""
+"""Until this many rounds are known, the run's own time-out applies."""
 
 PATIENCE = 3.0
-"""A round may take this many times as long as the longest of the last ones, and one attempt at it as their median."""
+"""A round may take this many times the longest of the last ones, and one attempt this many times their median."""
 
 SHARE_OF_A_CHUNK = 2 / 3
-"""An attempt is given up earlier than a sender who is silent: its members may all look for another group at once. It is
-not given up before it has lasted as long as the search for that group would."""
+"""An attempt times out earlier than a silent sender: its members can then all look for another group at once. It does
+not time out before it has lasted as long as the search for that group would."""
 
 SMALLEST_CHANGE = 0.25
-"""A time-out is left as it is while the better one differs by less than this share: peers should agree roughly."""
+"""A time-out is kept while the better one differs by less than this share: peers should agree roughly."""
 
 
 def adapted_timeout(
     current: float, durations: Sequence[float], *, overhead: float, lowest: float, highest: float
 ) -> float:
-    """Return the seconds after which a round is given up, in [lowest, highest].
+    """Return the seconds after which a round times out, in [lowest, highest].
 
     `durations` are the seconds of the last all-reduces, failed ones too: a time-out that was too short grows by them.
-    `overhead` is the time for finding the group. A dead peer costs one time-out: it should not be longer than needed.
+    `overhead` is the matchmaking time. A dead peer costs one time-out: it should not be longer than needed.
     """
     if len(durations) < ROUNDS_NEEDED:
         return current
@@ -38,7 +38,7 @@ def adapted_timeout(
 
 
 class RoundTimes:
-    """Remembers the last rounds' durations and what time-out follows from them."""
+    """Remembers the last rounds' durations and derives the time-out from them."""
 
     def __init__(self, *, overhead: float, lowest: float, highest: float) -> None:
         self._overhead, self._lowest, self._highest = overhead, min(lowest, highest), highest
@@ -47,7 +47,7 @@ class RoundTimes:
         self.timeout = highest
 
     def note(self, num_rounds: int, seconds: float) -> None:
-        """Take note of the newest round; calls between rounds (`num_rounds` as before) change nothing."""
+        """Record the newest round; calls between rounds (`num_rounds` unchanged) have no effect."""
         if num_rounds == self._num_rounds:
             return
         self._num_rounds = num_rounds
@@ -58,10 +58,10 @@ class RoundTimes:
 
 
 class AttemptTimes:
-    """How long one attempt at an all-reduce may last: a peer that freezes in the first is in no second one.
+    """How long one attempt at an all-reduce may last: a peer that freezes in the first is not in the second.
 
-    Peers that look for a new group at once lose seconds; with the run's whole time-out they would lose the epoch. Who
-    was only slow is given twice the time in each further attempt. Members should give an attempt up at about the same
+    Peers that look for a new group at once lose seconds; with the run's whole time-out they would lose the epoch. Each
+    further attempt has twice the time, for peers that were only slow. Members should abort an attempt at about the same
     time, to find each other; one long round among the last changes nothing. Without bounds (None) there is no time-out.
     """
 
@@ -80,17 +80,17 @@ class AttemptTimes:
         return bounded if math.isfinite(bounded) else None
 
     def note_success(self, seconds: float) -> None:
-        """Take note of an attempt that ended in time."""
+        """Record an attempt that ended in time."""
         self._durations.append(seconds)
         self._num_failures = 0
 
     def note_failure(self) -> None:
-        """Take note of an attempt that did not."""
+        """Record an attempt that timed out."""
         self._num_failures += 1
 
 
 def attempt_times(round_seconds: float | None, chunk_seconds: float | None, matchmaking_seconds: float) -> AttemptTimes:
-    """Return the times of an averager's attempts, given after how long it gives up a round and a silent sender."""
+    """Return the times of an averager's attempts, given its time-outs for a round and for a silent sender."""
     chunk_seconds = chunk_seconds or round_seconds
     lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, retry_seconds(matchmaking_seconds))
     return AttemptTimes(lowest=lowest, highest=round_seconds)

@@ -1,1 +1,1 @@
-"""What becomes of the peers' parts: the robust rule, the reducer, reports of misbehaviour."""
+"""Reducing the peers' parts: the robust rule, the reducer, reports of misbehaviour."""

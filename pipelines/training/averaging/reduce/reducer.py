@@ -1,7 +1,7 @@
 """The reducing end of an all-reduce: gathers one part from all senders, then applies the run's aggregation rule.
 
-hivemind's reducer keeps a running weighted sum, into which one bad input of any sender is mixed for good. This one
-holds the inputs of the current part, and of no other, so its memory is the number of senders times one part.
+hivemind's reducer keeps a running weighted sum, from which a bad input cannot be removed. This one holds only the
+inputs of the current part, so its memory is the number of senders times one part.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pipelines.training.averaging.reduce.robust_aggregation import (
 )
 
 EXCESS_WEIGHT = 2.0
-"""A sender is named if it declared more than this multiple of the weight that it counts for."""
+"""A sender is reported if it declared more than this multiple of the weight that it counts for."""
 
 
 class RobustPartReducer(TensorPartReducer):
@@ -61,9 +61,9 @@ class RobustPartReducer(TensorPartReducer):
 
     @property
     def shares_waited(self) -> list[float]:
-        """Per sender, the share of the time so far in which a part that others had sent waited for its own.
+        """Per sender, the share of the time so far in which a part sent by others waited for this sender's.
 
-        After the round's end it is what it was then: streams that are torn down with it say nothing about senders.
+        It is frozen at the round's end: streams torn down then say nothing about senders.
         """
         if self._final_shares_waited is not None:
             return self._final_shares_waited
@@ -85,10 +85,10 @@ class RobustPartReducer(TensorPartReducer):
     async def accumulate_part(
         self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
     ) -> torch.Tensor:
-        """Take a sender's part, wait for those of the others, and return what they come to.
+        """Take a sender's part, wait for those of the others, and return their aggregate.
 
         Raises:
-            BannedException: the sender was given up in the meantime.
+            BannedException: the sender was dropped in the meantime.
             AllreduceException: the round is over.
         """
         while part_index > self.current_part_index and not self.finished.is_set():
@@ -98,8 +98,8 @@ class RobustPartReducer(TensorPartReducer):
         if self.finished.is_set():
             raise AllreduceException("a part came after the round was over")
         if self.sender_failed_after[sender_index] != float("inf"):
-            raise BannedException(f"sender {sender_index} was given up")
-        # Counted here and not on arrival: hivemind would wait for ever for a sender that is given up in between.
+            raise BannedException(f"sender {sender_index} was dropped")
+        # Counted here and not on arrival: hivemind would wait for ever for a sender that is dropped in between.
         self.num_parts_received[sender_index] += 1
         self._seconds_waited[sender_index] += time.monotonic() - self._part_began
         self._inputs[sender_index] = (tensor_part, weight)
@@ -109,7 +109,7 @@ class RobustPartReducer(TensorPartReducer):
         return await future
 
     def check_current_part_finished(self) -> None:
-        """Start the aggregation once all senders that are left have sent their part."""
+        """Start the aggregation once all remaining senders have sent their part."""
         if not self.num_current_senders:
             self.finalize()
         elif len(self._inputs) == self.num_current_senders and self._aggregation is None:
@@ -122,9 +122,9 @@ class RobustPartReducer(TensorPartReducer):
 
     async def _finish_part(self, inputs: dict[int, tuple[torch.Tensor, float]], future: asyncio.Future) -> None:
         try:
-            # In a thread: other parts are read and written meanwhile.
+            # In a thread, so that other parts can be read and written meanwhile.
             result = await asyncio.get_running_loop().run_in_executor(None, self._aggregate, inputs)
-        except Exception as error:  # whatever it was, those who wait for this part must hear of it
+        except Exception as error:  # whatever the error, those who wait for this part must learn of it
             if not future.done():
                 future.set_exception(error)
             self.finalize()

@@ -1,6 +1,6 @@
 """Aggregation that a minority of peers cannot steer: weighted mean, CenteredClip, coordinate median, and their guards.
 
-Axis names: peer, element. Everything here is pure; what arrives over the network is checked before it comes here.
+Axis names: peer, element. Everything here is pure; data from the network is checked before it gets here.
 
 CenteredClip is algorithm 2 of Karimireddy, He and Jaggi, *Learning from History for Byzantine Robust Optimization*
 (2021); starting it from the coordinate median and weighting it follows BTARD (Gorbunov et al., *Secure Distributed
@@ -20,28 +20,28 @@ from pipelines.training.run.sections import AGGREGATION_RULES
 Peer = TypeVar("Peer")
 
 MIN_FOR_A_MAJORITY = 3
-"""Of fewer peers none can be outvoted: two that disagree are averaged, whatever the rule."""
+"""With fewer peers nobody can be outvoted: two that disagree are averaged, whatever the rule."""
 
 FAR_OFF = 2.0
-"""A vector that is off by more than this multiple of what is let through is left out, and its peer is a suspect.
+"""A vector that is off by more than this multiple of the limit is left out, and its peer is a suspect.
 
-Clipping alone would leave a far attacker a pull of its share of the weight times tau. At least half of the peers are
-within half of what is let through, so that they are never left out.
+Clipping alone would leave a distant attacker a pull of its share of the weight times tau. At least half of the peers
+are within half of the limit, so that they are never left out.
 """
 
 ROUNDING = 1e-6
 """Disagreement below this share of the vector's norm is float32 rounding and is never clipped."""
 
 CONVERGED = 1e-7
-"""CenteredClip stops when no weight of a peer in the centre moves by more."""
+"""CenteredClip stops when no peer's weight in the centre changes by more."""
 
 SORTED_AT_ONCE = 2**15
-"""Elements that the coordinate median sorts at a time, so that the rows stay in the processor's cache."""
+"""Elements that the coordinate median sorts at a time, so that the rows stay in the CPU's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationRule:
-    """How a group's vectors become one. All peers of a run use the same rule."""
+    """How a group's vectors are aggregated. All peers of a run use the same rule."""
 
     name: str = "centered_clip"
     """`mean`: weighted mean of norm-clipped vectors; `centered_clip`; or `coordinate_median`, which ignores weights."""
@@ -61,7 +61,7 @@ class AggregationRule:
     """Most iterations of CenteredClip. They run on the peers' Gram matrix and cost nothing beside computing it."""
 
     max_norm_ratio: float = 4.0
-    """No vector counts with more than this multiple of the group's median norm."""
+    """Longer vectors are clipped to this multiple of the group's median norm."""
 
     max_weight_ratio: float = 8.0
     """No peer weighs more than this multiple of the group's median weight: all that a lie about samples can gain."""
@@ -86,14 +86,14 @@ class Aggregate:
 
     excess: tuple[float, ...]
     """Per peer, how far it was off: its norm, or its distance from the centre or from most others, as a multiple of
-    what is let through; above 1 it was clipped."""
+    the limit; above 1 it was clipped."""
 
     typical_norm: float
     """Median norm of the peers' vectors."""
 
 
 def aggregate(inputs: torch.Tensor, weights: Sequence[float], rule: AggregationRule) -> Aggregate:
-    """Return what the group agrees on.
+    """Return the group's aggregate.
 
     `inputs`: (peer, element) float32, finite, at least one peer. `weights`: non-negative and finite, one a peer; a
     peer of weight 0 is judged but has no say, and if all weights are 0, all count alike.
@@ -144,7 +144,7 @@ def _around_the_median(
 def bounded_weights(
     declared: Mapping[Peer, float], recorded: Mapping[Peer, float], max_ratio: float
 ) -> dict[Peer, float]:
-    """Return what each peer's declared weight counts for.
+    """Return the effective weight of each peer.
 
     `declared`: finite, non-negative. `recorded`: the most samples that each peer's signed progress record makes
     plausible, where there is one. Where there are records, a peer without one counts at most as the median peer; nobody

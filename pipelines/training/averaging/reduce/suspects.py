@@ -1,4 +1,4 @@
-"""Peers that did what honest, healthy peers do not: what it was, how often, and the ledger that counts it."""
+"""Misbehaving peers: what they did, how often, and the ledger that counts it."""
 
 import ctypes
 import json
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LEDGER_BYTES = 2**15
-"""Room for the ledger in memory that processes share: about 200 entries, of which the most frequent are kept."""
+"""Size of the ledger in shared memory: about 200 entries, of which the most frequent are kept."""
 
 
 class Offence(StrEnum):
-    """What a peer did in a round. One alone proves no ill will: machines and links fail too."""
+    """What a peer did wrong in a round. One offence proves no ill will: machines and links fail too."""
 
     NOT_FINITE = "sent values that are not finite"
     BAD_WEIGHT = "declared a weight that is not a finite, non-negative number"
@@ -30,7 +30,7 @@ class Offence(StrEnum):
 
 
 class PartRefusedError(ValueError):
-    """A tensor part from the network is not what it must be; `offence` says in which way."""
+    """A tensor part from the network is invalid; `offence` says how."""
 
     def __init__(self, offence: Offence, seen: str) -> None:
         super().__init__(f"A peer {offence}: {seen}.")
@@ -46,7 +46,7 @@ class Suspect:
 
     offence: Offence
     num_rounds: int
-    """Rounds in which this peer did it, as seen from here, since the start."""
+    """Rounds in which this peer was seen doing it, since the start."""
 
 
 class SuspectLedger:
@@ -57,7 +57,7 @@ class SuspectLedger:
         self._shared = multiprocessing.Array(ctypes.c_char, LEDGER_BYTES)
 
     def record_round(self, offences: Iterable[tuple[str, Offence]]) -> None:
-        """Count one round's offences; one peer's same offence counts once a round."""
+        """Count one round's offences; the same offence of a peer counts once per round."""
         self._counts.update(set(offences))
         entries = [(peer, offence.name, number) for (peer, offence), number in self._counts.most_common()]
         while len(text := json.dumps(entries).encode()) >= LEDGER_BYTES:
@@ -65,6 +65,6 @@ class SuspectLedger:
         self._shared.value = text
 
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return all suspects so far, the most frequent first."""
+        """Return all suspects so far, most frequent first."""
         entries = json.loads(self._shared.value or b"[]")
         return tuple(Suspect(peer_id=peer, offence=Offence[name], num_rounds=number) for peer, name, number in entries)

@@ -1,1 +1,1 @@
-"""How parts of tensors travel: codecs, parallel streams, their ends."""
+"""How tensor parts are sent: codecs, parallel streams, closing streams."""

@@ -27,7 +27,7 @@ NUM_BUCKETS = 256
 BLOCK_SIZE = 4096
 """Values that share a scale in the block-wise codec; hivemind's own size."""
 
-KEPT_AT_HOME = "A tensor with values that are not finite was to be averaged; it is kept at home."
+KEPT_AT_HOME = "A tensor to be averaged has non-finite values; it is not sent."
 
 
 class FiniteUniform8BitQuantization(Uniform8BitQuantization):
@@ -120,7 +120,7 @@ def read_part(
     """Return the float32 values of a part from another peer, all of them finite.
 
     Raises:
-        PartRefusedError: shape, type, codec, length or a value is not what this part of the vector must have.
+        PartRefusedError: shape, type, codec, length or a value is wrong for this part of the vector.
     """
     codec = compression.choose_compression(info) if isinstance(compression, AdaptiveCompressionBase) else compression
     num_bytes = _num_bytes(codec, shape.numel())
@@ -149,7 +149,7 @@ def check_codec(compression: CompressionBase, num_elements: int = 2**16) -> None
     except (TypeError, ValueError) as error:
         raise RuntimeError(
             f"The wire codec fails on this machine ({error}; numpy {np.__version__}, torch {torch.__version__}), so "
-            "averaging would silently lose data. Install the versions that this package asks for: pip install -U ."
+            "averaging would silently lose data. Install the versions that this package requires: pip install -U ."
         ) from error
     error_norm = (received - values).norm() / values.norm()
     if not error_norm < 0.05:

@@ -1,8 +1,8 @@
-"""Several streams from a sender to a reducer, which together keep a long link full.
+"""Parallel streams from a sender to a reducer, which together saturate a high-latency link.
 
-Streams of the libp2p daemon begin with a window of 256 KiB, and the words that move a window on wait behind all that
-goes the same way: over 100 Mbit/s and 50 ms a single stream left the link idle for a third of the time. Several have
-more on the way, and do not stand still at the same moment.
+Streams of the libp2p daemon begin with a window of 256 KiB, and window updates queue behind all other traffic in the
+same direction: at 100 Mbit/s and 50 ms a single stream left the link idle for a third of the time. Several streams have
+more in flight, and do not stall at the same moment.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 PART_BYTES = 2**18
-"""Of a part on the wire. Smaller ones keep a link fuller and cost more computing: on a free link a round of 8 M
+"""Bytes of a part on the wire. Smaller ones use a link better and cost more computing: on a free link a round of 8 M
 parameters takes 10 % longer than with 512 KiB, with 128 KiB 35 %."""
 
 MAX_STREAMS = 8
-"""From one sender to all reducers together, where there are fewer reducers."""
+"""Streams from one sender to all reducers together, if there are fewer reducers."""
 
 MIN_PARTS_PER_STREAM = 8
 """All streams share the link, so each waits for its next part as long as all of them need for one part each. That
-has to stay short beside the whole round, after an eighth of whose time-out a sender is given up."""
+must stay short relative to the whole round: a sender is dropped after an eighth of the round's time-out."""
 
 MIN_VALUES_PER_STREAM = 2**18
-"""Less fits into a single stream's first window."""
+"""Anything smaller fits into a single stream's first window."""
 
 
 @dataclass(frozen=True)
 class ParallelStreams:
-    """Over which streams a sender passes the parts of its vector to one reducer; both find the same."""
+    """Which stream carries which part from a sender to one reducer; both ends compute the same."""
 
     of_parts: tuple[int, ...]
     """The stream of each part."""
@@ -54,11 +54,11 @@ class ParallelStreams:
 
     @property
     def numbers(self) -> range:
-        """The streams in use; none if there are no parts."""
+        """Streams in use; none if there are no parts."""
         return range(max(self.of_parts, default=-1) + 1)
 
     def part_indices(self, stream: int) -> tuple[int, ...]:
-        """Return which of the reducer's parts pass over a stream, in order."""
+        """Return which of the reducer's parts a stream carries, in order."""
         return tuple(index for index, of_part in enumerate(self.of_parts) if of_part == stream)
 
 

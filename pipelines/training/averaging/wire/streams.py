@@ -1,9 +1,9 @@
-"""Streams between peers that are closed by their reader, so that no last message is lost.
+"""Streams between peers that are closed by the reader, so that no final message is lost.
 
 The libp2p daemon under hivemind 1.1.12 may reset a stream when its writer closes it, and what the reader has not
-fetched by then is gone: of 3,000 streams on a busy machine 2 lost their end. An averaging round loses its last part so,
-or a peer misses the word that its group begins and both wait for a time-out. Here the writer stays until the reader has
-closed the stream, who can tell which message is the last.
+fetched by then is gone: of 3,000 streams on a busy machine 2 lost their end. An averaging round then loses its last
+part, or a peer misses the start of its group and both wait for a time-out. Here the writer stays until the reader,
+which can tell which message is the last, has closed the stream.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 Message = TypeVar("Message")
 
 SECONDS_FOR_A_READER = 30.0
-"""How long a writer stays for a reader that does not close the stream; readers of this project always do."""
+"""How long a writer waits for a reader that does not close the stream; readers of this project always do."""
 
 PAUSE_SECONDS = 0.25
-"""Between two attempts to open a stream."""
+"""Pause between two attempts to open a stream."""
 
 
 async def until_reader_closes(
@@ -38,7 +38,7 @@ async def until_reader_closes(
 async def first_messages(
     stream: AsyncGenerator[Message, None], count: int, all_sent: asyncio.Event
 ) -> AsyncGenerator[Message, None]:
-    """Yield `count` messages, then close the stream, but not before our own side of it is `all_sent`."""
+    """Yield `count` messages, then close the stream, but not before our own side is `all_sent`."""
     num_received = 0
     try:
         async for message in stream:
@@ -60,14 +60,14 @@ async def open_greeted(
     seconds: float,
     attempts: int,
 ) -> AsyncGenerator[Message, None]:
-    """Open a stream, say hello, wait for the answer; then write `messages` to it and return what is to be read.
+    """Open a stream, say hello, wait for the answer; then write `messages` to it and return the messages to read.
 
-    Between two busy libp2p daemons a stream now and then never opens, and neither side is told. Nothing of `messages`
-    is written until the other side has answered, so a stream that has not opened after `seconds` can be closed and
-    opened again without anything being lost or coming twice.
+    Between two busy libp2p daemons a stream occasionally never opens, and neither side is told. No message is written
+    until the other side has answered, so a stream that has not opened after `seconds` can be closed and retried without
+    losing or repeating anything.
 
     Raises:
-        ConnectionError: no attempt was answered, or the answer was no greeting.
+        ConnectionError: no attempt was answered, or the answer was not a greeting.
     """
     for attempt in range(1, attempts + 1):
         greeted, stream, reason = asyncio.Event(), None, "it was closed"
@@ -101,7 +101,7 @@ async def _after_greeting(
 
 
 async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> AsyncGenerator[Message, None]:
-    """Collect answers from now on and yield them after an event: a client writes first and reads then."""
+    """Collect answers from now on and yield them after an event: a client writes first, then reads."""
     collected: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def collect() -> None:
@@ -125,7 +125,7 @@ async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> As
 async def with_farewell(
     messages: AsyncIterable[averaging_pb2.DownloadData],
 ) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
-    """Yield all parts of a state, then an empty one that says: this was all."""
+    """Yield all parts of a state, then an empty one as the end marker."""
     async for message in messages:
         yield message
     yield averaging_pb2.DownloadData()
@@ -137,7 +137,7 @@ async def until_farewell(
     """Yield the parts of a state and close the stream.
 
     Raises:
-        ConnectionError: the stream ended without a farewell, so parts may be missing.
+        ConnectionError: the stream ended without the end marker, so parts may be missing.
     """
     try:
         async for message in stream:
@@ -150,7 +150,7 @@ async def until_farewell(
 
 
 class ReadingStub:
-    """A hivemind stub, one of whose streams is read by a function of ours; all else is the stub's."""
+    """A hivemind stub with one stream read by our function; all else is the stub's."""
 
     def __init__(self, stub: StubBase, method: str, read: Callable[[AsyncGenerator], AsyncIterator]) -> None:
         self._stub, self._method, self._read = stub, method, read

@@ -1,4 +1,4 @@
-"""Documents of a text dataset on the Hub: streamed, without empty ones, cut where they are gigantic."""
+"""Documents of a text dataset on the Hub: streamed, without empty ones, cut if they are gigantic."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -13,14 +13,14 @@ from pipelines.training.tasks.streaming import NUM_OPEN_SHARDS, is_held_out, pre
 EVALUATION_SPLITS = ("validation", "test")
 DOCUMENTS_PER_READ = 64
 DOCUMENTS_LOOKED_AT = 1000
-"""How far a check looks for a document that is not empty."""
+"""How many records a check reads to find a document that is not empty."""
 
 MOST_CHARACTERS = 2**18
-"""Longest piece of a document that is tokenised at once: a gigantic one costs no more memory than this."""
+"""Longest piece of a document tokenised at once, which bounds the memory for gigantic ones."""
 
 
 def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, datasets.IterableDataset]:
-    """Return the splits of the run's dataset, nothing of which is read yet.
+    """Return the splits of the run's dataset, without reading them yet.
 
     Raises:
         ValueError: there is no such dataset, or it has no split `train`.
@@ -54,7 +54,7 @@ def check_dataset(run: TrainingRun, settings: LanguageSettings) -> None:
 def training_documents(
     run: TrainingRun, settings: LanguageSettings, source: datasets.IterableDataset, *, seed: int, number: int
 ) -> Iterator[str]:
-    """Yield the documents of pass `number`, shards in an order that the seed decides, without those held out."""
+    """Yield the documents of pass `number`, shards in an order that depends on the seed, without held-out ones."""
     order = source.shuffle(
         seed=stable_seed(seed, number) % 2**32, buffer_size=1, max_buffer_input_shards=NUM_OPEN_SHARDS
     )
@@ -64,7 +64,7 @@ def training_documents(
 
 
 def held_out_documents(run: TrainingRun, settings: LanguageSettings) -> Iterator[str]:
-    """Yield the documents of the evaluation in the dataset's order: its own split's, else those training leaves out."""
+    """Yield the documents of the evaluation in the dataset's order: its own split's, else held-out ones."""
     splits = open_dataset(run, settings)
     own = next((split for split in EVALUATION_SPLITS if split in splits), None)
     if own is None and run.held_out_share == 0:
@@ -75,7 +75,7 @@ def held_out_documents(run: TrainingRun, settings: LanguageSettings) -> Iterator
 
 
 def is_text(document: str | None) -> bool:
-    """Tell whether there is anything to read in a document."""
+    """Tell whether a document contains any text."""
     return bool(document) and not document.isspace()
 
 

@@ -1,4 +1,4 @@
-"""How much memory a language run's model takes, also where the calculator does not know its family."""
+"""How much memory a language run's model takes, also if the calculator does not know its family."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from pipelines.training.tasks.language_modeling.model import MODELS, model_confi
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 
 OF_PARAMETERS = ("weights", "gradients", "optimizer", "buffers")
-"""What grows with the number of parameters alone."""
+"""What depends only on the number of parameters."""
 
 
 def language_memory(run: TrainingRun, language: LanguageSettings, settings: MemorySettings) -> MemoryEstimate:
@@ -32,7 +32,7 @@ def language_memory(run: TrainingRun, language: LanguageSettings, settings: Memo
 
 
 def _nearest_sizes(config: PretrainedConfig, task: str, settings: MemorySettings) -> TransformerSizes:
-    """Return the sizes of a BERT or a GPT-2 with the model's own numbers, as far as it gives them the usual names."""
+    """Return the sizes of a BERT or a GPT-2 with the model's own numbers, as far as they have the usual names."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     return TransformerSizes(
         family="bert" if task == FILL_MASK else "gpt2",

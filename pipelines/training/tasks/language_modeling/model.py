@@ -1,4 +1,4 @@
-"""The model of a language run: any that transformers makes from a configuration, or starts from a checkpoint."""
+"""The model of a language run: any that transformers builds from a configuration, or loads from a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ MODELS = {
     True: (AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING),
     False: (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
-"""By whether the model fills masks: the class that makes it, and the configurations that it knows."""
+"""By whether the model fills masks: the class that creates it, and its known configurations."""
 
 NOT_SIZES = ("architectures", "auto_map", "dtype", "transformers_version")
-"""What a `config.json` says besides the model's sizes; a run's parameters are float32."""
+"""Keys of a `config.json` other than the model's sizes; a run's parameters are float32."""
 
 SHIFTED_POSITIONS = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
-"""Models that count positions from behind `pad_token_id`, so that they have fewer than they say."""
+"""Models that count positions from after `pad_token_id`, so that they have fewer than declared."""
 
 LISTED_NAMES = 40
 
@@ -32,12 +32,12 @@ def model_configuration(model_config: Mapping[str, Any], task: str) -> Pretraine
     """Return the configuration of a run's model.
 
     Raises:
-        ValueError: transformers has no such model for the task, a setting is unknown or of a wrong type.
+        ValueError: transformers has no such model for the task, or a setting is unknown or of the wrong type.
     """
     settings = dict(model_config)
     if "auto_map" in settings:
         raise ValueError(
-            "The model needs code of its own (auto_map), which peers do not run. Choose a model_type of transformers."
+            "The model needs custom code (auto_map), which peers do not run. Choose a model_type of transformers."
         )
     model_type = settings.pop("model_type", None)
     kind = _configuration_class(model_type)
@@ -50,7 +50,7 @@ def model_configuration(model_config: Mapping[str, Any], task: str) -> Pretraine
     try:
         config = kind(**settings)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"The settings of the model cannot work: {' '.join(str(error).split())}") from error
+        raise ValueError(f"The settings of the model are invalid: {' '.join(str(error).split())}") from error
     _check_kind(config, task)
     return config
 
@@ -61,17 +61,17 @@ def _configuration_class(model_type: object) -> type[PretrainedConfig]:
     except (KeyError, ValueError) as error:
         raise ValueError(
             f"model_type is {str(model_type)[:60]!r}, which transformers does not know; expected one such as albert, "
-            "bert, gpt2, llama or roberta. Models that bring code of their own cannot be trained."
+            "bert, gpt2, llama or roberta. Models with custom code cannot be trained."
         ) from error
     return kind
 
 
 def _check_kind(config: PretrainedConfig, task: str) -> None:
-    """Raise ValueError unless transformers has a model of this configuration for the task, and it is no cheat."""
+    """Raise ValueError unless transformers has a model of this configuration for the task, and it cannot cheat."""
     _, known = MODELS[task == FILL_MASK]
     if config.is_encoder_decoder:
         raise ValueError(
-            f"A model of type {config.model_type} has an encoder and a decoder; {task} trains models of one stack."
+            f"A model of type {config.model_type} has an encoder and a decoder; {task} trains single-stack models."
         )
     if type(config) not in known:
         raise ValueError(f"transformers has no {task} model of type {config.model_type}. Choose another model or task.")
@@ -83,12 +83,12 @@ def _check_kind(config: PretrainedConfig, task: str) -> None:
 
 
 def initial_model(run: TrainingRun, settings: LanguageSettings) -> PreTrainedModel:
-    """Return the model with the parameters with which the run begins, float32, equal in every bit on all peers.
+    """Return the model with the run's initial parameters, float32, bit for bit equal on all peers.
 
-    They are drawn from the run's seed, or those of the checkpoint that the run starts from.
+    They are drawn from the run's seed, or loaded from the checkpoint that the run starts from.
 
     Raises:
-        ValueError: the configuration cannot work, or the checkpoint does not fit it.
+        ValueError: the configuration is invalid, or the checkpoint does not fit it.
     """
     config = model_configuration(run.model_config, run.task)
     kind, _ = MODELS[run.task == FILL_MASK]
@@ -99,7 +99,7 @@ def initial_model(run: TrainingRun, settings: LanguageSettings) -> PreTrainedMod
         try:
             return kind.from_config(config, dtype=torch.float32)
         except (RuntimeError, ValueError, ZeroDivisionError) as error:
-            raise ValueError(f"The sizes of the model cannot work together: {explain_error(error)}") from error
+            raise ValueError(f"The sizes of the model do not fit together: {explain_error(error)}") from error
 
 
 def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSettings) -> PreTrainedModel:
@@ -130,7 +130,7 @@ def checkpoint_settings(repository: str, revision: str) -> dict[str, Any]:
     """Return the settings of a checkpoint's model, as `model_config` of a run that starts from it.
 
     Raises:
-        ValueError: there is no such model, or it needs code of its own.
+        ValueError: there is no such model, or it needs custom code.
     """
     try:
         config = AutoConfig.from_pretrained(repository, revision=revision, trust_remote_code=False)
@@ -138,8 +138,8 @@ def checkpoint_settings(repository: str, revision: str) -> dict[str, Any]:
         raise
     except (KeyError, OSError, ValueError) as error:
         raise ValueError(
-            f"The model {repository} at {revision[:12]} cannot be used: {explain_error(error)} Models that need "
-            "code of their own cannot be trained."
+            f"The model {repository} at {revision[:12]} cannot be used: {explain_error(error)} Models with "
+            "custom code cannot be trained."
         ) from error
     known = {item.name for item in dataclasses.fields(type(config))} - set(NOT_SIZES)
     return {"model_type": config.model_type} | {

@@ -39,16 +39,16 @@ def compose_language_run(
     tokenizer: PreTrainedTokenizerBase,
     settings: Mapping[str, Any],
 ) -> TrainingRun:
-    """Return a run whose dataset, tokenizer and model fit each other.
+    """Return a run whose dataset, tokenizer and model match.
 
     Keys of `settings` are fields of `TrainingRun`, of `LanguageSettings`, or settings of the model: `model_type` and
     what transformers' configuration of that type has. With `start_from` the model's settings are those of the
-    checkpoint, and its newest commit is taken unless `start_from_revision` names one. Size and special tokens of the
+    checkpoint, and its newest commit is used unless `start_from_revision` names one. Size and special tokens of the
     vocabulary are the tokenizer's. An epoch gathers as many sequences as any run gathers samples, unless
     `target_batch_size` says how many predicted tokens it should be.
 
     Raises:
-        ValueError: a setting is unknown, or parts do not fit each other.
+        ValueError: a setting is unknown, or parts do not match.
     """
     if task not in LANGUAGE_TASKS:
         raise ValueError(f"task is {task!r}; expected {' or '.join(LANGUAGE_TASKS)}.")

@@ -1,7 +1,7 @@
-"""Sequences of tokens out of documents: masked, or packed one after another.
+"""Sequences of tokens from documents: masked, or packed one after another.
 
 A sample is a mapping of names to 1-D int64 tensors of equal length: `input_ids`, `attention_mask`, `labels`, and
-`token_type_ids` where the tokenizer makes them. `labels` is -100 where nothing is predicted; something always is.
+`token_type_ids` where the tokenizer makes them. `labels` is -100 where nothing is predicted; some token always is.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from pipelines.training.tasks.language_modeling.documents import pieces
 from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 
 IGNORED = -100
-"""Label of what is not predicted: the one that transformers and torch leave out."""
+"""Label of tokens that are not predicted: the one that transformers and torch ignore."""
 
 FEATURES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -31,8 +31,8 @@ def masked_samples(
 ) -> Iterator[Sample]:
     """Yield each document in sequences of at most `sequence_length` tokens, some of which are masked.
 
-    What is masked depends on the sequence's own tokens and the seed alone, wherever it turns up: `seed` names the run's
-    seed and the pass. Sequences in which nothing can be masked are left out.
+    The masks depend only on the sequence's own tokens and the seed, wherever it occurs: `seed` contains the run's seed
+    and the pass. Sequences in which nothing can be masked are skipped.
     """
     collator = _collator(tokenizer, settings)
     for document in documents:
@@ -55,7 +55,7 @@ def masked_samples(
 
 def _collator(tokenizer: PreTrainedTokenizerBase, settings: LanguageSettings) -> DataCollatorForLanguageModeling:
     with warnings.catch_warnings():
-        # Whole words are masked and never replaced by others, as `LanguageSettings` says.
+        # Whole words are masked and never replaced by others, as documented in `LanguageSettings`.
         warnings.filterwarnings("ignore", message="Random token replacement is not supported with whole word masking")
         return DataCollatorForLanguageModeling(
             tokenizer, whole_word_mask=settings.whole_word_masks, mlm_probability=settings.mask_probability
@@ -87,8 +87,8 @@ def packed_samples(
 ) -> Iterator[Sample]:
     """Yield sequences of exactly `sequence_length` tokens: documents one after another, each ended by EOS.
 
-    The last one, which is shorter, is yielded too if it has anything to predict. A sequence's first token follows
-    nothing and is not predicted. Attention reaches over the ends of documents, as in GPT-2's training.
+    The last one, which is shorter, is yielded too if it has anything to predict. A sequence's first token has
+    no context and is not predicted. Attention crosses document boundaries, as in GPT-2's training.
     """
     waiting: list[int] = []
     for document in documents:
@@ -111,7 +111,7 @@ def _packed(tokens: Sequence[int]) -> Sample:
 
 
 def shuffled(samples: Iterable[Sample], seed: int, buffer_size: int) -> Iterator[Sample]:
-    """Yield samples in another order, which the seed decides: each a random one of the `buffer_size` next ones."""
+    """Yield samples shuffled by the seed: each a random one of the next `buffer_size`."""
     draw, waiting = random.Random(seed), []
     for sample in samples:
         if len(waiting) < buffer_size:
@@ -125,7 +125,7 @@ def shuffled(samples: Iterable[Sample], seed: int, buffer_size: int) -> Iterator
 
 
 def to_batch(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> Batch:
-    """Put samples on top of each other, padded behind to the longest: (batch, sequence) int64 each."""
+    """Stack samples, right-padded to the longest: (batch, sequence) int64 each."""
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     fill = dict(input_ids=pad, attention_mask=0, token_type_ids=0, labels=IGNORED)
     pad_sequence = torch.nn.utils.rnn.pad_sequence
@@ -136,7 +136,7 @@ def to_batch(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> B
 
 
 def to_batches(samples: Iterable[Sample], tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Iterator[Batch]:
-    """Yield batches of `batch_size` samples, the last one of what is left."""
+    """Yield batches of `batch_size` samples; the last one may be smaller."""
     remaining = iter(samples)
     while some := list(itertools.islice(remaining, batch_size)):
         yield to_batch(some, tokenizer)

@@ -1,4 +1,4 @@
-"""What a language run settles besides what every run does: `task_settings` of `training_run.json`."""
+"""Settings of a language run besides those of every run: `task_settings` of `training_run.json`."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 FILL_MASK, TEXT_GENERATION = "fill-mask", "text-generation"
 LANGUAGE_TASKS = (FILL_MASK, TEXT_GENERATION)
-"""Names of the Hub's pipelines, which the runs' tasks bear too."""
+"""Names of the Hub's pipelines, also used for tasks."""
 
 SHORTEST_SEQUENCE, LONGEST_SEQUENCE = 8, 2**17
 
@@ -18,26 +18,26 @@ class LanguageSettings:
     """Where the text is, and how it becomes sequences of tokens."""
 
     text_column: str = "text"
-    """Column of the dataset that holds the documents."""
+    """Column of the dataset with the documents."""
 
     dataset_subset: str = ""
     """Subset of a dataset that has several, such as `wikitext-2-raw-v1`; empty: its only one."""
 
     sequence_length: int = 512
-    """Tokens of the longest sequence, special ones among them."""
+    """Tokens of the longest sequence, including special ones."""
 
     mask_probability: float = 0.15
     """With `fill-mask`: share of the tokens, or of the words, that are predicted. Of single tokens four fifths are
-    masked, a tenth is replaced by others and a tenth stays as it is (Devlin et al., 2019); whole words are masked."""
+    masked, a tenth is replaced by others and a tenth is unchanged (Devlin et al., 2019); whole words are masked."""
 
     whole_word_masks: bool = False
     """With `fill-mask`: predict all tokens of a word together."""
 
     start_from: str = ""
-    """Model `ORG/NAME` of the Hub with whose parameters the run begins; empty: with drawn ones."""
+    """Model `ORG/NAME` of the Hub whose parameters the run starts from; empty: random ones."""
 
     start_from_revision: str = ""
-    """Commit of that model: all peers begin with the same parameters."""
+    """Commit of that model: all peers start with the same parameters."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -54,7 +54,7 @@ class LanguageSettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings of a run's `task_settings`; raises ValueError that names what is unknown or wrong."""
+        """Return the settings of a run's `task_settings`; raises ValueError naming what is unknown or wrong."""
         known = sorted(item.name for item in dataclasses.fields(cls))
         if unknown := sorted(set(values) - set(known)):
             raise ValueError(

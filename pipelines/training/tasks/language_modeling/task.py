@@ -1,8 +1,8 @@
 """Language models: masked ones as BERT and ALBERT, causal ones as GPT-2 and Llama.
 
 sahajBERT, which volunteers trained together in 2021, is an ALBERT whose loss also asked for the order of two segments
-(sentence order prediction). Here masked tokens are all that is predicted: any `AutoModelForMaskedLM` can be trained so,
-on any text, without knowing where its sentences end.
+(sentence order prediction). Here only masked tokens are predicted: any `AutoModelForMaskedLM` can be trained this
+way, on any text, without knowing where its sentences end.
 """
 
 import math
@@ -71,7 +71,7 @@ class LanguageModelingTask:
 
     @property
     def sample_weight(self) -> float:
-        """Predicted tokens of a sequence of full length."""
+        """Predicted tokens of a full-length sequence."""
         return self.settings.sample_weight(self.run.task)
 
     def check(self) -> None:
@@ -84,7 +84,7 @@ class LanguageModelingTask:
         return initial_model(self.run, self.settings)
 
     def compiling_pays(self) -> bool:
-        """Where all sequences are of one length: `torch.compile` starts again for each new shape."""
+        """True if all sequences have one length: `torch.compile` recompiles for each new shape."""
         return not self._fills_masks
 
     def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
@@ -105,7 +105,7 @@ class LanguageModelingTask:
         return passes_through_outages(one_pass)
 
     def held_out_batches(self) -> Sequence[Batch]:
-        """Read the first `num_evaluation_records` sequences of held-out documents, masked in one way for good."""
+        """Read the first `num_evaluation_records` sequences of held-out documents, masked in one fixed way."""
         samples = self._samples(held_out_documents(self.run, self.settings), "evaluation")
         found = [sample for sample, _ in zip(samples, range(self.run.num_evaluation_records), strict=False)]
         return list(to_batches(found, self.tokenizer, EVALUATION_BATCH_SIZE))
@@ -141,7 +141,7 @@ class LanguageModelingTask:
         self.tokenizer.save_pretrained(folder)
 
     def companions(self) -> Mapping[str, tuple[str, str | None]]:
-        """Return nothing: model and tokenizer are all that there is."""
+        """Return nothing: no other repositories are needed."""
         return {}
 
     def card(self, facts: CheckpointFacts) -> str:

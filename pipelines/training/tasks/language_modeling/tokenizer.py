@@ -10,14 +10,14 @@ from pipelines.training.tasks.language_modeling.model import num_positions
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 
 MOST_UNUSED_ROWS = 1024
-"""Embeddings that a model may have beyond the vocabulary: sizes are rounded up for the GPU's sake."""
+"""Embeddings that a model may have beyond the vocabulary: sizes are rounded up for GPUs."""
 
 
 def read_tokenizer(place: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a repository, at a commit, or of a folder; code that it may bring along is not run.
+    """Return the tokenizer of a repository, at a commit, or of a folder; custom code is not run.
 
     Raises:
-        ValueError: there is none, it needs code of its own, or it is not one of the Rust library `tokenizers`.
+        ValueError: there is none, it needs custom code, or it is not one of the Rust library `tokenizers`.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
@@ -25,7 +25,7 @@ def read_tokenizer(place: str, revision: str | None = None) -> PreTrainedTokeniz
         if is_outage(error):
             raise
         raise ValueError(
-            f"{place} holds no tokenizer that transformers can read without code of its own: {explain_error(error)}"
+            f"{place} has no tokenizer that transformers can read without custom code: {explain_error(error)}"
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(
@@ -38,11 +38,11 @@ def read_tokenizer(place: str, revision: str | None = None) -> PreTrainedTokeniz
 def check_tokenizer_fits(
     tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, task: str, settings: LanguageSettings
 ) -> None:
-    """Raise ValueError unless tokenizer, model, task and sequence length fit each other."""
+    """Raise ValueError unless tokenizer, model, task and sequence length match."""
     size = len(tokenizer)
     if not size <= config.vocab_size <= size + MOST_UNUSED_ROWS:
         raise ValueError(
-            f"The tokenizer has {size} tokens and the model {config.vocab_size}: they are not made for each other. "
+            f"The tokenizer has {size} tokens and the model {config.vocab_size}: they do not match. "
             f"Choose the model's own tokenizer, or set vocab_size={size} in the model's settings."
         )
     positions = num_positions(config)
@@ -64,7 +64,7 @@ def check_tokenizer_fits(
             "Choose another tokenizer, or give this one an eos_token."
         )
     if task == FILL_MASK and settings.sequence_length <= tokenizer.num_special_tokens_to_add():
-        raise ValueError(f"sequence_length is {settings.sequence_length}; special tokens alone take as many.")
+        raise ValueError(f"sequence_length is {settings.sequence_length}; special tokens alone need as many.")
 
 
 def _shows_words(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -1,4 +1,4 @@
-"""The loss on records that nobody trains on: a fixed subset, the same for every epoch and every auxiliary peer."""
+"""The loss on held-out records: a fixed subset, the same for every epoch and every auxiliary peer."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,16 +21,16 @@ RECORDS_PER_READ = 256
 
 
 def evaluation_split(file_names: Sequence[str]) -> str | None:
-    """Return the split for evaluation that a dataset has of its own, by the names of its shards; None: it has none."""
+    """Return a dataset's own evaluation split, by the names of its shards; None: it has none."""
     stems = [Path(name).name for name in file_names]
     return next((split for split in EVALUATION_SPLITS if any(stem.startswith(f"{split}-") for stem in stems)), None)
 
 
 def held_out_batches(run: TrainingRun, processor: DalleCollabProcessor, num_codes: int) -> list[Batch]:
-    """Read the records of the evaluation: of the dataset's own split, else those that training leaves out.
+    """Read the evaluation's records: those of the dataset's own split, else those held out of training.
 
     The order is the dataset's, so that the subset is the same whenever and wherever it is read. Empty if the dataset
-    has no split of its own and the run holds out nothing, or nothing of what there is.
+    has no split of its own and the run holds out no records, or none of these.
     """
     repository, revision = run.dataset_repository, run.dataset_revision
     split = evaluation_split(HfFileSystem().glob(f"datasets/{repository}@{revision}/**/*.parquet"))

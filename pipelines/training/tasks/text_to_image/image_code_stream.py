@@ -45,7 +45,7 @@ def dataset_layout(repository: str, revision: str) -> ImageCodeLayout:
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(
                 f"Shard {first.rsplit('/', 1)[-1]} of {repository} cannot be read ({error}). "
-                f"Check and publish it again: dalle-collab data verify FOLDER"
+                f"Check it and publish it again: dalle-collab data verify FOLDER"
             ) from error
     return layout_from_metadata(metadata, first.rsplit("/", 1)[-1])
 
@@ -61,10 +61,10 @@ def stream_batches(
     shuffle_buffer_size: int,
     held_out_share: float = 0.0,
 ) -> Iterator[Batch]:
-    """Yield micro-batches without end, pass after pass, each pass in another order that only the seed decides.
+    """Yield micro-batches endlessly, pass after pass, each pass in a different order that depends only on the seed.
 
-    Records that are held out for the evaluation are left out, the same ones on every peer. When the Hub is away for
-    longer than the client is patient, the next pass begins as soon as it is back.
+    Records held out for the evaluation are skipped, the same ones on every peer. If the Hub is down for longer than the
+    client retries, the next pass starts as soon as it is back.
 
     Raises:
         ValueError: the dataset has fewer records than one batch, or records that are not image codes.
@@ -93,7 +93,7 @@ def stream_batches(
 def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
     """Tell which records are held out: (num_records,) bool, from the codes alone.
 
-    image_codes: (num_records, num_codes) int16. The same picture is on the same side wherever it turns up, so that
+    image_codes: (num_records, num_codes) int16. The same picture is on the same side wherever it occurs, so that
     duplicates do not leak into the evaluation.
     """
     rows = np.ascontiguousarray(image_codes, "<i2")
@@ -103,7 +103,7 @@ def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
 def whole_batches(
     records: Iterable[tuple[list[str | None], np.ndarray]], batch_size: int, held_out_share: float
 ) -> Iterator[tuple[list[str | None], np.ndarray]]:
-    """Leave out held-out records and put the others, in order, into batches of exactly `batch_size`."""
+    """Skip held-out records and put the others, in order, into batches of exactly `batch_size`."""
     captions: list[str | None] = []
     codes: list[np.ndarray] = []
     for some_captions, some_codes in records:

@@ -11,7 +11,7 @@ from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 
 def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
-    """Return the model with the initial parameters that the run's seed decides, equal on all peers."""
+    """Return the model with initial parameters drawn from the run's seed, equal on all peers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stable_seed(run.run_id, run.seed) % 2**63)
         return DalleCollabForConditionalGeneration(model_configuration(run))
@@ -23,15 +23,15 @@ def read_processor(place: str, revision: str | None = None) -> DalleCollabProces
 
 
 def model_configuration(run: TrainingRun) -> DalleCollabConfig:
-    """Return the model's sizes; raises ValueError if they cannot work, or if this package does not know one of them."""
+    """Return the model's sizes; raises ValueError if they are invalid, or if this package does not know one."""
     return checked_configuration(run.model_config)
 
 
 def checked_configuration(settings: Mapping[str, Any]) -> DalleCollabConfig:
-    """Return a configuration from its arguments; transformers' own classes take unknown ones without a word.
+    """Return a configuration from its arguments; transformers' own classes silently accept unknown ones.
 
     Raises:
-        ValueError: a setting is unknown, or sizes cannot work together.
+        ValueError: a setting is unknown, or sizes do not fit together.
     """
     if (model_type := settings.get("model_type", DalleCollabConfig.model_type)) != DalleCollabConfig.model_type:
         raise ValueError(f"The run's model is of type {model_type!r}; expected {DalleCollabConfig.model_type!r}.")

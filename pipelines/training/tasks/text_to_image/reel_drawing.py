@@ -1,4 +1,4 @@
-"""The rows of pictures of the progress reel."""
+"""The progress reel's rows of pictures."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -27,13 +27,13 @@ class ReelDrawer:
 
     @cached_property
     def _codec(self) -> "VQGANCodec":
-        from pipelines.image_codes.vqgan_codec import VQGANCodec  # peers that train need no taming
+        from pipelines.image_codes.vqgan_codec import VQGANCodec  # training peers need no taming
 
         revision = self._processor.image_codec_revision
         return VQGANCodec.from_pretrained(self._processor.image_codec_repository, revision=revision)
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image.Image:
-        """Return the pictures of the prompts as one."""
+        """Return the pictures of all prompts as one."""
         input_ids = self._processor(text=list(prompts))["input_ids"]
         codes = model.generate_image_codes(input_ids, num_candidates=PICTURES_PER_PROMPT, seed=REEL_SEED)
         rows = [[to_picture(image) for image in self._codec.decode(row)] for row in codes]

@@ -60,7 +60,7 @@ def compose_run(
     """Return a run whose model fits the dataset and the tokenizer; `settings` overrides the paper's defaults.
 
     Keys of `settings` are fields of `TrainingRun` or arguments of `DalleCollabConfig`. Raises ValueError for unknown
-    keys and for sizes that cannot work.
+    keys and for invalid sizes.
     """
     run_fields = {item.name for item in dataclasses.fields(TrainingRun)}
     run_settings = {key: value for key, value in settings.items() if key in run_fields}
@@ -78,7 +78,7 @@ def compose_run(
     )
     if tokenizer.pad_token_id is not None:
         model_config.setdefault("pad_token_id", tokenizer.pad_token_id)
-    DalleCollabConfig(**model_config)  # raises ValueError where sizes cannot work together
+    DalleCollabConfig(**model_config)  # raises ValueError if sizes do not fit together
     values = dict(
         run_settings,
         run_id=run_id,

@@ -58,7 +58,7 @@ class TextToImageTask:
         return initial_model(self.run)
 
     def compiling_pays(self) -> bool:
-        """Not with reversible layers, which the compiler leaves out; see `reversible_dalle_collab`."""
+        """Not with reversible layers, which the compiler skips; see `reversible_dalle_collab`."""
         return self.config.recompute != "reversible"
 
     def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
@@ -95,7 +95,7 @@ class TextToImageTask:
         copy_codec_code(folder)
 
     def companions(self) -> Mapping[str, tuple[str, str | None]]:
-        """Return the codec, without which nobody can turn the model's codes into pictures."""
+        """Return the codec, which is needed to turn the model's codes into pictures."""
         return {"codec": (self.processor.image_codec_repository, self.processor.image_codec_revision)}
 
     def card(self, facts: CheckpointFacts) -> str:

@@ -166,7 +166,7 @@ def test_only_the_end_of_a_log_is_kept():
         (1, ["Traceback", "KeyError: 'x'", " "], "Ended with exit code 1: KeyError: 'x'"),
         (-9, ["step"], "Ended by SIGKILL. Perhaps the memory ran out"),
         (-11, [], "Ended by SIGSEGV."),
-        (2, [], "Ended with exit code 2: It said nothing."),
+        (2, [], "Ended with exit code 2: It printed nothing."),
     ],
 )
 def test_a_command_that_died_is_explained_by_its_own_last_words(code, lines, cause):
@@ -217,7 +217,7 @@ def test_failures_come_first_once_all_checks_are_known():
     assert "1 of 3 checks fails." in done and "<b>What to do:</b> set it" in done
     assert done.startswith('<div class="join"><details open>')
     assert "<details open>" not in checks_html(JoinView(checks=results, phase="training"))
-    assert "Nothing stands in the way (1 checks)" in checks_html(JoinView(checks=results[:1]))
+    assert "No problems found (1 checks)" in checks_html(JoinView(checks=results[:1]))
 
 
 def test_the_curve_begins_at_zero_and_says_its_numbers():

@@ -244,7 +244,7 @@ def test_a_publisher_of_an_older_generation_gives_up_without_a_commit(publishing
     rolled_back.touch()
     assert done.returncode == 0, done.stderr
     thread.join(120)
-    assert words[0].returncode == 1 and "was rolled back to epoch 3: it goes on as generation 1" in words[0].stderr
+    assert words[0].returncode == 1 and "was rolled back to epoch 3: it continues as generation 1" in words[0].stderr
     assert run.titles()[-1] == "Roll back to epoch 3: generation 1"
 
 

@@ -101,7 +101,7 @@ def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(che
     with pytest.raises(CheckpointRefusedError, match="does not fit its content: it was changed after it was signed"):
         verify_checkpoint(checkpoint, [key.public], RUN)
     path.write_text(json.dumps(signed))
-    with pytest.raises(CheckpointRefusedError, match=r"which is none of the 1 in the run's publisher_keys.json"):
+    with pytest.raises(CheckpointRefusedError, match=r"not one of the 1 in the run's publisher_keys.json"):
         verify_checkpoint(checkpoint, [other.public], RUN)
     path.unlink()
     with pytest.raises(CheckpointRefusedError, match=f"has no {MANIFEST}, but the run has keys"):

@@ -109,7 +109,7 @@ def test_a_state_comes_from_several_donors_bit_by_bit():
     [
         (stall, "It sent nothing for", False),
         (vanish, "stream reset", False),
-        (lie, "It delivered other bytes for parameter", True),
+        (lie, "It delivered bytes for parameter", True),
         (send_too_much, "It delivered", True),
     ],
 )
