@@ -13,6 +13,7 @@ from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.dial_back import offer_dial_back
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.open_files import raise_open_files
+from pipelines.swarm.record_limits import bound_storage
 from pipelines.swarm.rejoining import stay_joined
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def open_dht(
     raise_open_files()
     dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
+        dht.run_coroutine(bound_storage)
         dht.bind_peers()
         stay_joined(dht, entry_addresses)
         if reply_seconds is not None:

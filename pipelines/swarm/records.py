@@ -1,6 +1,5 @@
 """What peers tell each other about themselves: signed records in the DHT, checked before use."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,6 +15,13 @@ from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import MAX_TOKEN_CHARACTERS
+from pipelines.swarm.record_limits import MOST_SECONDS, ProgressBounds, RecordLimits
+
+Count = conint(ge=0, le=2**53, strict=True)
+"""A number that JSON, Parquet and a float64 hold exactly: other readers must not fail because of one record."""
+
+Measured = confloat(ge=0.0, le=1e15, strict=True)
+"""A finite figure; neither infinity nor NaN is at most 1e15."""
 
 INTRODUCTION_SECONDS = 3600.0
 """Lifetime of an introduction: it is renewed with the figures of every epoch, and epochs may be long."""
@@ -29,26 +35,26 @@ class SuspectRecord(BaseModel):
 
     peer_id: constr(max_length=96)
     offence: constr(max_length=32)
-    num_rounds: conint(ge=1, strict=True)
+    num_rounds: conint(ge=1, le=2**53, strict=True)
 
 
 class PeerMetrics(BaseModel):
     """One training peer's figures, published after every epoch."""
 
     username: constr(max_length=96)
-    epoch: conint(ge=0, strict=True)
-    loss: confloat(ge=0.0, strict=True)
-    num_samples: conint(ge=0, strict=True)
-    samples_per_second: confloat(ge=0.0, strict=True)
+    epoch: Count
+    loss: Measured
+    num_samples: Count
+    samples_per_second: Measured
     share_averaged: confloat(ge=0.0, le=1.0, strict=True)
-    bytes_sent: conint(ge=0, strict=True)
-    num_rounds: conint(ge=0, strict=True)
-    round_seconds: confloat(ge=0.0, strict=True)
-    num_refused_gradients: conint(ge=0, strict=True)
+    bytes_sent: Count
+    num_rounds: Count
+    round_seconds: Measured
+    num_refused_gradients: Count
     client_mode: StrictBool
     package_version: constr(max_length=32)
-    num_incomplete_rounds: conint(ge=0, strict=True) = 0
-    num_withheld: conint(ge=0, strict=True) = 0
+    num_incomplete_rounds: Count = 0
+    num_withheld: Count = 0
     suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
 
 
@@ -75,14 +81,14 @@ class ProgressReport:
 class StateAveragingCall(BaseModel):
     """A peer's wish that all average their parameters at the beginning of an epoch, after an incomplete round."""
 
-    epoch: conint(ge=0, strict=True)
+    epoch: Count
 
 
 class AuxiliaryStatus(BaseModel):
     """What an auxiliary peer holds and has published."""
 
-    held_epoch: conint(ge=0, strict=True)
-    published_epoch: conint(ge=0, strict=True)
+    held_epoch: Count
+    published_epoch: Count
     addresses: conlist(constr(max_length=256), max_items=16)
     publisher_key: constr(max_length=96) = ""
     publisher_proof: constr(max_length=128) = ""
@@ -94,7 +100,7 @@ class StateRecord(BaseModel):
     peer_id: constr(max_length=96)
     """libp2p id under which it hands the state out."""
 
-    epoch: conint(ge=0, strict=True)
+    epoch: Count
     digest: constr(regex="^[0-9a-f]{64}$")
     shares: StrictBool
     """Whether it serves the state; peers behind a firewall only name it."""
@@ -125,7 +131,15 @@ class SwarmRecords:
         Without the validators a reader sees the signature as trailing bytes and fails.
         """
         schemas = (_SwarmRecords, TrainingProgressSchema)
-        self._dht.add_validators([*(SchemaValidator(kind, prefix=self._run_id) for kind in schemas), self._signature])
+        keys = frozenset(f"{self._run_id}_{name}" for kind in schemas for name in kind.__fields__)
+        self._dht.add_validators(
+            [
+                *(SchemaValidator(kind, prefix=self._run_id) for kind in schemas),
+                self._signature,
+                RecordLimits(keys),
+                ProgressBounds(f"{self._run_id}_progress"),
+            ]
+        )
         self.admissions.keep_published()
         return self
 
@@ -166,12 +180,11 @@ class SwarmRecords:
         return frozenset(call.epoch for call in calls.values())
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
-        """Return the figures of the peers that are alive, by public key; impossible values are left out.
+        """Return the figures of the peers that are alive, by public key.
 
         In a run with an authority the user that is named is the one whom the authority has admitted.
         """
-        records = self._read("metrics", PeerMetrics)
-        return {key: record for key, record in records.items() if math.isfinite(record.loss)}
+        return self._read("metrics", PeerMetrics)
 
     def introductions(self) -> dict[bytes, PeerIntroduction]:
         """Return who the training peers of the last hour are, by public key."""
@@ -207,7 +220,7 @@ class SwarmRecords:
             key=f"{self._run_id}_{name}",
             subkey=self.owner,
             value=record.dict(),
-            expiration_time=get_dht_time() + lifetime_seconds,
+            expiration_time=get_dht_time() + min(lifetime_seconds, MOST_SECONDS),
             return_future=True,
         )
 

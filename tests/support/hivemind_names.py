@@ -15,6 +15,7 @@ GRADIENTS = "training/swarm_optimizer/gradient_averager.py"
 MISSED = "training/swarm_optimizer/missed_rounds.py"
 NAMES = "admission/protocol_names.py"
 NODE = "admission/dht_gate.py"
+RECORD_LIMITS = "swarm/record_limits.py"
 REDUCER = "training/averaging/reduce/reducer.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
@@ -50,6 +51,10 @@ CONTRACT = (
         (DIALLING,), "called: only there can a daemon that runs be told an address of a peer"),
     Row("dht.protocol.DHTProtocol.wait_timeout", ": float",
         (NODE,), "set: a node that is gone must not hold every look up for three seconds"),
+    Row("dht.protocol.DHTProtocol.storage", ": DHTLocalStorage",
+        (RECORD_LIMITS,), "replaced: a flood of keys and owners must not fill the memory"),
+    Row("dht.protocol.DHTProtocol.cache", ": DHTLocalStorage",
+        (RECORD_LIMITS,), "replaced: as storage"),
     Row("utils.mpfuture.SharedBytes._lock", "= mp.Lock()",
         (FORKS,), "replaced: forked peers would share the lock, and a killed one would keep it"),
     Row("utils.mpfuture.MPFuture._initialization_lock", "= mp.Lock()",
