@@ -31,7 +31,7 @@ def test_an_unknown_run_is_one_line_of_the_real_process_and_leaves_nothing_behin
 
 def test_a_run_without_entry_address_says_how_its_organiser_announces_one(commands, without_address):
     line = the_line(commands.run("join", without_address, is_worker=True))
-    assert f"{without_address} names no entry address yet." in line
+    assert f"{without_address} has no entry address yet." in line
     assert line.endswith(f"dalle-collab run assist {without_address}")
 
 

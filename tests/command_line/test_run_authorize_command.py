@@ -81,7 +81,7 @@ def ask(address, hub_token):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens travel to it"),
+        (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens are sent to it"),
         (["--public-address", "https://user:" + "pass@door.example"], "expected for example https://"),
         (["--write-space", "folder"], "Peers must know where the Space will be"),
         (["--token-minutes", "0"], "has a value that is too small"),

@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(publish, api, repo_id)
         (dict(repository="birds"), "expected ORG/NAME"),
         (dict(settings={"a b": "c"}), "--set got the name 'a b'"),
         (dict(settings={"HF_TOKEN": "hf_" + 30 * "x"}), "would be public.*--secret HF_TOKEN"),
-        (dict(secrets=("A_TOKEN_THAT_IS_NOT_SET",)), "is not set. Export it"),
+        (dict(secrets=("A_TOKEN_THAT_IS_NOT_SET",)), "where it is unset. Export it"),
         (dict(name="landing_page", hardware="t4-small"), "is a static Space"),
     ],
     ids=["name", "repository", "variable", "token", "secret", "static"],
@@ -71,7 +71,7 @@ def test_nothing_is_set_in_a_public_space_that_was_meant_to_be_private(publish, 
         "space", "training_dashboard", repo_id, "--private", "--set", "RUN=org/birds", "--secret", "READ_TOKEN",
         check=False, READ_TOKEN=SECRET,
     )  # fmt: skip
-    assert done.returncode == 1 and "is there already and is public, --private expects a private one" in done.stderr
+    assert done.returncode == 1 and "exists and is public, --private expects a private one" in done.stderr
     assert api.get_space_variables(repo_id) == {} and list(api.get_space_secrets(repo_id)) == []
 
 

@@ -26,7 +26,7 @@ def test_members_and_the_allowed_may_join_and_the_banned_may_not(username, organ
     ("text", "message"),
     [
         ("{", "admission.json is not JSON"),
-        ("[]", "holds something else than the lists allow and ban"),
+        ("[]", "has something other than the lists allow and ban"),
         ('{"banned": []}', "holds something else"),
         ('{"ban": "mallory"}', "'ban' in admission.json is no list"),
         ('{"ban": [3]}', "has 3, which is no name"),

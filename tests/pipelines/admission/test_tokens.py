@@ -124,7 +124,7 @@ def test_a_request_with_a_wrong_field_names_it(changes, message):
 @pytest.mark.parametrize(
     "changes",
     [{"peer_key": "AAAA"}, {"peer_key": "?"}, {"record_key": "ssh-rsa AAAA"}],
-    ids=["short", "no base64", "record"],
+    ids=["short", "not base64", "record"],
 )
 def test_a_request_with_a_damaged_key_is_refused(changes):
     with pytest.raises(ValueError, match="key"):

@@ -149,7 +149,7 @@ def test_mixed_layouts_are_refused(state_dict):
         (lambda table: table[:, 8:], r"has 0 text positions and 16 image positions"),
         (
             lambda table: torch.cat([table[..., :6], table[..., 6:] * 1.01], dim=-1),
-            r"holds other angles than our rotary",
+            r"has other angles than our rotary",
         ),
         (lambda table: table[..., :-1], r"has shape \(1, 24, 17\) .* expected .* a multiple of 6 channels"),
         (lambda table: table[..., :0], r"has shape \(1, 24, 0\)"),

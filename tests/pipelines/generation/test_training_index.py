@@ -167,7 +167,7 @@ def test_one_in_so_many_records_can_be_taken(dataset, codec, reranker, records, 
 
 
 def test_another_dataset_codec_clip_or_folder_is_refused(built, dataset, codec, reranker, copied, tmp_path):
-    with pytest.raises(ValueError, match=r"holds an index of .*one record in 1, and this one would be of .*in 2"):
+    with pytest.raises(ValueError, match=r"has an index of .*one record in 1, and this one would be of .*in 2"):
         build_training_index(dataset, codec, reranker, copied, every=2)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
@@ -179,7 +179,7 @@ def test_another_dataset_codec_clip_or_folder_is_refused(built, dataset, codec, 
         build_training_index(dataset, other, reranker, tmp_path / "other")
     clip = other_clip(tmp_path / "clip")
     probe = clip.text_embeddings([PROBE_CAPTION])[0].numpy()
-    with pytest.raises(TrainingIndexError, match=r"made with another CLIP than the one that ranks here"):
+    with pytest.raises(TrainingIndexError, match=r"made with a different CLIP from the one that ranks here"):
         TrainingIndex.load(built[0]).require_clip(probe)
     with pytest.raises(ValueError, match=r"holds no Parquet shards"):
         find_dataset(str(tmp_path / "mine"))

@@ -188,7 +188,7 @@ def test_a_checkpoint_of_another_task_is_one_line(ask, publish, places, hub, tmp
     (tmp_path / "d" / "config.json").write_text(json.dumps(config))
     (tmp_path / "d" / "code.py").write_text("raise SystemExit('code of a stranger was run')\n")
     repository = publish("own-code", tmp_path / "d", "model")
-    with pytest.raises(ValueError, match=r"own-code .*cannot be used: .*code of their own cannot be trained"):
+    with pytest.raises(ValueError, match=r"own-code .*cannot be used: .*custom code cannot be trained"):
         ask(dict(place=places[WRITE]), compose=settings | dict(task=WRITE, settings=dict(start_from=repository)))
 
 
