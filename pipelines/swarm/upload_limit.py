@@ -18,7 +18,7 @@ class UploadLimit:
     def book(self, number: int, now: float) -> float:
         """Reserve the link for `number` bytes; return the seconds until they may be sent, counted from `now`.
 
-        Idle time is not credited: after a pause the link is free at once, but no faster. The clock is monotonic and machine-wide.
+        Idle time is not credited: after a pause the link is free at once, but no faster. The clock is machine-wide.
         """
         with self._free_from.get_lock():
             start = max(now, self._free_from.value)

@@ -109,7 +109,7 @@ def test_guidance_changes_what_is_drawn(run_folder, tmp_path):
         (["{run}", "a", "--rows", "2"], r"--rows says how much of a picture to keep.*--complete FILE"),
         (["{run}", "a", "--complete", "{tmp}/latin.txt"], r"latin.txt is not a picture that can be read"),
         (["{run}", "a", "--complete", "{tmp}/dot.png", "--rows", "4"], r"4 rows of the picture.*expected 1 to 3"),
-        (["{run}", "a", "--candidates", "0"], r"0 candidates were asked for: expected at least 1"),
+        (["{run}", "a", "--candidates", "0"], r"0 candidates were requested: expected at least 1"),
         (["{run}", "a", "--candidates", "2", "--keep", "3"], r"Cannot keep 3 of 2 candidates.*--candidates 3"),
         (["{run}"], r"There is no prompt: say what the pictures should show"),
         (["{run}", "a star", " "], r"Prompt 2 of 2 is empty"),

@@ -37,7 +37,7 @@ def test_a_run_without_entry_address_says_how_its_organiser_announces_one(comman
 
 def test_a_repository_that_is_no_run_says_how_to_create_one(commands, training_material):
     line = the_line(commands.run("join", training_material.codec, is_worker=True))
-    assert f"{training_material.codec} holds no training_run.json: it is not a training run." in line
+    assert f"{training_material.codec} has no training_run.json: it is not a training run." in line
     assert "dalle-collab run create" in line
 
 

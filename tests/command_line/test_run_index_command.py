@@ -14,7 +14,7 @@ app.command()(index)
     ("arguments", "message"),
     [
         (["{tmp}"], r"does not say which dataset it is of. Name it: --dataset"),
-        (["{tmp}", "--dataset", "{tmp}"], r"holds no Parquet shards. Make some: dalle-collab data prepare"),
+        (["{tmp}", "--dataset", "{tmp}"], r"has no Parquet shards. Make some: dalle-collab data prepare"),
         (
             ["{tmp}", "--dataset", "./nowhere"],
             r"There is no folder ./nowhere. Expected a folder of shards or a",

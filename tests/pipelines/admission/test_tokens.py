@@ -108,7 +108,7 @@ def test_a_request_that_was_changed_after_it_was_signed_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run_id": 3}, "field run_id is missing, of a wrong type"),
+        ({"run_id": 3}, "field run_id is missing, of the wrong type"),
         ({"time": float("inf")}, "field time"),
         ({"time": "now"}, "field time"),
         ({"peer_key": "x" * 5000}, "field peer_key is missing, of the wrong type or too long"),

@@ -109,7 +109,7 @@ def test_bad_pictures_to_complete_are_a_message(desk, tmp_path):
         ("cut.png", 0, "cut.png is a damaged picture"),
         ("large.png", 0, "large.png has 10000 x 5001 pixels, expected at most 50 million."),
         ("whole.png", 4, "Cannot keep 4 rows of the picture, expected 1 to 3."),
-        ("whole.png", -1, "-1 rows of the picture are to be kept"),
+        ("whole.png", -1, "Cannot keep -1 rows of the picture"),
     ):
         *_, shown = desk.draw(dict(prompt="a", candidates=2, keep=1), str(tmp_path / name), rows)
         assert shown.message.startswith(message)

@@ -90,7 +90,7 @@ def test_an_empty_prompt_is_refused(bundle, prompts):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_candidates": 0}, "0 candidates were asked for: expected at least 1"),
+        ({"num_candidates": 0}, "0 candidates were requested: expected at least 1"),
         (
             {"num_candidates": 2, "keep": 4},
             "Cannot keep 4 of 2 candidates: keep 1 to 2, or draw",

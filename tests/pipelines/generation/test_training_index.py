@@ -181,7 +181,7 @@ def test_another_dataset_codec_clip_or_folder_is_refused(built, dataset, codec, 
     probe = clip.text_embeddings([PROBE_CAPTION])[0].numpy()
     with pytest.raises(TrainingIndexError, match=r"made with a different CLIP from the one that ranks here"):
         TrainingIndex.load(built[0]).require_clip(probe)
-    with pytest.raises(ValueError, match=r"holds no Parquet shards"):
+    with pytest.raises(ValueError, match=r"has no Parquet shards"):
         find_dataset(str(tmp_path / "mine"))
 
 
@@ -251,7 +251,7 @@ def test_a_damaged_missing_or_foreign_index_is_refused(copied, tmp_path):
         (copied / INDEX_FILE).write_text(text)
         with pytest.raises(TrainingIndexError, match=message):
             TrainingIndex.load(copied)
-    with pytest.raises(TrainingIndexError, match=r"holds no training_index.json. Make an index"):
+    with pytest.raises(TrainingIndexError, match=r"has no training_index.json. Make an index"):
         TrainingIndex.load(copied.parent)
     with pytest.raises(TrainingIndexError, match=r"There is no folder nowhere"):
         TrainingIndex.load("nowhere")

@@ -56,7 +56,7 @@ def answers(tmp_path_factory):
 
 def test_an_unknown_run_and_an_empty_repository_are_explained(answers):
     assert "There is no model repository alice/nothing on this Hub" in answers("look alice/nothing")["problem"]
-    assert "alice/empty holds no training_run.json" in answers("look alice/empty")["problem"]
+    assert "alice/empty has no training_run.json" in answers("look alice/empty")["problem"]
 
 
 def test_a_run_that_has_not_started_shows_empty_parts(answers):

@@ -88,7 +88,7 @@ def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
 @pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "model-00002.safetensors"])
 def test_code_and_tensors_that_nobody_signed_are_refused(checkpoint, key, name):
     (checkpoint / name).write_bytes(b"import os\n")
-    with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12: nobody has signed"):
+    with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12, so it is not signed"):
         verify_checkpoint(checkpoint, [key.public], RUN)
 
 

@@ -114,7 +114,7 @@ def test_a_made_up_batch_is_as_heavy_as_a_usual_one_and_reaches_every_parameter(
         (FILL, ALBERT | {"hidden_size": "large"}, r"settings of the model are invalid: .*hidden_size"),
         (FILL, {"model_type": "gpt2"}, r"transformers has no fill-mask model of type gpt2"),
         (WRITE, {"model_type": "albert"}, r"transformers has no text-generation model of type albert"),
-        (FILL, {"model_type": "bart"}, r"an encoder and a decoder; fill-mask trains models of one stack"),
+        (FILL, {"model_type": "bart"}, r"an encoder and a decoder; fill-mask trains single-stack models"),
         (WRITE, {"model_type": "t5"}, r"an encoder and a decoder; text-generation"),
         (WRITE, {"model_type": "bert"}, r"sees the tokens that it should predict unless is_decoder is true"),
     ],

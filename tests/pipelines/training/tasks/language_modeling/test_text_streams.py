@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_task_is_one_line(ask, publish, places, hub, tmp
         T5Config(vocab_size=300, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     ).save_pretrained(tmp_path / "c")
     repository = publish("seq2seq", tmp_path / "c", "model")
-    with pytest.raises(ValueError, match=r"a decoder; text-generation trains models of one stack"):
+    with pytest.raises(ValueError, match=r"a decoder; text-generation trains single-stack models"):
         ask(dict(place=places[WRITE]), compose=settings | dict(task=WRITE, settings=dict(start_from=repository)))
     (tmp_path / "d").mkdir()
     config = dict(model_type="own", auto_map={"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.OwnLM"})
