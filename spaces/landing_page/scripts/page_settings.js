@@ -27,7 +27,7 @@ export async function readSettings(address) {
   settings.run = asked ?? values.run ?? "";
   if (settings.run === "") {
     settings.problem =
-      "This page has not been told which run to show. Add ?run=ORG/RUN to its address, or publish it with --set run=ORG/RUN.";
+      "This page does not know which run to show. Add ?run=ORG/RUN to its address, or publish it with --set run=ORG/RUN.";
   } else if (!isRepository(settings.run)) {
     settings.problem = `“${String(settings.run).slice(0, 60)}” is not the name of a run. Expected ORG/RUN, such as my-org/birds.`;
     settings.run = "";

@@ -29,8 +29,8 @@ def test_members_and_the_allowed_may_join_and_the_banned_may_not(username, organ
         ("[]", "has something other than the lists allow and ban"),
         ('{"banned": []}', "has something other"),
         ('{"ban": "mallory"}', "'ban' in admission.json is not a list"),
-        ('{"ban": [3]}', "has 3, which is no name"),
-        ('{"allow": ["a b"]}', "has 'a b', which is no name"),
+        ('{"ban": [3]}', "has 3, which is not a user name"),
+        ('{"allow": ["a b"]}', "has 'a b', which is not a user name"),
         ('{"ban": ["*"]}', r"bans '\*', but a ban is for single users"),
     ],
 )
