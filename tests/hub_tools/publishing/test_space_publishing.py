@@ -88,7 +88,7 @@ def test_everything_of_a_run_is_published_and_what_it_lacks_is_named(publish, hu
     api.upload_file(repo_id=repo, path_in_repo="training_run.json", path_or_fileobj=settings.encode())
     planned = publish("run", repo, "--all", "--dry-run")
     assert not api.repo_exists(f"{repo}-together", repo_type="space")
-    assert f"{repo} has no card yet" in planned.stderr and f"Its dataset {repo}-codes is not there" in planned.stderr
+    assert f"{repo} has no card yet" in planned.stderr and f"Its dataset {repo}-codes does not exist" in planned.stderr
     done = publish("run", repo, "--all")
     for suffix in SPACE_SUFFIXES.values():
         assert f"{repo}-{suffix}: http" in done.stdout

@@ -282,5 +282,5 @@ def test_a_result_that_is_nearer_than_training_pictures_are_to_each_other_is_nam
     seen = SeenInTraining(
         by_caption=[], by_picture=[], beside=beside, typical_similarity=0.9, num_records=1200, every=10
     )
-    assert seen.sentence().startswith("Looked at 1,200 training records (one in 10 of the dataset).")
+    assert seen.sentence().startswith("Searched 1,200 training records (one in 10 of the dataset).")
     assert seen.sentence().endswith(words)
