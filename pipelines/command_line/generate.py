@@ -165,5 +165,5 @@ def _read_prompts(file: Path | None) -> list[str]:
         raise ValueError(f"{file} is not UTF-8 text ({error.reason}). Expected one prompt per line.") from error
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        raise ValueError(f"{file} holds no prompt. Expected one prompt per line.")
+        raise ValueError(f"{file} has no prompts. Expected one prompt per line.")
     return prompts

@@ -33,7 +33,7 @@ app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this 
 
 def main() -> None:
     """Run the command line; end with exit code 1 and one line for an error that the user can fix."""
-    # bitsandbytes warns of missing 4-bit kernels wherever the processor knows bfloat16; nothing here uses them.
+    # bitsandbytes warns of missing 4-bit kernels on every CPU with bfloat16; nothing here uses them.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     prepare_hub_client()
     run_command_line(app, prog_name="dalle-collab")

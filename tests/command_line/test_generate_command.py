@@ -113,7 +113,7 @@ def test_guidance_changes_what_is_drawn(run_folder, tmp_path):
         (["{run}", "a", "--candidates", "2", "--keep", "3"], r"Cannot keep 3 of 2 candidates.*--candidates 3"),
         (["{run}"], r"There is no prompt: say what the pictures should show"),
         (["{run}", "a star", " "], r"Prompt 2 of 2 is empty"),
-        (["{run}", "--prompts", "{tmp}/empty.txt"], r"empty.txt holds no prompt. Expected one prompt per line"),
+        (["{run}", "--prompts", "{tmp}/empty.txt"], r"empty.txt has no prompts. Expected one prompt per line"),
         (["{run}", "--prompts", "{tmp}/latin.txt"], r"latin.txt is not UTF-8 text"),
         (["{run}", "--prompts", "{tmp}/gone.txt"], r"gone.txt"),
         (["{run}", "a", "--top-p", "1.5"], r"top_p is 1.5"),

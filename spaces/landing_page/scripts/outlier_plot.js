@@ -1,4 +1,4 @@
-/** Honest and hostile gradients in a plane, their mean, and what CenteredClip makes of them. */
+/** Honest and hostile gradients in a plane, their mean, and their aggregate by CenteredClip. */
 
 import { bindSlider, byId, drawing } from "./elements.js";
 import { asFigure } from "./numbers.js";
