@@ -35,7 +35,7 @@ def generate(
         int | None, typer.Option(help="Rows of codes of that picture that are kept; default: half of them.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
-    output: Annotated[Path, typer.Option(help="The picture with the grid.")] = Path("grid.png"),
+    output: Annotated[Path, typer.Option(help="File for the grid of pictures.")] = Path("grid.png"),
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for the kept pictures, one file each, best first: 0000-0.png, ...")
     ] = None,
