@@ -237,12 +237,12 @@ def test_a_file_that_would_run_code_is_refused_without_running_it(tmp_path, capf
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (torch.ones(3), r"dalle\.pt holds a Tensor, expected a state dict: tensors by name"),
+        (torch.ones(3), r"dalle\.pt contains a Tensor, expected a state dict: tensors by name"),
         (
             {"weights": {"a": torch.ones(1)}, "epoch": 3},
-            r"holds a dict under 'weights', expected a tensor.*torch\.save",
+            r"contains a dict under 'weights', expected a tensor.*torch\.save",
         ),
-        ({"epoch": 3}, r"holds a int under 'epoch', expected a tensor"),
+        ({"epoch": 3}, r"contains a int under 'epoch', expected a tensor"),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content, message):
