@@ -1,4 +1,4 @@
-# Everything runs in .venv. It is made with the first fitting Python, and brought up to date when a dependency changes.
+# Everything runs in .venv, created with the first suitable Python and updated when a dependency changes.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,7 +8,7 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.installed
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
-# Files of tests run side by side; what a file's tests share is made once.
+# Test files run in parallel; a file's shared fixtures are made once.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
 # Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
 PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
@@ -16,7 +16,7 @@ PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.st
 	print(*sorted(pins, key=str.lower), sep="\n")
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
-help:  ## Show what there is
+help:  ## Show these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
 install: $(STAMP)  ## Install everything into .venv (about 6 GB); PYTHON=... chooses the Python
@@ -24,7 +24,7 @@ install: $(STAMP)  ## Install everything into .venv (about 6 GB); PYTHON=... cho
 demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at demo-output/
 	$(VENV)/bin/dalle-collab demo run --output demo-output
 
-demo-language: $(STAMP)  ## Train a small language model together, beside n-grams; then look at demo-language-output/
+demo-language: $(STAMP)  ## Train a small language model, compared with n-grams; then look at demo-language-output/
 	$(VENV)/bin/dalle-collab demo language --output demo-language-output
 
 demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an hour); then look at demo-openmoji-output/
@@ -41,14 +41,14 @@ lint: $(STAMP)  ## Check style and types
 	$(VENV)/bin/mypy
 
 # A benchmark is a file that knows --quick; other files there are what benchmarks share.
-bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short look
+bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short version
 	@for file in $$(grep -l -e --quick tests/benchmarks/*.py); do \
 		echo "$$file"; \
 		$(VENV)/bin/python "$$file" $(if $(QUICK),--quick); \
 	done
 
-# Nothing is installed: pip only says what it would take. The header of the file stays.
-constraints: $(STAMP)  ## Resolve setup.cfg's ranges anew into constraints.txt; then run the tests
+# Nothing is installed: pip only says what it would install. The header of the file is kept.
+constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt; then run the tests
 	{ grep '^#' constraints.txt; $(VENV)/bin/python -m pip install --quiet --dry-run --ignore-installed --report - '.[test]' \
 		| $(VENV)/bin/python -c '$(PINS)'; } >constraints.new
 	mv constraints.new constraints.txt

@@ -1,4 +1,4 @@
-"""The model that travels: a DALL-E-like transformer for transformers, with its configuration and processor."""
+"""The published model: a DALL-E-like transformer for transformers, with its configuration and processor."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForMultimodalLM, AutoProcessor
 

@@ -2,7 +2,7 @@
 
 Axes: batch, head, position (`<bos>`, the text, then the image codes in raster order), head_size. A text position sees
 the text up to itself; an image position sees the whole text block and, of the image, its own row up to itself, its own
-column up to itself, or a window around itself as far as it is not in the future.
+column up to itself, or the past part of a window around itself.
 """
 
 import math
@@ -27,7 +27,7 @@ def rotary_angles(config: DalleCollabConfig, device: torch.device | str | None =
     """Return the angle of every position and pair of channels: (position, head_dim / 2) float32.
 
     A third of the pairs turns with the place in the text (every image code is at 8192), a third with the row and a
-    third with the column of the grid (every text token is at -10); pairs that are left over do not turn. Always
+    third with the column of the grid (every text token is at -10); leftover pairs do not turn. Always
     float32: the angles go up to 8192 radians, and in bfloat16 the logits of a trained model would move by 6.
     """
     part = config.head_dim // 3
@@ -66,14 +66,14 @@ def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
     pairs = x.unflatten(-1, (-1, 2))
     if x.dtype == torch.float32 and not torch.compiler.is_compiling():
         return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotations)).flatten(-2)
-    # Complex numbers exist neither in bfloat16 nor in compiled code; the arithmetic is the same.
+    # Neither bfloat16 nor compiled code supports complex numbers; the arithmetic is the same.
     cos, sin = rotations.to(x.dtype).unbind(-1)
     even, odd = pairs.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
 def grid_offsets_visible(config: DalleCollabConfig, kind: str, rows_back: Tensor, columns_back: Tensor) -> Tensor:
-    """Return where an image query sees an image key that lies so many rows and columns before it (broadcast, bool)."""
+    """Return whether an image query sees an image key a number of rows and columns before it (broadcast, bool)."""
     if kind == "row":
         return (rows_back == 0) & (columns_back >= 0)
     if kind == "column":
@@ -116,7 +116,7 @@ def band_mask(config: DalleCollabConfig, kind: str, device: torch.device | str |
 
 
 def num_band_lines(config: DalleCollabConfig, kind: str) -> int:
-    """Return how many lines of the grid, its own included, a query can see."""
+    """Return how many lines of the grid, including its own, a query can see."""
     if kind != "convolutional":
         return 1
     reach = config.conv_kernel_size - 1 if config.conv_window == "corner" else config.conv_kernel_size // 2
@@ -132,9 +132,9 @@ class AttentionTables:
     masks: dict[str, Tensor]
     """For each kind 0 where a key is visible, -inf elsewhere; as `visible_mask` for dense kinds, else `band_mask`."""
     dense_kinds: frozenset[str]
-    """The kinds that are computed as one masked product over all positions."""
+    """The kinds computed as one masked product over all positions."""
     eager: bool = False
-    """Whether weights are computed in plain steps, so that they can be seen; all kinds are dense then."""
+    """Whether weights are computed in plain steps, so that they can be returned; all kinds are dense then."""
 
     @classmethod
     def build(

@@ -82,7 +82,7 @@ class DalleCollabSharedGroup(nn.Module):
 
 
 class DalleCollabBranch(nn.Module):
-    """What a branch of one layer has of its own: the normalisation before it and the scale after it."""
+    """The parameters of one layer's branch: the normalisation before it and the scale after it."""
 
     def __init__(self, config: DalleCollabConfig, layer_index: int) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class DalleCollabLayer(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Taps:
-    """Collects what layers compute on the way; a pass with taps stores all activations."""
+    """Collects intermediate results of layers; a pass with taps stores all activations."""
 
     hidden_states: list[Tensor] = field(default_factory=list)
     """The mean of the streams before the first layer and after every layer, (batch, position, hidden)."""
     attentions: list[Tensor] | None = None
-    """The attention weights of every layer, (batch, head, query, key); None if they are not wanted."""
+    """The attention weights of every layer, (batch, head, query, key); None if not requested."""
 
 
 class DalleCollabStack(nn.Module):
@@ -143,7 +143,7 @@ class DalleCollabStack(nn.Module):
         return hidden
 
     def _num_recomputed_branches(self, taps: Taps | None) -> int:
-        """Two branches a layer; the last layers are the stored ones, because their backward pass comes first."""
+        """Two branches per layer; the last layers are the stored ones, because their backward pass comes first."""
         if not torch.is_grad_enabled() or taps is not None or (self.gradient_checkpointing and self.training):
             return 0
         layers = {"reversible": len(self.layers), "partial": len(self.layers) // 2, "none": 0}[self.config.recompute]

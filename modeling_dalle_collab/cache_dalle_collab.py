@@ -1,4 +1,4 @@
-"""What generation remembers: captions and image prompts read once, and of images what each layer's mask can still see.
+"""The cache of generation: captions and image prompts read once, and of images what each layer's mask still sees.
 
 Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), head, slot, head_size, hidden. The keys
 and values of the text are kept once for each prompt, whatever the number of candidates.
@@ -92,7 +92,7 @@ def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Pref
 
 
 class ShiftCache:
-    """Remembers the channels that the token shift hands on, for a row of places: column by column, the newest there."""
+    """Remembers the channels that the token shift passes on, for a row of places: the newest of each column."""
 
     def __init__(self, config: DalleCollabConfig, prefix: Prefix, branch: int, num_candidates: int) -> None:
         self.size, self.quarter = config.image_grid_size, config.hidden_size // 4
@@ -150,7 +150,7 @@ class ImageCache:
         return self.keys.index_select(2, visible), self.values.index_select(2, visible)
 
     def add_at(self, key: Tensor, value: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the same of a `place` that is a tensor; return all slots, visible or not, (..., slot, head_size)."""
+        """Do the same for a `place` that is a tensor; return all slots, visible or not, (..., slot, head_size)."""
         slot = self._slot(place).view(1)
         self.keys.index_copy_(2, slot, key[:, :, None])
         self.values.index_copy_(2, slot, value[:, :, None])
@@ -191,7 +191,7 @@ class GenerationCache:
     """The state of one batch of candidates between two image codes; each candidate belongs to one prompt.
 
     With `static` every step works on tensors of the same sizes, whatever its place, so that it can be compiled once or
-    captured as a CUDA graph; it then looks at invisible slots, too, and masks them.
+    captured as a CUDA graph; it then also reads invisible slots, and masks them.
     """
 
     def __init__(self, stack: DalleCollabStack, prefix: Prefix, num_candidates: int, *, static: bool = False) -> None:
@@ -241,7 +241,7 @@ class GenerationCache:
         else:
             keys, values = image.add(key[:, :, 0], value[:, :, 0], place)
         text_keys, text_values = self.prefix.text_keys[index], self.prefix.text_values[index]
-        if self.num_candidates == 1 and not self.static:  # nobody to share the text with: one fused product
+        if self.num_candidates == 1 and not self.static:  # no other candidate to share the text with: one fused product
             keys, values = torch.cat([text_keys, keys], dim=2), torch.cat([text_values, values], dim=2)
             return attention.merge(F.scaled_dot_product_attention(query, keys, values))[:, 0]
         query = query * attention.config.head_dim**-0.5

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, ClassVar
 from transformers import PreTrainedConfig
 
 if TYPE_CHECKING:
-    # A saved model takes along the files that its code imports from beside it; this one is needed by its name alone.
+    # A saved model includes the files that its code imports from the same folder; this one is needed only by name.
     from .pipeline_dalle_collab import TextToImagePipeline  # noqa: F401
 
 ATTENTION_KINDS = ("row", "column", "convolutional")
 CONV_WINDOWS = ("centred", "corner")
 RECOMPUTE_CHOICES = ("reversible", "partial", "none")
 
-# Which class of which file answers for which auto class, where the code is read from the Model Hub.
+# Which class of which file implements which auto class, for code loaded from the Model Hub.
 AUTO_MAP = {
     "AutoConfig": "configuration_dalle_collab.DalleCollabConfig",
     "AutoModel": "modeling_dalle_collab.DalleCollabForConditionalGeneration",
@@ -36,7 +36,7 @@ class DalleCollabConfig(PreTrainedConfig):
     The sequence is `<bos>`, `text_sequence_length` text tokens, then `image_grid_size ** 2` image codes in raster
     order. The vocabulary is the tokenizer's pieces, one padding id for each text position, then the image codes.
     Layers cycle through `attention_pattern` and share the weights of their place in the cycle; the last layer has
-    `final_attention` and weights of its own. Raises `ValueError` when the sizes cannot work together.
+    `final_attention` and weights of its own. Raises `ValueError` if the sizes do not fit together.
     """
 
     model_type = "dalle_collab"
@@ -47,7 +47,7 @@ class DalleCollabConfig(PreTrainedConfig):
     codebook_size: int = 8192
     """Number of image codes."""
     text_sequence_length: int = 256
-    """Number of text tokens; captions are padded or cut to it."""
+    """Number of text tokens; captions are padded or truncated to it."""
     image_grid_size: int = 32
     """Side of the square of image codes: 32 means 1024 codes."""
     hidden_size: int = 1024
@@ -75,7 +75,7 @@ class DalleCollabConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-5
     """Added to the variance in every layer normalisation."""
     pad_token_id: int = 1
-    """Text id that fills captions up; an ordinary token for the model (T5's `</s>` in the original run)."""
+    """Text id that pads captions; an ordinary token for the model (T5's `</s>` in the original run)."""
     image_loss_weight: float = 7.0
     """Weight of the image loss against the text loss, which has weight 1."""
     recompute: str = "reversible"
@@ -83,7 +83,7 @@ class DalleCollabConfig(PreTrainedConfig):
     them (a quarter less work); `partial` stores those of the last half of the layers. Same numbers; may be changed at
     any time."""
     caption_dropout: float = 0.0
-    """Share of the captions that are replaced by padding in training, so that guidance has something to compare with;
+    """Share of the captions replaced by padding in training, so that guidance has something to compare with;
     0.1 is common. The original run had none."""
 
     def __post_init__(self, **kwargs: object) -> None:
@@ -178,7 +178,7 @@ class DalleCollabConfig(PreTrainedConfig):
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
-        """For every layer the index of the shared weights it uses; the last layer has the last index alone."""
+        """For every layer the index of the shared weights it uses; only the last layer has the last index."""
         size = self.num_shared_groups - 1
         return (*(layer % size for layer in range(self.num_hidden_layers - 1)), size)
 

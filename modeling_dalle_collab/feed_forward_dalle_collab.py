@@ -10,7 +10,7 @@ from .linear_dalle_collab import LinearContext, apply_linear, current_gradient_s
 
 
 class _GatedGelu(torch.autograd.Function):
-    """Keeps its input alone, and writes its gradient in one piece: autograd would keep three tensors of that size."""
+    """Keeps only its input, and writes its gradient in one piece: autograd would keep three tensors of that size."""
 
     @staticmethod
     def forward(ctx: LinearContext, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ImageCodeGeneration(nn.Module):
     """Generation for a model with these parts."""
 
-    if TYPE_CHECKING:  # transformers looks all other annotations up
+    if TYPE_CHECKING:  # transformers resolves all other annotations
         model: DalleCollabModel
     config: DalleCollabConfig
     output_bias: nn.Parameter
@@ -57,10 +57,10 @@ class ImageCodeGeneration(nn.Module):
         `num_image_codes`, `cache_implementation`, `compile_step`. `null_input_ids`, (1, text), is the caption that
         guidance moves away from; padding if None.
 
-        A candidate depends on (seed, its caption's row, its own number) alone, whatever `candidate_batch_size`.
-        Memory grows with `candidate_batch_size`; speed, too, until the cores are busy. `on_progress` gets the number of
+        A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size`.
+        Memory grows with `candidate_batch_size`; speed too, until the cores are busy. `on_progress` gets the number of
         codes sampled so far and in all. Raises `ValueError` for captions or image prompts of another shape or range and
-        for options that mean nothing.
+        for invalid options.
         """
         options = SamplingOptions.from_mapping(sampling)
         _check_counts(num_candidates, candidate_batch_size)
@@ -98,8 +98,8 @@ class ImageCodeGeneration(nn.Module):
         """Yield the codes so far, (batch, num_candidates, number) int64, after `every` codes and at the end.
 
         The last ones equal those of `generate_image_codes` with the same arguments; all candidates are one batch. To
-        draw many in smaller batches, let each begin with `first_candidate` where the one before has ended.
-        Stop when you have seen enough: what is not asked for is not computed.
+        draw many in smaller batches, start each with `first_candidate` where the previous one ended. Stop when
+        you have seen enough: the rest is not computed.
         """
         options = SamplingOptions.from_mapping(sampling)
         _check_counts(num_candidates, every, names=("num_candidates", "every"))
@@ -144,7 +144,7 @@ class ImageCodeGeneration(nn.Module):
         if image_prompt is None or not image_prompt.shape[1]:
             return read_prefix(self.model.stack, self.model.token_embedding(ids))
         num_places = image_prompt.shape[1]
-        # Layers work on whole rows of the image; what fills the last one up is not seen by the codes before it.
+        # Layers work on whole rows of the image; earlier codes do not see what fills up the last one.
         rows = F.pad(image_prompt, (0, -num_places % self.config.image_grid_size))
         ids = torch.cat([ids, rows.long() + self.config.num_text_ids], dim=1)
         return read_prefix(self.model.stack, self.model.token_embedding(ids), num_places)
@@ -152,7 +152,7 @@ class ImageCodeGeneration(nn.Module):
     def _read_prompts(
         self, input_ids: Tensor, image_prompt: Tensor | None, null_input_ids: Tensor | None, options: SamplingOptions
     ) -> Prefix:
-        """Read the prompts and, where guidance needs them, as many empty ones behind them."""
+        """Read the prompts and, if guidance needs them, as many empty ones after them."""
         prefix = self.read_text(input_ids, image_prompt)
         if options.guidance_scale == 1:
             return prefix
@@ -182,7 +182,7 @@ class ImageCodeGeneration(nn.Module):
             yield codes[:, :length].unflatten(0, (num_prompts, -1))
 
     def _places(self, image_prompt: Tensor | None, options: SamplingOptions) -> tuple[int, int]:
-        """Return how many codes are given, and how many there shall be."""
+        """Return how many codes are given, and how many to produce."""
         given = 0 if image_prompt is None else image_prompt.shape[1]
         return given, min(options.num_image_codes or self.config.num_image_codes, self.config.num_image_codes)
 
@@ -208,7 +208,7 @@ class ImageCodeGeneration(nn.Module):
         return self.model.token_embedding(codes + self.config.num_text_ids)
 
     def next_code_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of the next image code alone: (sample, hidden) to (sample, codebook_size)."""
+        """Return only the next image code's logits: (sample, hidden) to (sample, codebook_size)."""
         first = self.config.num_text_ids
         weight, bias = self.model.token_embedding.weight[first:], self.output_bias[first:]
         return multiply(self.model.norm(hidden), weight, bias)
@@ -238,7 +238,7 @@ class _Predictor:
     def after(self, codes: Tensor, place: int) -> Tensor:
         """Read the codes (sample,) of an image place and return the logits of the next."""
         if self.options.guidance_scale != 1:
-            codes = codes.repeat(2)  # the same code behind the caption and behind the empty one
+            codes = codes.repeat(2)  # the same code after the caption and after the empty one
         at = torch.tensor(place, device=codes.device) if self.static else place
         return self._guided(self.step(codes, at))
 
@@ -259,7 +259,7 @@ def _check_counts(*values: int, names: tuple[str, str] = ("num_candidates", "can
 
 
 class _Progress:
-    """Counts sampled codes and tells the caller."""
+    """Counts sampled codes and reports them to the caller."""
 
     def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
         self.done, self.total, self.tell = 0, total, tell

@@ -1,4 +1,4 @@
-"""Checks of what comes into the model; every message says what was seen, what was expected and what to do."""
+"""Checks of the model's inputs; every message says what was seen, what was expected and what to do."""
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def check_image_prompt(image_prompt: Tensor, config: DalleCollabConfig, device: 
     if image_prompt.dim() == 2 and image_prompt.shape[1] > most:
         raise ValueError(
             f"image_prompt gives {image_prompt.shape[1]} codes, expected at most {most}: nothing is left to draw. "
-            "Pass the upper part of the image alone."
+            "Pass only the upper part of the image."
         )
     length = image_prompt.shape[1] if image_prompt.dim() == 2 else most
     _check_ids("image_prompt", image_prompt, length, config.codebook_size)

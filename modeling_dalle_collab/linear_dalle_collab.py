@@ -26,10 +26,10 @@ _gradient_sums: ContextVar[Gradients | None] = ContextVar("gradient_sums", defau
 
 @contextmanager
 def add_gradients_to(sums: Gradients) -> Iterator[None]:
-    """Let the products that are computed inside add the gradients of their weights to `sums`, in their backward pass.
+    """Make the products computed inside add the gradients of their weights to `sums`, in their backward pass.
 
-    Layers with shared weights so need no second tensor of a weight's size and no pass over it: at the paper's size on a
-    CPU that is a twentieth of the step. A gradient in `sums` is not given to autograd as well.
+    So layers with shared weights need no second tensor of a weight's size and no pass over it: at the paper's size on a
+    CPU that is a twentieth of the step. A gradient in `sums` is not also given to autograd.
     """
     token = _gradient_sums.set(sums)
     try:
@@ -64,13 +64,13 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether it is a linear layer that nobody (peft, accelerate, a quantiser, a hook) has changed."""
+    """Return whether it is an unmodified linear layer (by peft, accelerate, a quantiser or a hook)."""
     changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return type(layer) is nn.Linear and not changed
 
 
 def is_plain_product(x: Tensor, layer: nn.Module) -> bool:
-    """Return whether a plain linear layer is applied to many rows of its own type by a CPU that runs code as it is."""
+    """Return whether a plain linear layer is applied to many rows of its own type on a CPU, in uncompiled code."""
     return (
         is_plain_linear(layer)
         and x.device.type == "cpu"
@@ -82,7 +82,7 @@ def is_plain_product(x: Tensor, layer: nn.Module) -> bool:
 
 
 class LinearContext(FunctionCtx):
-    """What a linear layer's forward pass leaves to the backward pass."""
+    """What a linear layer's forward pass saves for the backward pass."""
 
     sums: Gradients | None
     parameters: tuple[Tensor, Tensor | None]

@@ -50,10 +50,10 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
     config: DalleCollabConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
-    # transformers declares lists, or None alone, for what its own models have, too.
+    # transformers also declares lists, or only None, for its own models.
     input_modalities = ("text", "image")  # type: ignore[assignment]
     output_modalities = ("image",)
-    supports_gradient_checkpointing = True  # in place of `config.recompute`, which is the cheaper dial
+    supports_gradient_checkpointing = True  # in place of `config.recompute`, which is the cheaper option
     _no_split_modules = ("DalleCollabStack",)  # type: ignore[assignment]
     _supports_sdpa = True
     _auto_class = "AutoModel"  # type: ignore[assignment]
@@ -81,15 +81,15 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
     ) -> nn.Embedding:
         """Make room for `new_num_tokens` text pieces, a tokenizer's new size, and return the tied table.
 
-        Padding ids and image codes keep their rows behind the text's. New rows are the mean of the old text rows, or
-        initialised anew without `mean_resizing`. Raises `ValueError` if the padding id would be cut off.
+        Padding ids and image codes keep their rows after the text's. New rows are the mean of the old text rows, or
+        newly initialised without `mean_resizing`. Raises `ValueError` if the padding id would be cut off.
         """
         old = self.config.text_vocab_size
         size = old if new_num_tokens is None else new_num_tokens
         size += -size % (pad_to_multiple_of or 1)
         if size <= self.config.pad_token_id:
             raise ValueError(
-                f"The table is to have {size} text pieces, expected more than {self.config.pad_token_id}, "
+                f"The table would have {size} text pieces, expected more than {self.config.pad_token_id}, "
                 "the padding id. Pass the tokenizer's length."
             )
         table, bias = cast("nn.Embedding", self.get_input_embeddings()), getattr(self, "output_bias", None)
@@ -160,8 +160,8 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
     def _taps(self, output_hidden_states: bool, output_attentions: bool) -> Taps | None:
         if output_attentions and self.config._attn_implementation != "eager":
             raise ValueError(
-                f'Attention weights are asked for, and the attention implementation is "'
-                f'{self.config._attn_implementation}", which never has them in one piece; expected "eager". '
+                f'Attention weights are requested, but the attention implementation is "'
+                f'{self.config._attn_implementation}", which never computes them as a whole; expected "eager". '
                 'Set it: model.set_attn_implementation("eager")'
             )
         if output_hidden_states or output_attentions:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OUTPUT_TYPES = ("pil", "codes")
 CODEC_CLASS = "vqgan_codec.VQGANCodec"
 NUM_DECODED_TOGETHER = 16
-CODES_ALONE = 'Or ask for image codes alone, which need no codec: output_type="codes".'
+CODES_ALONE = 'Or request only image codes, which need no codec: output_type="codes".'
 
 
 class CodecConfig(Protocol):
@@ -50,12 +50,12 @@ class TextToImagePipeline(Pipeline):
         draw = pipeline("text-to-image", model="ORG/RUN", trust_remote_code=True)
         pictures = draw("a red circle", num_images_per_prompt=4, top_k=64, seed=1)
 
-    Its methods take what this pipeline needs, and not what transformers' pipelines for all purposes do.
+    Its methods take only what this pipeline needs, unlike transformers' generic pipelines.
     """
 
     model: "DalleCollabForConditionalGeneration"
-    processor: Any  # a DalleCollabProcessor; importing it would put its file beside every model
-    # transformers declares these as None alone.
+    processor: Any  # a DalleCollabProcessor; importing it would add its file to every model
+    # transformers declares these only as None.
     _load_processor = True  # type: ignore[assignment]
     _load_tokenizer = False  # type: ignore[assignment]
     _load_image_processor = False  # type: ignore[assignment]
@@ -63,7 +63,7 @@ class TextToImagePipeline(Pipeline):
     _load_feature_extractor = False  # type: ignore[assignment]
 
     def __init__(self, *args: Any, codec: str | os.PathLike | None = None, **kwargs: Any) -> None:
-        """Take what `Pipeline` takes; `codec` is a folder or repository in place of the one the processor names."""
+        """Take the arguments of `Pipeline`; `codec` is a folder or repository instead of the processor's."""
         self._codec_source = codec
         self._codec: Codec | None = None
         super().__init__(*args, **kwargs)
@@ -76,7 +76,7 @@ class TextToImagePipeline(Pipeline):
         of the model's `generate_image_codes`: `top_k`, `top_p`, `temperature`, `seed`, ...
 
         Raises:
-            ValueError: there is no caption, an option means nothing, or the codec is not the one of the model.
+            ValueError: there is no caption, an option is invalid, or the codec is not the model's.
             ImportError: the codec needs a library that is not installed.
         """
         texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
@@ -104,7 +104,7 @@ class TextToImagePipeline(Pipeline):
         num_images_per_prompt: int = 1,
         **generate_kwargs: Any,
     ) -> dict[str, Tensor]:
-        codec = self.codec if output_type == "pil" else None  # a missing codec is told before the work begins
+        codec = self.codec if output_type == "pil" else None  # a missing codec is reported before the work starts
         image_codes = self.model.generate_image_codes(
             model_inputs["input_ids"], num_candidates=num_images_per_prompt, **generate_kwargs
         )
@@ -122,7 +122,7 @@ class TextToImagePipeline(Pipeline):
         ]
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Save model and processor with their code; that of the codec is copied where the codec was used."""
+        """Save model and processor with their code; the codec's code is copied if the codec was used."""
         super().save_pretrained(save_directory, **kwargs)
         self.processor.save_pretrained(save_directory)
         if self._codec is not None:
@@ -132,7 +132,7 @@ class TextToImagePipeline(Pipeline):
 
     @property
     def codec(self) -> Codec:
-        """The codec that turns image codes into pictures; loaded when it is first asked for.
+        """The codec that turns image codes into pictures; loaded on first use.
 
         Raises what calling the pipeline raises.
         """
@@ -146,7 +146,7 @@ class TextToImagePipeline(Pipeline):
         if not __name__.startswith("transformers_modules."):
             raise ValueError(
                 f"This pipeline is installed code and runs none of {repository}'s, where the codec's class is. "
-                "Use pipelines.generation.installed_pipeline.InstalledTextToImagePipeline, which is installed beside "
+                "Use pipelines.generation.installed_pipeline.InstalledTextToImagePipeline, which is installed with "
                 f"it, or trust_remote_code=True without pipeline_class. {CODES_ALONE}"
             )
         try:
@@ -158,7 +158,7 @@ class TextToImagePipeline(Pipeline):
             ) from error
         except OSError as error:
             raise ValueError(
-                f"{repository} has no vqgan_codec.py ({_first_line(error)}); expected the codec's code beside the "
+                f"{repository} has no vqgan_codec.py ({_first_line(error)}); expected the codec's code next to the "
                 f"model's, as `dalle-collab` publishes it. {CODES_ALONE}"
             ) from error
 

@@ -1,4 +1,4 @@
-"""From captions to text ids, and the one place that says which image codec and which CLIP belong to a run."""
+"""Turns captions into text ids, and is the one place that says which image codec and CLIP belong to a run."""
 
 import torch
 from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin
@@ -11,7 +11,7 @@ class DalleCollabProcessor(ProcessorMixin):
     `processor_config.json`: the run's images were encoded with that codec, its candidates are ranked with that CLIP.
     """
 
-    _auto_class = "AutoProcessor"  # type: ignore[assignment]  # transformers declares it as None alone
+    _auto_class = "AutoProcessor"  # type: ignore[assignment]  # transformers declares it only as None
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class DalleCollabProcessor(ProcessorMixin):
         _check_sizes(tokenizer, text_sequence_length, pad_token_id)
 
     def __call__(self, text: str | list[str]) -> BatchFeature:
-        """Return `input_ids`: (batch, text_sequence_length) int64, cut or filled up with `pad_token_id` on the right.
+        """Return `input_ids`: (batch, text_sequence_length) int64, cut or padded with `pad_token_id` on the right.
 
-        No special tokens are added. A caption that is too long loses its end, as in training. Raises `ValueError` when
+        No special tokens are added. A caption that is too long loses its end, as in training. Raises `ValueError` if
         a caption is not a string.
         """
         captions = [text] if isinstance(text, str) else list(text)

@@ -1,4 +1,4 @@
-"""Two residual streams whose layers can be undone, so that activations are recomputed instead of stored.
+"""Two residual streams with invertible layers, so that activations are recomputed instead of stored.
 
 After the reversible residual network of Gomez et al., 2017. Axes: batch, position, hidden.
 """
@@ -22,7 +22,7 @@ class BranchCall:
     compute: Callable[[Tensor], Tensor]
     parameters: tuple[nn.Parameter, ...]
     is_random: bool
-    """Whether it draws random numbers (dropout), which a second computation must draw again."""
+    """Whether it draws random numbers (dropout), which recomputation must reproduce."""
 
 
 def run_layer(first: Tensor, second: Tensor, attention: BranchCall, feed_forward: BranchCall) -> tuple[Tensor, Tensor]:
@@ -31,11 +31,11 @@ def run_layer(first: Tensor, second: Tensor, attention: BranchCall, feed_forward
     return first, second + feed_forward.compute(first)
 
 
-# Compilers trace the closures of every pass anew, which takes seconds a step: these layers run as they are, and what is
+# Compilers retrace the closures in every pass, which takes seconds per step: these layers run uncompiled, and what is
 # around them (embedding, stored layers, head, loss) is compiled.
 @torch.compiler.disable
 def run_reversibly(first: Tensor, second: Tensor, calls: list[BranchCall]) -> tuple[Tensor, Tensor]:
-    """Add layers' branches (two calls each) to the streams, (batch, position, hidden); store the end alone."""
+    """Add layers' branches (two calls each) to the streams, (batch, position, hidden); store only the end."""
     parameters = dict.fromkeys(parameter for call in calls for parameter in call.parameters)
     return _ReversibleLayers.apply(first, second, calls, *parameters)
 
@@ -91,7 +91,7 @@ def _undo(
     grad_source: Tensor,
     grads: dict[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Take branch `index` back: return `target` before it was added and the gradient of `source` with it."""
+    """Undo branch `index`: return `target` before it was added and the gradient of `source` with it."""
     call = ctx.calls[index]
     wanted = [parameter for parameter in call.parameters if parameter.requires_grad]
     with torch.enable_grad(), add_gradients_to(grads):
@@ -99,7 +99,7 @@ def _undo(
         added = ctx.replays[index](call.compute, source)
     source_grad, *parameter_grads = torch.autograd.grad(added, [source, *wanted], grad_target, allow_unused=True)
     for parameter, parameter_grad in zip(wanted, parameter_grads, strict=True):
-        if parameter_grad is not None:  # else its product has added it already
+        if parameter_grad is not None:  # else its product has already added it
             seen = grads.get(parameter)
             grads[parameter] = parameter_grad if seen is None else seen.add_(parameter_grad)
     return target - added.detach(), grad_source + source_grad

@@ -1,4 +1,4 @@
-"""How a code is chosen from its logits, and with which random numbers.
+"""How a code is sampled from its logits, and with which random numbers.
 
 Axes: prompt, candidate, sample (prompt-major), code.
 """
@@ -16,19 +16,19 @@ CACHE_IMPLEMENTATIONS = ("dynamic", "static")
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How one image code is chosen from its logits. Raises `ValueError` for values that mean nothing."""
+    """How one image code is chosen from its logits. Raises `ValueError` for invalid values."""
 
     top_k: int | None = 256
-    """Only so many of the likeliest codes can be chosen; None or 0 for all of them."""
+    """Sample from this many likeliest codes; None or 0 for all of them."""
     top_p: float | None = None
-    """Only the likeliest codes that together reach this probability can be chosen; None or 1 for all of them."""
+    """Sample from the likeliest codes that together reach this probability; None or 1 for all of them."""
     temperature: float = 1.0
-    """The logits that are left are divided by it; 0 always takes the likeliest code."""
+    """The remaining logits are divided by it; 0 always takes the likeliest code."""
     guidance_scale: float = 1.0
     """How far the logits move away from those of an empty caption, `null + scale * (caption - null)` (Ho and Salimans,
     2021); 1 leaves them. Needs a model that was trained with `caption_dropout`, and twice the work."""
     num_image_codes: int | None = None
-    """Stop after so many codes, counted from the first of the image; None for the whole image."""
+    """Stop after this many codes, counted from the first of the image; None for the whole image."""
     cache_implementation: str = "dynamic"
     """`dynamic` computes what is visible; `static` keeps all sizes equal, for compiled code and CUDA graphs."""
     compile_step: bool = False
@@ -36,7 +36,7 @@ class SamplingOptions:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "SamplingOptions":
-        """Make options of a caller's arguments; raises `TypeError` for one that is unknown."""
+        """Make options from a caller's arguments; raises `TypeError` for an unknown one."""
         make: Callable[..., SamplingOptions] = cls
         return make(**values)
 
@@ -90,7 +90,7 @@ def choose_codes(logits: Tensor, numbers: Tensor, options: SamplingOptions) -> T
 def candidate_numbers(seed: int, prompts: range, candidates: range, length: int) -> Tensor:
     """Return the random numbers of candidates: (sample, length) float64 in [0, 1).
 
-    Each candidate's come from a digest of (seed, prompt, candidate), so they do not depend on who is in its batch.
+    Each candidate's come from a digest of (seed, prompt, candidate), so they do not depend on the rest of its batch.
     """
     rows = [_numbers(seed, prompt, candidate, length) for prompt in prompts for candidate in candidates]
     return torch.stack(rows)
@@ -103,7 +103,7 @@ def _numbers(seed: int, prompt: int, candidate: int, length: int) -> Tensor:
 
 
 def candidate_batches(num_prompts: int, num_candidates: int, size: int) -> Iterator[tuple[range, list[range]]]:
-    """Yield prompts that are read together, each time with the ranges of candidates to sample for all of them.
+    """Yield prompts to read together, each time with the ranges of candidates to sample for all of them.
 
     No product of prompts and candidates is above `size`; candidates of one prompt stay together while they fit.
     """

@@ -8,7 +8,7 @@ MAX_DESCRIPTION_CHARACTERS = 64
 
 
 def torch_device(name: str) -> str:
-    """Return the device that `auto`, or a torch device's name, means here; ValueError where there is no such one."""
+    """Return the device that `auto`, or a torch device's name, means here; ValueError if there is none."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

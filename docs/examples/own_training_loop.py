@@ -1,4 +1,4 @@
-"""Train a model of your own together: start it once, then again with an address that the first one prints."""
+"""Train your own model together: start it once, then again with an address that the first one prints."""
 
 import sys
 
@@ -10,7 +10,7 @@ from pipelines.training.run.training_run import TrainingRun
 
 torch.manual_seed(0)  # the same initial parameters on all peers
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-torch.seed()  # but data of its own for each
+torch.seed()  # but different data for each
 run = TrainingRun(
     run_id="own-loop",
     task="own",

@@ -151,7 +151,7 @@ def _operations(
 
 
 def _place(shard: ShardSummary) -> str:
-    """Return where a shard lies in the repository: below `data/`, where readers look for it."""
+    """Return a shard's path in the repository: below `data/`, where readers expect it."""
     return shard.name if shard.name.startswith("data/") else f"data/{shard.name}"
 
 

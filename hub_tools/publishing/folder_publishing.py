@@ -14,7 +14,7 @@ class Published:
     """Result of a publication."""
 
     url: str
-    """Address of the commit that holds the folder."""
+    """Address of the commit with the folder."""
 
     changed: bool
     """False when the Hub already had exactly this, and no commit was made."""
@@ -80,7 +80,7 @@ def _check_folder(folder: Path, repo_type: str) -> str | None:
     if repo_type not in REPOSITORY_TYPES:
         raise ValueError(f"The type is {repo_type}, expected one of {', '.join(REPOSITORY_TYPES)}: --type model")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder. Give the folder that holds the files to publish")
+        raise ValueError(f"{folder} is not a folder. Give the folder with the files to publish")
     if not any(path.is_file() for path in folder.rglob("*")):
-        raise ValueError(f"{folder} has no files. Give the folder that holds the files to publish")
+        raise ValueError(f"{folder} has no files. Give the folder with the files to publish")
     return space_sdk(folder / README_NAME) if repo_type == "space" else None

@@ -33,7 +33,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
     """Write the settings into a Space's `settings.json`, which names what can be set, with defaults.
 
-    Raises ValueError for a Space without that file, an unknown name, and a value that is no address or repository.
+    Raises ValueError for a Space without that file, an unknown name, and a value that is not an address or repository.
     """
     path = space / SETTINGS_FILE
     if not path.is_file():

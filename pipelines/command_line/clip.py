@@ -102,7 +102,7 @@ def captioned_pictures(
 ) -> Iterator[tuple[str, "np.ndarray"]]:
     """Yield `(caption, picture (height, width, 3) uint8)` of all sources; count what was left out in `dropped`.
 
-    The dataset's filter applies, so that the CLIP does not learn what the model will never see.
+    The dataset's filter applies, so that the CLIP does not learn what the model never sees.
     """
     from pipelines.data_preparation.caption_image_sources import SourceDamage, find_sources
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason

@@ -128,7 +128,7 @@ def convert(
 def small_codec_config(image_size: int, grid: int, codebook_size: int, channels: int) -> "VQGANConfig":
     """A codec that trains on a CPU: all its layers work on patches of up to 8 x 8 pixels.
 
-    ValueError when the picture cannot be cut into grid x grid equal patches.
+    ValueError if the picture cannot be cut into grid x grid equal patches.
     """
     from pipelines.image_codes.vqgan_config import VQGANConfig
 
@@ -157,7 +157,7 @@ def small_codec_config(image_size: int, grid: int, codebook_size: int, channels:
 def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "torch.Tensor":
     """The first pictures of the sources as (num_pictures, 3, image_size, image_size) uint8, with a progress bar.
 
-    Unreadable and very flat pictures are left out. ValueError when none is left.
+    Unreadable and very flat pictures are skipped. ValueError if none is left.
     """
     import numpy as np
     import torch
@@ -175,9 +175,7 @@ def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "tor
             if len(pictures) == max_pictures:
                 break
     if not pictures:
-        raise ValueError(
-            f"{', '.join(map(str, paths))} holds no readable picture. Point to JPEG, PNG or WebP pictures."
-        )
+        raise ValueError(f"{', '.join(map(str, paths))} has no readable pictures. Point to JPEG, PNG or WebP pictures.")
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 

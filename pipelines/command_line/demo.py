@@ -115,7 +115,7 @@ def judge_text(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Run of a language model.")],
     text: Annotated[Path, typer.Option(help="Folder of its dataset, as written by `demo text`.")],
 ) -> None:
-    """Print as JSON the perplexity of a run's newest checkpoint beside that of an n-gram model, and what it writes.
+    """Print as JSON the perplexity of a run's newest checkpoint, that of an n-gram model, and sample text.
 
     \b
     Example:
@@ -130,7 +130,7 @@ def judge_text(
 
 @app.command()
 def spaces(output: OutputOption = Path("demo-output")) -> None:
-    """Open the Hub and the five pages of a demo that has been run, until Ctrl-C.
+    """Open the Hub and the five pages of a finished demo, until Ctrl-C.
 
     \b
     Examples:

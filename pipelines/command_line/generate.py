@@ -35,7 +35,7 @@ def generate(
         int | None, typer.Option(help="Rows of codes of that picture that are kept; default: half of them.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
-    output: Annotated[Path, typer.Option(help="The picture with the grid.")] = Path("grid.png"),
+    output: Annotated[Path, typer.Option(help="File for the grid of pictures.")] = Path("grid.png"),
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for the kept pictures, one file each, best first: 0000-0.png, ...")
     ] = None,
@@ -165,5 +165,5 @@ def _read_prompts(file: Path | None) -> list[str]:
         raise ValueError(f"{file} is not UTF-8 text ({error.reason}). Expected one prompt per line.") from error
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        raise ValueError(f"{file} holds no prompt. Expected one prompt per line.")
+        raise ValueError(f"{file} has no prompts. Expected one prompt per line.")
     return prompts

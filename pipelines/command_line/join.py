@@ -16,7 +16,7 @@ def join(
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     compile_: Annotated[str, typer.Option("--compile", help="Compile the model: auto, on or off.")] = "auto",
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Accept no connections (firewall).")] = False,
-    relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public relays.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.")] = False,
     bandwidth_limit: Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.")] = None,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data", help="Turn captioned pictures into a streamable dataset of image codes.")
 app.add_typer(codec.app, name="codec", help="Train, inspect and convert VQGAN codecs.")
-app.add_typer(clip.app, name="clip", help="Train the CLIP that ranks generated pictures.")
+app.add_typer(clip.app, name="clip", help="Train a CLIP that ranks pictures, and rank with it.")
 app.add_typer(model.app, name="model", help="Convert and fine-tune models.")
 app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
 app.command("join")(join.join)
@@ -33,7 +33,7 @@ app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this 
 
 def main() -> None:
     """Run the command line; end with exit code 1 and one line for an error that the user can fix."""
-    # bitsandbytes warns of missing 4-bit kernels wherever the processor knows bfloat16; nothing here uses them.
+    # bitsandbytes warns of missing 4-bit kernels on every CPU with bfloat16; nothing here uses them.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     prepare_hub_client()
     run_command_line(app, prog_name="dalle-collab")

@@ -1,6 +1,6 @@
-"""The commands of `dalle-collab` that a volunteer's machine runs, as a program of their own: `join` and `doctor`.
+"""The commands of `dalle-collab` that a volunteer's machine runs, as a separate program: `join` and `doctor`.
 
-Pages and notebooks start it as their child; it imports what a peer needs and nothing of the project besides.
+Pages and notebooks start it as their child; it imports only what a peer needs of the project.
 """
 
 import logging
@@ -19,7 +19,7 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the command."""
-    # bitsandbytes warns of missing 4-bit kernels wherever the processor knows bfloat16; nothing here uses them.
+    # bitsandbytes warns of missing 4-bit kernels on every CPU with bfloat16; nothing here uses them.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     prepare_hub_client()
     run_command_line(app, prog_name="dalle-collab")

@@ -1,4 +1,4 @@
-"""Makes a checkpoint of dalle-pytorch into a folder for the Hub: weights, configuration, code, tokenizer and a card."""
+"""Turns a dalle-pytorch checkpoint into a folder for the Hub: weights, configuration, code, tokenizer and a card."""
 
 import hashlib
 import tempfile
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What was converted, for the card and for people."""
+    """What was converted, for the card and for messages."""
 
     source_name: str
     """Name of the checkpoint's file."""
     source_sha256: str
     """Digest of the checkpoint's file."""
     layout: str
-    """Which names the tensors had, in words."""
+    """Description of the layout of the tensors' names."""
     num_codec_tensors: int
     """Tensors of the codec that were left out."""
     num_parameters: int
@@ -36,11 +36,11 @@ class Conversion:
 
 
 def require_paths(checkpoint: Path, output: Path) -> None:
-    """Raise ValueError unless the checkpoint is a file and nothing lies where the folder shall be."""
+    """Raise ValueError unless the checkpoint is a file and the output folder is new or empty."""
     if not checkpoint.is_file():
         raise ValueError(f"There is no file {checkpoint}, expected a checkpoint: .pt, .pth or .safetensors.")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"{output} exists already, expected a new or an empty folder. Give another --output.")
+        raise ValueError(f"{output} already exists, expected a new or an empty folder. Give another --output.")
 
 
 def convert_checkpoint(
@@ -51,10 +51,10 @@ def convert_checkpoint(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Conversion:
-    """Write the model in `path` to the new folder `output`, whole or not at all, and return what it is.
+    """Write the model in `path` to the new folder `output`, atomically, and return a description.
 
-    Raises ValueError for a file that is no checkpoint of dalle-pytorch, for a model that ours cannot express, for a
-    tokenizer of another size, and where there is something in `output`.
+    Raises ValueError for a file that is not a dalle-pytorch checkpoint, for a model that ours cannot express, for a
+    tokenizer of another size, and if `output` is not empty.
     """
     from pipelines.conversion.checkpoint_sizes import infer_config
     from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, build_model
@@ -101,7 +101,7 @@ def _processor(tokenizer: "PreTrainedTokenizerBase", config: "DalleCollabConfig"
         raise ValueError(
             f"The tokenizer has {len(tokenizer)} pieces, expected {config.text_vocab_size}: the checkpoint's "
             f"{config.vocab_size} ids without {config.text_sequence_length} padding ids and {config.codebook_size} "
-            "image codes. Give the tokenizer of the model's training, or another --codebook-size."
+            "image codes. Give the tokenizer the model was trained with, or another --codebook-size."
         )
     return DalleCollabProcessor(
         tokenizer, text_sequence_length=config.text_sequence_length, pad_token_id=config.pad_token_id
@@ -165,15 +165,15 @@ A text-to-image transformer, converted from a checkpoint of {conversion.layout} 
 
 ## Draw
 
-`trust_remote_code=True` runs the code in this repository: look at it first. With the repository's name, or this folder:
+`trust_remote_code=True` runs the code in this repository: read it first. With the repository's name, or this folder:
 
 {_example(conversion.has_processor)}
 Image codes become pictures with the codec that the model was trained with, which is not in this repository.
 
 ## Limits
 
-- The tensors do not tell the number of image codes, the kinds of attention, the window and the padding id. They were
-  given to the converter, or are those of the original run. Where one is wrong, the model draws noise.
+- The tensors do not show the number of image codes, the kinds of attention, the window and the padding id. They were
+  given to the converter, or are those of the original run. If one is wrong, the model draws noise.
 - The model knows what its training data shows and no more; it repeats the data's biases.
 {_left_out(conversion.num_codec_tensors)}"""
 
@@ -199,7 +199,7 @@ model = AutoModel.from_pretrained("ORG/NAME", trust_remote_code=True)
 image_codes = model.generate_image_codes(input_ids, num_candidates=4)
 ```
 
-`input_ids` are captions in the ids of the tokenizer that the model was trained with, filled up with the padding id.
+`input_ids` are captions in the ids of the tokenizer that the model was trained with, padded with the padding id.
 """
 
 

@@ -1,6 +1,6 @@
 """Reads a state dict of dalle-pytorch, checks all of it, and names its tensors as ours.
 
-No code in a file is run: `.pt` goes through torch's restricted reader, `.safetensors` holds nothing but tensors.
+No code in a file is run: `.pt` goes through torch's restricted reader, `.safetensors` contains only tensors.
 """
 
 import pickle
@@ -32,10 +32,10 @@ CODEC_PREFIX = "vae."
 
 @dataclass(frozen=True, kw_only=True)
 class DallePytorchCheckpoint:
-    """The tensors of a model that ours can express, complete, under dalle-pytorch's names."""
+    """The complete tensors of a model that ours can express, under dalle-pytorch's names."""
 
     tensors: dict[str, Tensor]
-    """Every tensor but the other views of the tied table."""
+    """All tensors except the other views of the tied table."""
     layout: KeyLayout
     """Which names the layers' weights have."""
     num_layers: int
@@ -58,7 +58,7 @@ class DallePytorchCheckpoint:
 
     @classmethod
     def read(cls, path: Path) -> "DallePytorchCheckpoint":
-        """Read a `.pt`, `.pth` or `.safetensors` file. Raises ValueError for one that is no such checkpoint."""
+        """Read a `.pt`, `.pth` or `.safetensors` file. Raises ValueError if it is not such a checkpoint."""
         return cls.from_tensors(read_tensors(path))
 
 
@@ -77,23 +77,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            # About pickles that torch did not write; they are refused below.
+            # Warnings about pickles not written by torch; they are refused below.
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path.name} holds more than tensors ({_reason(error)}), and reading that could run foreign code; "
-            "expected a state dict. Where you trust the file, save its tensors alone: "
+            f"{path.name} contains more than tensors ({_reason(error)}), and reading that could run foreign code; "
+            "expected a state dict. If you trust the file, save only its tensors: "
             "torch.save({name: tensor for name, tensor in state_dict.items()}, 'dalle.pt')"
         ) from error
     except (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, AssertionError) as error:
         raise ValueError(
-            f"{path.name} is not a whole file of torch ({_reason(error)}); expected a state dict. Download it again."
+            f"{path.name} is not a complete torch file ({_reason(error)}); expected a state dict. Download it again."
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    # torch's own text begins with advice to switch the safety off; the reason is the error beneath.
+    # torch's own text begins with advice to disable the safety check; the reason is the underlying error.
     cause = error.__context__ if isinstance(error.__context__, pickle.UnpicklingError) else error
     return str(cause).partition("\n")[0].partition(". ")[0] or type(cause).__name__
 
@@ -105,18 +105,18 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             # safetensors' `save_model` writes a shared tensor once and keeps its other names as metadata.
             others = {name: kept for name, kept in (file.metadata() or {}).items() if kept in tensors}
     except SafetensorError as error:
-        raise ValueError(f"{path.name} is not a whole safetensors file ({error}). Download it again.") from error
+        raise ValueError(f"{path.name} is not a complete safetensors file ({error}). Download it again.") from error
     return tensors | {name: tensors[kept] for name, kept in others.items()}
 
 
 def _tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds a {type(content).__name__}, expected a state dict: tensors by name.")
+        raise ValueError(f"{path.name} contains a {type(content).__name__}, expected a state dict: tensors by name.")
     for name, value in content.items():
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"{path.name} holds a {type(value).__name__} under {name!r}, expected a tensor, as in a state dict. "
-                "Save the state dict alone: torch.save(dalle.state_dict(), 'dalle.pt')"
+                f"{path.name} contains a {type(value).__name__} under {name!r}, expected a tensor, as in a state dict. "
+                "Save only the state dict: torch.save(dalle.state_dict(), 'dalle.pt')"
             )
     return dict(content)
 
@@ -131,7 +131,7 @@ def _check_tied(tensors: dict[str, Tensor]) -> None:
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers; where they are one tensor, without looking at them."""
+    """Return whether two tensors are equal; without comparing if they are the same tensor."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     return first.data_ptr() == second.data_ptr() or torch.equal(first, second)
@@ -153,7 +153,7 @@ def _converted(tensor: Tensor, name: str, like: Tensor) -> Tensor:
         )
     if not tensor.is_floating_point() or not tensor.isfinite().all():
         raise ValueError(
-            f"The checkpoint's {name}, {tensor.dtype}, holds something else than finite floating-point numbers. Use a "
+            f"The checkpoint's {name}, {tensor.dtype}, has values other than finite floating-point numbers. Use a "
             "checkpoint from before the training diverged."
         )
     return tensor.detach().float().reshape(like.shape).contiguous()

@@ -1,7 +1,7 @@
-"""What dalle-pytorch calls the tensors of a model that ours can express, in the two layouts that there are.
+"""What dalle-pytorch calls the tensors of a model that ours can express, in the two existing layouts.
 
-The layouts differ in how many wrappers lie around the attention and the feed-forward layer of a branch. Every layer
-lists the weights that it shares as its own.
+The layouts differ in how many wrappers surround the attention and the feed-forward layer of a branch. Every layer lists
+shared weights as its own.
 """
 
 import re
@@ -24,7 +24,7 @@ class KeyLayout:
     """Where the weights of a layer are found below `transformer.layers.blocks.N`."""
 
     title: str
-    """What has this layout, in words."""
+    """Description of this layout."""
     attention: str
     """Path of the attention layer."""
     feed_forward: str
@@ -49,7 +49,7 @@ RELEASE_LAYOUT = KeyLayout(
 
 
 def own_names(layer: int) -> dict[str, str]:
-    """Return our name in a layer to the checkpoint's name, for what a layer never shares."""
+    """Return our name in a layer to the checkpoint's name, for weights that are never shared."""
     names = {}
     for ours, theirs in BRANCHES.items():
         names[f"{ours}.scale"] = f"{BLOCKS}.{layer}.{theirs}.net.scale"
@@ -72,7 +72,7 @@ def ancestor_names(config: DalleCollabConfig, layout: KeyLayout) -> dict[str, st
 
 
 def expected_names(num_layers: int, layout: KeyLayout) -> Iterator[str]:
-    """Yield every name that a checkpoint of so many layers must have."""
+    """Yield every name that a checkpoint of this many layers must have."""
     yield ROTARY_TABLE
     yield from (f"to_logits.{index}.{part}" for index in (0, 1) for part in PARTS)
     for layer in range(num_layers):
@@ -82,13 +82,13 @@ def expected_names(num_layers: int, layout: KeyLayout) -> Iterator[str]:
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Return the number of layers that the names speak of. Raises ValueError when one between them is missing."""
+    """Return the number of layers in the names. Raises ValueError if one in between is missing."""
     found = {int(match[1]) for name in names if (match := re.match(rf"{re.escape(BLOCKS)}\.(\d+)\.", name))}
     missing = [layer for layer in range(len(found)) if layer not in found]
     if missing:
         raise ValueError(
             f"The checkpoint has the layers {_few(map(str, sorted(found)))}, but not layer {missing[0]}; expected all "
-            "from 0 on. Save the state dict again, whole."
+            "from 0 on. Save the complete state dict again."
         )
     return len(found)
 
@@ -98,11 +98,11 @@ def find_layout(names: Iterable[str]) -> KeyLayout:
     names = list(names)
     _refuse_other_models(names)
     for layout in (FORK_LAYOUT, RELEASE_LAYOUT):
-        # An attention layer without token shift lies as deep as one with it in the other layout; both must fit.
+        # An attention layer without token shift is as deep as one with it in the other layout; both must fit.
         if all(any(f".{path}." in name for name in names) for path in _marks(layout)):
             return layout
     raise ValueError(
-        f"The checkpoint's attention lies under {_depth(names, 'f', 'to_qkv')} and its feed-forward layers under "
+        f"The checkpoint's attention is under {_depth(names, 'f', 'to_qkv')} and its feed-forward layers under "
         f"{_depth(names, 'g', 'net.0')}, as where shift_tokens=False; our layers always shift tokens. Only models "
         f"trained with shift_tokens=True can be converted, from {FORK_LAYOUT.title} or {RELEASE_LAYOUT.title}."
     )
@@ -117,11 +117,11 @@ def _depth(names: list[str], branch: str, what: str) -> str:
     return next((match[1].rstrip(".") for name in names if (match := pattern.match(name))), "no known name")
 
 
-# What a name that ours has no place for says about the model, and why it cannot be converted.
+# What a name without a counterpart says about the model, and why it cannot be converted.
 INEXPRESSIBLE = (
     (
         r"transformer\.layers\.layers\.",
-        "which a model with reversible=False has; ours adds up two residual streams, which is another function. "
+        "which a model with reversible=False has; ours sums two residual streams, which is a different function. "
         "Only models trained with reversible=True can be converted.",
     ),
     (
@@ -154,16 +154,16 @@ def _refuse_other_models(names: list[str]) -> None:
 
 
 def check_names(found: Iterable[str], num_layers: int, layout: KeyLayout) -> None:
-    """Raise ValueError, with the names, when one is missing or one too many."""
+    """Raise ValueError with the names if some are missing or superfluous."""
     found, expected = set(found), set(expected_names(num_layers, layout))
     if missing := sorted(expected - found):
         raise ValueError(
             f"The checkpoint lacks {_few(missing)}; expected every tensor of {num_layers} layers in the layout of "
-            f"{layout.title}. Save the state dict again, whole."
+            f"{layout.title}. Save the complete state dict again."
         )
     if unknown := sorted(found - expected - set(TIED_VIEWS)):
         raise ValueError(
-            f"The checkpoint has {_few(unknown)}, for which our model has no place; expected only the tensors of "
+            f"The checkpoint has {_few(unknown)}, which our model does not have; expected only the tensors of "
             f"{num_layers} layers in the layout of {layout.title}."
         )
 

@@ -1,1 +1,1 @@
-"""Pictures with captions to Parquet shards of image codes. May import `image_codes`."""
+"""Turns captioned pictures into Parquet shards of image codes. May import `image_codes`."""

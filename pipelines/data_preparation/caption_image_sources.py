@@ -1,4 +1,4 @@
-"""Where captioned pictures come from: webdataset tars as img2dataset writes them, or a folder of pictures."""
+"""Sources of captioned pictures: webdataset tars as written by img2dataset, or a folder of pictures."""
 
 import csv
 import json
@@ -19,12 +19,12 @@ END_OF_ARCHIVE = bytes(1024)
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionImage:
-    """One sample as it was found, before any judgement."""
+    """One sample as found, before filtering."""
 
     key: str
     """Name of the sample inside its source."""
     source: str
-    """Name of the tar or folder it came from."""
+    """Name of its tar or folder."""
     caption: str | None
     """The caption, None when there is none."""
     image_bytes: bytes | None
@@ -41,7 +41,7 @@ class CaptionImage:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceDamage:
-    """A source that ended before its time: everything before the damage was yielded, the rest is lost."""
+    """A source that ended early: everything before the damage was yielded, the rest is lost."""
 
     source: str
     """Name of the source."""
@@ -85,7 +85,7 @@ class TarSource:
             )
             return
         if not self._has_end_mark():
-            # tarfile takes a tar that was cut between or inside headers for a whole one.
+            # tarfile takes a tar that was cut between or inside headers for a complete one.
             yield SourceDamage(source=self.name, reason="no end-of-archive mark", num_samples_read=num_samples)
 
     def _grouped_members(self) -> Iterator[tuple[str, dict[str, bytes]]]:
@@ -93,7 +93,7 @@ class TarSource:
         try:
             with tarfile.open(self.path, "r|*") as tar:
                 for member in tar:
-                    tar.members = []  # a stream never goes back; otherwise every header stays in memory
+                    tar.members = []  # a stream never seeks back; otherwise every header stays in memory
                     if not member.isfile() or member.size > LARGEST_MEMBER_BYTES:
                         continue
                     member_key, suffix = _split_member_name(member.name)
@@ -106,7 +106,7 @@ class TarSource:
             if _has_picture_and_text(parts):
                 yield key, parts
             raise
-        # The last sample of a cut tar may lack parts that were there: it is no sample without a picture or caption.
+        # The last sample of a cut tar may have lost parts: it must not count as one without picture or caption.
         if key is not None and (self._has_end_mark() or _has_picture_and_text(parts)):
             yield key, parts
 
@@ -128,7 +128,7 @@ class FolderSource:
         self.num_bytes = sum(file.stat().st_size for file in self.pictures)
 
     def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All pictures in the order of their names; then those that the table names and the folder lacks."""
+        """All pictures in the order of their names; then those listed in the table but missing from the folder."""
         rows = _read_caption_table(self.path)
         for picture in self.pictures:
             name = picture.relative_to(self.path).as_posix()
@@ -154,7 +154,7 @@ def find_sources(paths: list[Path]) -> list[CaptionImageSource]:
         found = [TarSource(tar) for tar in tars] or ([FolderSource(path)] if path.is_dir() else [])
         if not found or (isinstance(found[0], FolderSource) and not found[0].pictures):
             raise ValueError(
-                f"{path} holds no tars ({', '.join(TAR_SUFFIXES)}) and no pictures ({', '.join(PICTURE_SUFFIXES)}). "
+                f"{path} has no tars ({', '.join(TAR_SUFFIXES)}) and no pictures ({', '.join(PICTURE_SUFFIXES)}). "
                 "Download pairs with img2dataset (output_format webdataset), or point to a folder of pictures."
             )
         sources += found
@@ -197,7 +197,7 @@ def _sample(
 def _parse_json(content: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
-    except ValueError:  # damaged metadata: the picture and the caption may still be whole
+    except ValueError:  # damaged metadata: the picture and the caption may still be intact
         return {}
     return parsed if isinstance(parsed, dict) else {}
 

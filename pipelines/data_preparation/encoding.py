@@ -1,4 +1,4 @@
-"""Samples to image codes: decode, judge, crop, encode, in batches on all cores, in the order of the samples."""
+"""Samples to image codes: decode, filter, crop, encode, in batches on all cores, in the order of the samples."""
 
 import collections
 import concurrent.futures
@@ -31,14 +31,14 @@ BATCHES_AHEAD_PER_WORKER = 2
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSamples:
-    """Records made from some samples, and what became of the others."""
+    """Records made from some samples, and a report on the others."""
 
     captions: tuple[str, ...] = ()
     """Captions of the kept samples."""
     image_codes: np.ndarray
     """(num_records, num_codes) int16."""
     scalars: dict[str, tuple] = field(default_factory=dict)
-    """Columns beside captions and codes."""
+    """Columns besides captions and codes."""
     report: FilterReport = field(default_factory=FilterReport)
     """What was kept and dropped."""
 
@@ -46,10 +46,10 @@ class EncodedSamples:
 def decode_picture(
     image_bytes: bytes, image_size: int, policy: FilterPolicy
 ) -> tuple[np.ndarray, int, int] | DropReason:
-    """The picture cropped to its central square and resized, (image_size, image_size, 3) uint8, with its own size.
+    """The picture cropped to its central square and resized, (image_size, image_size, 3) uint8, with its original size.
 
-    As img2dataset's `center_crop`: the shorter side becomes image_size. Transparent areas become white. Returns the
-    reason instead where the picture cannot be decoded or is too flat.
+    Like img2dataset's `center_crop`: the shorter side becomes image_size. Transparent areas become white. Returns the
+    drop reason instead if the picture cannot be decoded or is too flat.
     """
     try:
         with Image.open(io.BytesIO(image_bytes), formats=PICTURE_FORMATS) as opened:
@@ -70,7 +70,7 @@ def decode_picture(
 
 
 def encode_batch(samples: list[CaptionImage], codec: VQGANCodec, policy: FilterPolicy) -> EncodedSamples:
-    """Judge and encode a few samples together."""
+    """Filter and encode a few samples together."""
     report, kept, pictures = FilterReport(), [], []
     for sample in samples:
         reason = drop_reason(sample, policy)
@@ -98,7 +98,7 @@ def encode_samples(
     num_workers: int,
     on_samples: Callable[[int], None] = lambda num_samples: None,
 ) -> EncodedSamples:
-    """All samples encoded, in their order; `on_samples` hears how many were done after each batch.
+    """All samples encoded, in their order; `on_samples` gets the number done after each batch.
 
     Each worker thread takes a whole batch with one torch thread: faster than sharing small convolutions, and the result
     does not depend on the number of workers. At most a few batches per worker are in memory.

@@ -21,16 +21,16 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterPolicy:
-    """What is kept. The defaults are the original run's: they dropped about a tenth of LAION."""
+    """The filter. The defaults are the original run's: they dropped about a tenth of LAION."""
 
     min_caption_length: int = 3
-    """Characters of the shortest caption that is kept."""
+    """Characters in the shortest caption kept."""
     max_aspect_ratio: float = 2.0
-    """Longer side over shorter side of the flattest picture that is kept."""
+    """Largest ratio of longer to shorter side kept."""
     allowed_nsfw: str = "UNLIKELY"
-    """The NSFW label that is kept."""
+    """The NSFW label to keep."""
     keep_unlabelled: bool = True
-    """Whether samples without an NSFW label are kept. Own pictures seldom have one; a crawl's should be dropped."""
+    """Whether samples without an NSFW label are kept. Own pictures seldom have one; in a crawl drop them."""
 
     def __post_init__(self) -> None:
         if self.min_caption_length < 0:
@@ -50,11 +50,11 @@ class FilterReport:
     unreadable: tuple[str, ...] = ()
     """Names of samples whose picture was missing or corrupt."""
     damaged_sources: tuple[str, ...] = ()
-    """Sources that ended before their time, and what was lost."""
+    """Sources that ended early, and what was lost."""
 
     @property
     def seen(self) -> int:
-        """All samples that were judged."""
+        """All samples filtered."""
         return self.kept + sum(self.dropped.values())
 
     def __add__(self, other: "FilterReport") -> "FilterReport":
@@ -82,14 +82,14 @@ class FilterReport:
 
 
 def report_of_drop(sample: CaptionImage, reason: DropReason) -> FilterReport:
-    """The report of one dropped sample, with its name where the picture was at fault."""
+    """The report of one dropped sample, with its name if the picture was at fault."""
     at_fault = reason in (DropReason.MISSING_IMAGE, DropReason.CORRUPT_IMAGE)
     names = (f"{sample.source}: {sample.key} ({reason.value})",) if at_fault else ()
     return FilterReport(dropped={reason.value: 1}, unreadable=names)
 
 
 def drop_reason(sample: CaptionImage, policy: FilterPolicy) -> DropReason | None:
-    """Why the sample is dropped, as far as can be said without decoding its picture; None: keep it so far."""
+    """Why the sample is dropped, as far as known without decoding its picture; None: keep it so far."""
     if len((sample.caption or "").strip()) < policy.min_caption_length:
         return DropReason.SHORT_CAPTION
     if not policy.keep_unlabelled if sample.nsfw is None else sample.nsfw != policy.allowed_nsfw:

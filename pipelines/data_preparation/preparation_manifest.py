@@ -1,4 +1,4 @@
-"""What a prepared folder says about itself: its settings, and each finished shard with the span of input it holds."""
+"""A prepared folder's manifest: its settings, and each finished shard with its span of input."""
 
 import hashlib
 import json
@@ -19,20 +19,20 @@ class PreparationError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class InputPosition:
-    """A place in the input: so many samples of this source are behind it."""
+    """A position in the input: the number of samples of this source read so far."""
 
     source: int = 0
     """Index of the source."""
     sample: int = 0
-    """Samples of it that were read."""
+    """Samples of it read so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedShard:
-    """One span of input that is done, with the shard it became."""
+    """One finished span of input, with its shard."""
 
     name: str | None
-    """File name, None when nothing of the span was kept."""
+    """File name, None if nothing of the span was kept."""
     num_rows: int
     """Records in the shard."""
     num_bytes: int
@@ -40,14 +40,14 @@ class FinishedShard:
     sha256: str
     """Digest of the file, empty when there is none."""
     begin: InputPosition
-    """Where the span begins."""
+    """Start of the span."""
     end: InputPosition
-    """Where the next span begins."""
+    """Start of the next span."""
     report: FilterReport
     """What was kept and dropped."""
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether the shard's file is there with the very bytes that were written."""
+        """Whether the shard's file exists with exactly the bytes that were written."""
         return self.name is None or (
             (folder / self.name).is_file()
             and (folder / self.name).stat().st_size == self.num_bytes
@@ -67,20 +67,20 @@ class FinishedShard:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationManifest:
-    """Settings that decide every byte of a folder's shards, and the shards finished so far."""
+    """Settings that determine every byte of a folder's shards, and the shards finished so far."""
 
     settings: dict[str, Any]
-    """Codec, filter, shard size, batch size and sources; continuing needs equal ones."""
+    """Codec, filter, shard size, batch size and sources; they must be equal to continue."""
     shards: tuple[FinishedShard, ...] = ()
     """In the order of the input."""
 
     def save(self, folder: Path) -> None:
-        """Write the manifest, whole or not at all."""
+        """Write the manifest atomically."""
         write_json(folder / MANIFEST_NAME, {"format": MANIFEST_FORMAT, **asdict(self)})
 
 
 def load_manifest(folder: Path) -> PreparationManifest | None:
-    """The folder's manifest, None when it has none; PreparationError when it is damaged or of another format."""
+    """The folder's manifest, None if it has none; PreparationError if it is damaged or of another format."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         return None
@@ -98,22 +98,22 @@ def load_manifest(folder: Path) -> PreparationManifest | None:
 
 
 def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
-    """Pass when a folder made with `seen` may go on with `wanted`; else PreparationError."""
+    """Pass if a folder made with `seen` may continue with `wanted`; else PreparationError."""
     if seen.get("codec_fingerprint") != wanted["codec_fingerprint"]:
         raise PreparationError(
-            f"{folder} holds codes of the codec {seen.get('codec_fingerprint')}, this codec is "
+            f"{folder} has codes of codec {seen.get('codec_fingerprint')}, this codec is "
             f"{wanted['codec_fingerprint']}. Give the first codec with --codec, or another --output."
         )
     for name, value in wanted.items():
         if seen.get(name) != value:
             raise PreparationError(
-                f"{folder} was begun with {name} = {_short(seen.get(name))}, now it is {_short(value)}. "
+                f"{folder} was started with {name} = {_short(seen.get(name))}, now it is {_short(value)}. "
                 "Use the first settings to continue, or another --output."
             )
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write values as JSON, whole or not at all."""
+    """Write values as JSON, atomically."""
     write_text_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -10,11 +10,11 @@ from pipelines.image_codes.image_code_record import ImageCodeFormatError, captio
 def spread_records(folder: Path, num_records: int, *, codec_fingerprint: str) -> tuple[list[str], np.ndarray]:
     """Captions and (num_records, num_codes) int16 codes, evenly spread over each of the first shards.
 
-    FileNotFoundError when there are no shards, ImageCodeFormatError when another codec made them.
+    FileNotFoundError if there are no shards, ImageCodeFormatError if another codec made them.
     """
     shards = sorted(folder.glob("*.parquet"))[:num_records]
     if not shards:
-        raise FileNotFoundError(f"{folder} holds no Parquet shards. Make some: dalle-collab data prepare --output DIR")
+        raise FileNotFoundError(f"{folder} has no Parquet shards. Make some: dalle-collab data prepare --output DIR")
     captions: list[str] = []
     image_codes: list[np.ndarray] = []
     for index, shard in enumerate(shards):

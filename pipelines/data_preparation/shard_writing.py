@@ -44,21 +44,21 @@ class PreparationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationProgress:
-    """How far a preparation is."""
+    """Progress of a preparation."""
 
     bytes_read: int
-    """Bytes of the sources that are behind."""
+    """Bytes of the sources read so far."""
     num_bytes: int
     """Bytes of all sources."""
     num_samples: int
-    """Samples judged so far, those of earlier runs included."""
+    """Samples filtered so far, including earlier runs."""
     num_shards: int
     """Shards finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationResult:
-    """What a preparation made."""
+    """Result of a preparation."""
 
     report: FilterReport
     """What was kept and dropped, over all shards."""
@@ -86,8 +86,8 @@ def prepare_shards(
 ) -> PreparationResult:
     """Write `train-00000.parquet`, ... with `manifest.json` and `report.json` into output.
 
-    Stopped at any moment and started again, it keeps every whole shard and makes the others, byte for byte the same.
-    A shard that is missing or was changed is made again. PreparationError when output was begun with other settings.
+    Stopped at any moment and restarted, it keeps every finished shard and makes the others, byte for byte the same. A
+    missing or changed shard is made again. PreparationError if output was started with other settings.
     """
     output.mkdir(parents=True, exist_ok=True)
     layout = layout_of(codec)
@@ -111,7 +111,7 @@ def prepare_shards(
             continue
         shard = _make_shard(number, reader, codec, layout, output, options, progress.add)
         shards.append(shard)
-        # Later shards of an earlier run stay listed, so that mending one shard does not cost the ones behind it.
+        # Later shards of an earlier run stay listed, so that redoing one shard does not cost the ones after it.
         PreparationManifest(settings=settings, shards=(*shards, *earlier.shards[len(shards) :])).save(output)
         progress.add(0, len(shards))
     result = PreparationResult(
@@ -122,7 +122,7 @@ def prepare_shards(
 
 
 class SpanReader:
-    """Reads samples across sources and knows its position; can go on from any position."""
+    """Reads samples across sources and tracks its position; can resume from any position."""
 
     def __init__(self, sources: Sequence[CaptionImageSource]):
         self.sources = sources
@@ -136,15 +136,15 @@ class SpanReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the sources that are wholly behind."""
+        """Bytes of the sources that are fully read."""
         return sum(source.num_bytes for source in self.sources[: self.position.source])
 
     def skip_to(self, position: InputPosition) -> None:
-        """Go on from a position; the sources before it are not opened."""
+        """Resume from a position; the sources before it are not opened."""
         self.position, self._samples, self.damages = position, None, []
 
     def read_span(self, num_samples: int) -> Iterator[CaptionImage]:
-        """At most num_samples further samples; damage met on the way is appended to `damages`."""
+        """At most num_samples more samples; damage found on the way is appended to `damages`."""
         self.damages = []
         while num_samples > 0 and not self.is_at_end():
             sample = next(self._open(), None)

@@ -18,7 +18,7 @@ SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 def captions_of(folder_or_dataset: str) -> Iterator[str]:
     """The captions of a folder of shards, or of the `train` split of a dataset on the Hub.
 
-    ValueError when there are neither shards nor such a dataset.
+    ValueError if there are neither shards nor such a dataset.
     """
     folder = local_folder(folder_or_dataset, expected="a folder of shards or a dataset ORG/NAME")
     if folder is not None:
@@ -26,23 +26,25 @@ def captions_of(folder_or_dataset: str) -> Iterator[str]:
         return
     import datasets
 
-    # The anonymous Parquet export lives on another host than the Hub in use.
+    # The anonymous Parquet export is on another host than the Hub in use.
     datasets.config.USE_PARQUET_EXPORT = False
     rows = datasets.load_dataset(folder_or_dataset, split="train", streaming=True).select_columns(["caption"])
     yield from (row["caption"] for row in rows if row["caption"])
 
 
 def train_tokenizer(captions: Iterator[str], vocab_size: int, model_max_length: int = 256) -> "PreTrainedTokenizerFast":
-    """A lower-casing byte-pair tokenizer of at most vocab_size tokens, special ones included.
+    """A lowercasing byte-pair tokenizer of at most vocab_size tokens, including special ones.
 
     Padding and end of text are both id 1 (`</s>`), as in the original run. Equal captions give an equal
-    tokenizer. ValueError when there are no captions or vocab_size holds no letters.
+    tokenizer. ValueError if there are no captions or vocab_size leaves no room for letters.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size <= len(SPECIAL_TOKENS):
-        raise ValueError(f"A vocabulary of {vocab_size} holds no letters; expected a few hundred. Raise --vocab-size.")
+        raise ValueError(
+            f"A vocabulary of {vocab_size} has no room for letters. Increase --vocab-size to a few hundred."
+        )
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -83,7 +85,7 @@ class _CountedCaptions:
 def _captions_of_folder(folder: Path) -> Iterator[str]:
     shards = sorted(folder.glob("*.parquet"))
     if not shards:
-        raise ValueError(f"{folder} holds no Parquet shards. Make some: dalle-collab data prepare --output {folder}")
+        raise ValueError(f"{folder} has no Parquet shards. Make some: dalle-collab data prepare --output {folder}")
     for path in shards:
         with open_shard(path) as shard:
             yield from _captions_of_shard(shard, path)

@@ -1,4 +1,4 @@
-"""Checks a folder of shards: every shard opens, holds whole records of one codec, and is what the manifest says."""
+"""Checks a folder of shards: every shard opens, has complete records of one codec, and matches the manifest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,35 +16,35 @@ from pipelines.image_codes.image_code_record import (
     read_layout,
 )
 
-CURE = "Run the same `dalle-collab data prepare` again, it makes this shard anew."
+CURE = "Run the same `dalle-collab data prepare` again to remake this shard."
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationReport:
-    """What a folder holds, and what is wrong with it."""
+    """What a folder contains, and what is wrong with it."""
 
     num_shards: int
-    """Shards that are right."""
+    """Valid shards."""
     num_records: int
     """Records in them."""
     num_bytes: int
     """Bytes of them."""
     layout: ImageCodeLayout | None
-    """Codec and sizes that all right shards share, None where there is none."""
+    """Codec and sizes shared by all valid shards, None if there are none."""
     problems: tuple[str, ...]
-    """One line per wrong shard: what was seen, what was expected, the cure."""
+    """One line per invalid shard: what was seen, what was expected, the cure."""
 
 
 def verify_folder(folder: Path, on_shard: Callable[[int, int], None] = lambda done, total: None) -> VerificationReport:
-    """Read every record of every shard; `on_shard` hears how many of how many shards are checked.
+    """Read every record of every shard; `on_shard` gets the number of checked shards and their total.
 
-    FileNotFoundError where the folder has no shards at all.
+    FileNotFoundError if the folder has no shards at all.
     """
     manifest = load_manifest(folder) if folder.is_dir() else None
     listed = {shard.name: shard for shard in manifest.shards if shard.name} if manifest else {}
     names = sorted(listed.keys() | {path.name for path in folder.glob("*.parquet")})
     if not names:
-        raise FileNotFoundError(f"{folder} holds no Parquet shards. Make some: dalle-collab data prepare --output DIR")
+        raise FileNotFoundError(f"{folder} has no Parquet shards. Make some: dalle-collab data prepare --output DIR")
     layout, problems, num_records, num_bytes = None, [], 0, 0
     for done, name in enumerate(names, start=1):
         try:
@@ -66,7 +66,7 @@ def verify_folder(folder: Path, on_shard: Callable[[int, int], None] = lambda do
 def verify_shard(
     path: Path, expected: ImageCodeLayout | None, listed: FinishedShard | None, *, has_manifest: bool
 ) -> tuple[ImageCodeLayout, int]:
-    """The shard's layout and number of records; ImageCodeFormatError that names the shard where something is wrong."""
+    """The shard's layout and number of records; ImageCodeFormatError naming the shard if something is wrong."""
     if not path.is_file():
         raise ImageCodeFormatError(f"Shard {path.name} is missing, the manifest lists it. {CURE}")
     layout = read_layout(path)

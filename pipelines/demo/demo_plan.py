@@ -1,4 +1,4 @@
-"""What differs between the demos, and who takes part in them."""
+"""What differs between the demos, and their participants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ ORGANISATION = "demo"
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPlan:
-    """What differs between the demos: where pictures come from, and sizes."""
+    """What differs between the demos: the source of pictures, and sizes."""
 
     name: str
     """Name of the run, of its dataset, codec and CLIP on the embedded Hub."""
 
     output: Path
-    """Folder for everything; `hub/`, `work/` and `logs/` lie in it beside the results."""
+    """Folder for everything; it contains `hub/`, `work/` and `logs/` next to the results."""
 
     run_settings: Mapping[str, Any]
     """Fields of `TrainingRun`, of the task and of the model's configuration."""
@@ -34,16 +34,16 @@ class DemoPlan:
     top_k: int = 64
     temperature: float = 0.7
     opens_spaces: bool = False
-    """Whether the run's five pages are open from the beginning of training to the last picture."""
+    """Whether the run's five pages are open from the start of training to the last picture."""
 
     @property
     def work(self) -> Path:
-        """Folder for what the commands hand to each other."""
+        """Folder for files that commands pass to each other."""
         return self.output / "work"
 
     @property
     def pictures_to_train_on(self) -> Path:
-        """Folder of tars: `pictures/train` where some pictures are held out, else `pictures`."""
+        """Folder of tars: `pictures/train` if some pictures are held out, else `pictures`."""
         train = self.work / "pictures" / "train"
         return train if train.exists() else self.work / "pictures"
 
@@ -59,9 +59,9 @@ class DemoPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """Tokens of the demo's people; each trainer is a volunteer of its own."""
+    """Tokens of the demo's users; each trainer is a separate volunteer."""
 
     organiser: str
     volunteers: tuple[str, ...]
     visitor: str
-    """Of somebody who joins through a page."""
+    """Token of a user who joins through a page."""

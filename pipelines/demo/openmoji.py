@@ -1,4 +1,4 @@
-"""The OpenMoji pictures as webdataset tars: real designers' drawings for the same line as the demo's scenes.
+"""The OpenMoji pictures as webdataset tars: designers' drawings for the same pipeline as the demo's scenes.
 
 OpenMoji is the open-source emoji and icon project, https://openmoji.org, licensed CC BY-SA 4.0. The pictures are
 fetched from the npm package `openmoji` 17, never stored in this repository, and every record names licence and author.
@@ -22,25 +22,25 @@ OPENMOJI_PACKAGE = "openmoji@17"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenMojiConfig:
-    """How the set becomes captioned pictures."""
+    """How the set is turned into captioned pictures."""
 
     image_size: int = 64
     """Side of the pictures in pixels, at least 16."""
 
     captions_per_picture: int = 3
-    """Captions of each picture, a record each: its name, its name with tags, its name with its group; 1 to 3."""
+    """Captions per picture, one record each: its name, its name with tags, its name with its group; 1 to 3."""
 
     held_out_share: float = 0.05
     """Share of the emoji that are held out, all skin tones of one together; from 0 to 0.5."""
 
     skin_tones: bool = True
-    """Whether the skin-tone variants are taken too; without them there are about 2,400 pictures instead of 4,400."""
+    """Whether to include the skin-tone variants; without them there are about 2,400 pictures instead of 4,400."""
 
     jpeg_quality: int = 94
     """Quality of the JPEG files, 50 to 100."""
 
     pictures_per_tar: int = 2_000
-    """How many records one tar holds, 1 to 10 000."""
+    """Records per tar, 1 to 10 000."""
 
     def __post_init__(self) -> None:
         if self.image_size < 16:
@@ -60,22 +60,22 @@ class Emoji:
     """One drawing of the set."""
 
     hexcode: str
-    """Its code points, and its file's name."""
+    """Its code points, also the name of its file."""
 
     base_hexcode: str
-    """That of the emoji without a skin tone."""
+    """The same without a skin tone."""
 
     annotation: str
     """Its name, such as "grinning face"."""
 
     tags: tuple[str, ...]
-    """Further words for it, possibly none."""
+    """Other words for it, possibly none."""
 
     group: str
     """Such as "smileys-emotion"."""
 
     author: str
-    """Who drew it."""
+    """Its designer."""
 
     @property
     def captions(self) -> tuple[str, str, str]:
@@ -99,13 +99,13 @@ class OpenMojiCounts:
     """Captioned records in the training tars."""
 
     missing: tuple[str, ...]
-    """Hexcodes that the list names and that have no file, or none that can be drawn."""
+    """Listed hexcodes without a file, or without one that can be drawn."""
 
 
 def fetch_openmoji(folder: Path) -> Path:
     """Install the npm package `openmoji` 17 into the folder and return the package's folder. Needs npm.
 
-    Raises OSError with npm's last words when it fails.
+    Raises OSError with npm's last line of output if it fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", OPENMOJI_PACKAGE]
@@ -125,15 +125,15 @@ def find_package(source: Path) -> Path:
         if (folder / "data" / "openmoji.json").is_file():
             return folder
     raise FileNotFoundError(
-        f"{source} holds no data/openmoji.json; expected the npm package openmoji 17. "
+        f"{source} has no data/openmoji.json; expected the npm package openmoji 17. "
         f"Fetch it: dalle-collab demo openmoji-fetch --output {source}"
     )
 
 
 def read_emoji(package: Path, *, skin_tones: bool = True) -> list[Emoji]:
-    """The set's emoji in the package's order. A skin-tone variant without tags takes those of its base.
+    """The set's emoji in the package's order. A skin-tone variant without tags gets those of its base.
 
-    Raises ValueError when `data/openmoji.json` is not the list that OpenMoji 17 has.
+    Raises ValueError if `data/openmoji.json` is not OpenMoji 17's list.
     """
     path = package / "data" / "openmoji.json"
     try:
@@ -166,7 +166,7 @@ def _emoji(entry: dict, tags: dict[str, tuple[str, ...]]) -> Emoji:
 
 
 def is_held_out(emoji: Emoji, share: float) -> bool:
-    """Whether the emoji belongs to the held-out share: decided by its base's code points alone, on every machine."""
+    """Whether the emoji belongs to the held-out share: decided only by its base's code points, on every machine."""
     digest = hashlib.sha256(f"openmoji, held out|{emoji.base_hexcode}".encode()).digest()
     return int.from_bytes(digest[:8], "little") < share * 2**64
 
@@ -176,7 +176,7 @@ def write_openmoji_tars(
 ) -> OpenMojiCounts:
     """Write the set into `output/train` and `output/held_out` as webdataset tars.
 
-    `on_progress` hears how many emoji are drawn so far, and of how many. A missing drawing is counted and left out.
+    `on_progress` gets the number of emoji drawn so far and their total. A missing drawing is counted and skipped.
     """
     package = find_package(source)
     emoji = read_emoji(package, skin_tones=config.skin_tones)
@@ -207,7 +207,7 @@ def write_openmoji_tars(
 def _records(
     emoji: Iterable[Emoji], drawn: dict[str, bytes], config: OpenMojiConfig, captions_per_picture: int
 ) -> Iterator[TarPicture]:
-    """Every emoji under each of its different captions, in an order that looks random and is always the same."""
+    """Every emoji with each of its captions, in a pseudo-random order that is always the same."""
     pairs = [(one, caption) for one in emoji for caption in dict.fromkeys(one.captions[:captions_per_picture])]
     pairs.sort(key=lambda pair: hashlib.sha256(f"{pair[0].hexcode}|{pair[1]}".encode()).digest())
     for one, caption in pairs:
@@ -222,7 +222,7 @@ def _records(
 
 
 def _drawn(package: Path, emoji: Emoji, config: OpenMojiConfig) -> bytes | None:
-    """The emoji on white as JPEG, or None where the package has no drawing or none that can be read."""
+    """The emoji on white as JPEG, or None if the package has no readable drawing of it."""
     picture = _picture(package / "color", emoji.hexcode, config.image_size)
     if picture is None:
         return None
@@ -233,7 +233,7 @@ def _drawn(package: Path, emoji: Emoji, config: OpenMojiConfig) -> bytes | None:
 
 
 def _picture(colour_folder: Path, hexcode: str, side: int) -> Image.Image | None:
-    """The drawing as RGBA: from a PNG where there is one (as in the releases' archives), else from the SVG."""
+    """The drawing as RGBA: from a PNG if there is one (as in the releases' archives), else from the SVG."""
     pngs = [colour_folder / size / f"{hexcode}.png" for size in ("618x618", "72x72")]
     svg = colour_folder / "svg" / f"{hexcode}.svg"
     path = next((path for path in (*pngs, svg) if path.is_file()), None)
@@ -248,12 +248,12 @@ def _picture(colour_folder: Path, hexcode: str, side: int) -> Image.Image | None
 
 
 def _svg_renderer() -> Callable[[str, int], bytes]:
-    """From an SVG's text and a width in pixels to a PNG. Raises OSError when resvg_py is not installed."""
+    """From an SVG's text and a width in pixels to a PNG. Raises OSError if resvg_py is not installed."""
     try:
         import resvg_py
     except ImportError:
         raise OSError(
-            "The npm package holds SVG drawings, and resvg_py, which draws them, is not installed. "
+            "The npm package contains SVG drawings, and resvg_py, which draws them, is not installed. "
             "Install it: pip install 'resvg_py>=0.2'"
         ) from None
     return lambda text, width: bytes(resvg_py.svg_to_bytes(svg_string=text, width=width, skip_system_fonts=True))

@@ -1,4 +1,4 @@
-"""`make demo-openmoji`: the very same line on designers' pictures, with a codec and a CLIP trained for them."""
+"""`make demo-openmoji`: the same pipeline on designers' pictures, with a codec and a CLIP trained for them."""
 
 import tarfile
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ RUN_SETTINGS: dict[str, Any] = dict(
 
 
 def run_openmoji_demo(output: Path, console: Console, *, source: Path | None = None) -> DemoSummary:
-    """Run the demo into an empty folder, from a fetched set or from one it fetches itself; return its figures.
+    """Run the demo into an empty folder, from a given set or one it fetches itself; return its figures.
 
     The grid shows captions that were trained on first, then captions of held-out pictures.
     """

@@ -1,4 +1,4 @@
-"""A run's five Spaces on this machine, each from its bundle in a process of its own, linked to each other."""
+"""A run's five Spaces on this machine, each from its bundle in a separate process, linked to each other."""
 
 import contextlib
 import json
@@ -24,10 +24,10 @@ VISITOR = "visitor"
 
 FIRST_PORT = 8301
 TITLES = {
-    "landing_page": "what the run is and how it does",
+    "landing_page": "what the run is and how it is doing",
     "training_dashboard": "every figure of the training",
     "text_to_image_demo": "draw with the newest checkpoint",
-    "memory_calculator": "what fits into which memory",
+    "memory_calculator": "what fits on which machine",
     "join_training": "join with this machine",
 }
 
@@ -40,20 +40,20 @@ class SpacesPlan:
     """Repository `ORG/RUN`."""
 
     folder: Path
-    """Folder for the bundles; `spaces.json` in it says where the pages are."""
+    """Folder for the bundles; `spaces.json` in it lists the pages."""
 
     endpoint: str
     """The Hub's address."""
 
     token: str
-    """With which the joining page joins."""
+    """Token that the joining page joins with."""
 
     examples: str = ""
     """Captions to try, with a vertical bar between them."""
 
 
 class RunningSpaces:
-    """Use as a context manager: the Spaces start at once and end with the block; `addresses` says where they are."""
+    """Use as a context manager: the Spaces start at once and stop with the block; `addresses` lists them."""
 
     def __init__(self, plan: SpacesPlan, stages: Stages) -> None:
         self._plan, self._stages = plan, stages
@@ -97,7 +97,7 @@ class RunningSpaces:
 
 
 def describe_spaces(addresses: Mapping[str, str]) -> list[str]:
-    """Return a line for each page: where it is and what it shows."""
+    """Return a line per page: its address and what it shows."""
     return [f"{address}  {TITLES[name]}" for name, address in addresses.items()]
 
 
@@ -115,7 +115,7 @@ def look_around(output: Path, console: Console) -> None:
     """
     file = output / SPACES_FOLDER / SPACES_FILE
     if not file.exists():
-        raise ValueError(f"{output} holds no demo with pages. Run one first: dalle-collab demo run --output {output}")
+        raise ValueError(f"{output} has no demo with pages. Run one first: dalle-collab demo run --output {output}")
     values = json.loads(file.read_text(encoding="utf-8"))
     with LocalHub(output / "hub") as hub:
         stages = Stages(output / "logs", hub.environment(), console)
@@ -124,7 +124,7 @@ def look_around(output: Path, console: Console) -> None:
             examples=values["examples"],
         )  # fmt: skip
         with RunningSpaces(plan, stages) as running:
-            console.print("The pages of the run; Ctrl-C ends them:")
+            console.print("The pages of the run; Ctrl-C stops them:")
             for line in [*describe_spaces(running.addresses), f"{hub.endpoint}  the Hub"]:
                 console.print(f"  {line}", highlight=False)
             with contextlib.suppress(KeyboardInterrupt):

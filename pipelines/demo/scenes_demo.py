@@ -1,4 +1,4 @@
-"""`make demo`: the whole line on captioned scenes, scored by the judge."""
+"""`make demo`: the whole pipeline on captioned scenes, scored by the judge."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where the demo's small pretrained codec and CLIP lie."""
+"""Paths of the demo's small pretrained codec and CLIP."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The demo's stages, each a public command in a process of its own, with its time taken."""
+"""The demo's stages, each a timed public command in a separate process."""
 
 import contextlib
 import ctypes
@@ -17,12 +17,12 @@ STOP_SECONDS = 30.0
 
 
 class StageError(RuntimeError):
-    """A command of the demo failed; the message names it, its log and how to run it alone."""
+    """A command of the demo failed; the message names it, its log and how to run it by itself."""
 
 
 @dataclass
 class Stages:
-    """Runs public commands one after another; what they print goes to logs, what a person needs to the terminal."""
+    """Runs public commands one after another; their output goes to logs, what users need to the terminal."""
 
     folder: Path
     """Logs are written here."""
@@ -30,11 +30,11 @@ class Stages:
     environment: Mapping[str, str]
     console: Console
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each stage took, without the stages inside it: they add up to the whole."""
+    """How long each stage took, without nested stages: they add up to the total."""
 
     @contextlib.contextmanager
     def stage(self, name: str, description: str) -> Iterator[None]:
-        """Show a stage while it runs and note how long it took."""
+        """Show a stage while it runs and record how long it took."""
         started, inside_before = time.monotonic(), sum(self.seconds.values())
         with self.console.status(f"{description} ..."):
             yield
@@ -43,10 +43,10 @@ class Stages:
         self.console.print(f"[green]done[/green] {description} [dim]({elapsed:.0f} s)[/dim]")
 
     def run(self, *command: str, token: str = "", log_name: str) -> str:
-        """Run `dalle-collab` or `hub-tools` with arguments; return what it printed to standard output.
+        """Run `dalle-collab` or `hub-tools` with arguments; return its standard output.
 
         Raises:
-            StageError: the command ended with another exit code than 0.
+            StageError: the command exited with a code other than 0.
         """
         process = self.start(*command, token=token, log_name=log_name, keep_output=True)
         try:
@@ -59,7 +59,7 @@ class Stages:
         return output
 
     def start(self, *command: str, token: str = "", log_name: str, keep_output: bool = False) -> subprocess.Popen[str]:
-        """Start a public command in a process group of its own; what it logs goes to `LOG_NAME.log`."""
+        """Start a public command in its own process group; its output goes to `LOG_NAME.log`."""
         program = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
         return self.start_program(program, token=token, log_name=log_name, keep_output=keep_output)
 
@@ -73,7 +73,7 @@ class Stages:
         log_name: str,
         keep_output: bool = False,
     ) -> subprocess.Popen[str]:
-        """Start any program in the same way, in a folder and with more environment variables."""
+        """Start any program in the same way, in a folder and with extra environment variables."""
         with self._log(log_name).open("a", encoding="utf-8") as log:
             return subprocess.Popen(
                 command,
@@ -88,9 +88,9 @@ class Stages:
             )
 
     def failure(self, command: Sequence[str], code: int, log_name: str) -> str:
-        """Say which command failed, why, and where to read on."""
+        """Say which command failed, why, and where its log is."""
         log = self._log(log_name)
-        return f"`{' '.join(command)}` ended with exit code {code}: {last_line(log)} Its whole log: {log}"
+        return f"`{' '.join(command)}` ended with exit code {code}: {last_line(log)} Full log: {log}"
 
     def _log(self, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,19 +98,19 @@ class Stages:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a program has logged."""
+    """Return the last line that a program logged."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else "it printed nothing"
 
 
 def _die_with_parent() -> None:
-    """Let the kernel end this process when the demo is killed; runs between fork and exec."""
+    """Have the kernel kill this process when the demo is killed; runs between fork and exec."""
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
 
 
 def stop_group(process: subprocess.Popen[str]) -> None:
-    """Ask a process to end, then make it and its group end."""
+    """Ask a process to exit, then kill it and its group."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

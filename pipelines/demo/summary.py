@@ -1,4 +1,4 @@
-"""What the demo came to: figures as `summary.json`, a page to look at, and the loss curve."""
+"""Results of the demo: figures as `summary.json`, a page, and the loss curve."""
 
 import html
 import json
@@ -26,19 +26,19 @@ class DemoSummary:
     """The demo's figures."""
 
     exact_match: float | None
-    """Share of captions whose first-ranked picture is right in all attributes; None where there is no judge."""
+    """Share of captions whose first-ranked picture is right in all attributes; None if there is no judge."""
 
     exact_match_without_ranking: float | None
     """The same for a single candidate: what ranking adds is the difference."""
 
     chance: float | None
-    """What guessing would score."""
+    """The score by chance."""
 
     num_captions: int
     parameters: int
     epochs: int
     samples: int
-    """Samples that the trainers have contributed together."""
+    """Samples contributed by all trainers together."""
 
     loss: float
     share_averaged: float
@@ -48,10 +48,10 @@ class DemoSummary:
     """Bytes that one peer sent in one averaging round, by the number of parameters."""
 
     bytes_per_sample_on_the_wire: float
-    """Bytes of the published shards by samples: image codes, captions and metadata."""
+    """Bytes of the published shards per sample: image codes, captions and metadata."""
 
     bytes_per_sample_jpeg: float
-    """Mean size of the JPEG or PNG that a sample was made from."""
+    """Mean size of a sample's JPEG or PNG."""
 
     kept: int
     dropped: Mapping[str, int]
@@ -79,7 +79,7 @@ def summarise_demo(
     exact_match_without_ranking: float | None = None,
     chance: float | None = None,
 ) -> DemoSummary:
-    """Put the figures of the line, of the pictures and of the judge together."""
+    """Combine the figures of the pipeline, of the pictures and of the judge."""
     last = result.history[-1]
     rounds = max(1, last["num_rounds"]) * max(1, last["num_peers"])
     shares = [point["share_averaged"] for point in result.history]
@@ -113,7 +113,7 @@ def write_summary(
 
 
 def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
-    """Return the figures in words, most wanted first."""
+    """Return the figures in words, most important first."""
     rows = [
         ("training time", f"{summary.stage_seconds['training']:.0f} s of {sum(summary.stage_seconds.values()):.0f} s"),
         ("swarm", f"{summary.epochs} epochs, {summary.samples} samples, {summary.share_averaged:.1%} averaged"),
@@ -135,13 +135,13 @@ def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
 
 
 def show_end(summary: DemoSummary, folder: Path, repository: str, console: Console) -> None:
-    """Print the figures, where the pictures are, and one line on how to look further."""
+    """Print the figures, where the pictures are, and one line on how to explore further."""
     for name, value in figure_rows(summary):
         console.print(f"  [bold]{name}[/bold]: {value}", highlight=False)
     console.print(f"Look at {folder / 'grid.png'} and {folder / 'summary.html'}.", highlight=False)
     console.print(f"Open the run's pages again: `dalle-collab demo spaces --output {folder}`.", highlight=False)
     console.print(
-        f"Look further: `hub-tools serve --root {folder / 'hub'}` shows the Hub in a browser; with its HF_ENDPOINT, "
+        f"To explore: `hub-tools serve --root {folder / 'hub'}` shows the Hub in a browser; with its HF_ENDPOINT, "
         f"`dalle-collab generate {repository} 'a caption'` draws more.",
         highlight=False,
     )

@@ -1,4 +1,4 @@
-"""The demo's training: an auxiliary peer and trainers as processes, and what they report on the terminal."""
+"""The demo's training: an auxiliary peer and trainers as processes, and their reports on the terminal."""
 
 import contextlib
 import json
@@ -92,7 +92,7 @@ def _follow(
 def _check_end(
     stages: Stages, plan: DemoPlan, trainers: list[subprocess.Popen[str]], report: Mapping[str, Any]
 ) -> None:
-    """Raise StageError if the trainers have ended and nobody holds the run's last state."""
+    """Raise StageError if the trainers have exited and nobody has the run's last state."""
     if report["held_epoch"] < plan.num_epochs:
         code = next((trainer.returncode for trainer in trainers if trainer.returncode != 0), 0)
         raise StageError(stages.failure(("dalle-collab", "join", plan.repository()), code, "trainer-0"))

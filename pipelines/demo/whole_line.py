@@ -1,6 +1,6 @@
 """The whole system on one machine: pictures in, a model trained by two peers, pictures out, and an honest score.
 
-Every step is a public command that a person could type; only sizes differ from a run over the Internet.
+Every step is a public command that a user could type; only sizes differ from a run over the Internet.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ NUM_EXAMPLES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LineResult:
-    """What the whole line came to."""
+    """Results of the whole pipeline."""
 
     stage_seconds: Mapping[str, float]
     best_pictures: list[str]
     """Per caption, the file of the candidate that CLIP ranked first."""
 
     unranked_pictures: list[str]
-    """Per caption, the file of the first candidate: what there would be without CLIP."""
+    """Per caption, the file of the first candidate: the result without CLIP."""
 
     num_parameters: int
     kept: int
     dropped: Mapping[str, int]
     bytes_per_sample: float
-    """Bytes of the published shards by samples."""
+    """Bytes of the published shards per sample."""
 
     history: list[dict[str, Any]]
-    """Looks of the auxiliary peer at the swarm: see `EpochSummary`."""
+    """Polls of the swarm by the auxiliary peer: see `EpochSummary`."""
 
     num_samples: int
-    """Samples that the trainers have contributed together."""
+    """Samples contributed by all trainers together."""
 
 
 def run_whole_line(
@@ -57,7 +57,7 @@ def run_whole_line(
     """Run all stages, then draw the listed captions; the first `plan.num_captions_in_grid` of them make the grid.
 
     Raises:
-        StageError: a command failed; what is done already stays in the folder.
+        StageError: a command failed; finished work stays in the folder.
     """
     prepare_output_folder(plan.output)
     with LocalHub(plan.output / "hub") as hub, contextlib.ExitStack() as stack:
@@ -87,15 +87,15 @@ def run_whole_line(
 
 
 def prepare_output_folder(folder: Path) -> None:
-    """Make an empty folder; what an earlier demo left there goes, anything else is kept and refused.
+    """Make an empty folder; an earlier demo's files are removed, a folder with any others is refused.
 
     Raises:
-        ValueError: the folder holds files that no demo wrote.
+        ValueError: the folder has files that no demo wrote.
     """
     marker = folder / MARKER_FILE
     if folder.exists() and any(folder.iterdir()):
         if not marker.exists():
-            raise ValueError(f"{folder} holds files that are not a demo's. Choose another folder: --output NAME")
+            raise ValueError(f"{folder} has files that are not a demo's. Choose another folder: --output NAME")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     marker.write_text("Written by dalle-collab demo; the next demo removes this folder's content.\n", encoding="utf-8")
@@ -103,7 +103,7 @@ def prepare_output_folder(folder: Path) -> None:
 
 
 def make_accounts(hub: LocalHub, num_volunteers: int) -> Accounts:
-    """Make the demo's people and their organisation on its Hub."""
+    """Create the demo's users and their organisation on its Hub."""
     organiser = hub.create_user("organiser")
     volunteers = tuple(hub.create_user(f"volunteer-{number + 1}") for number in range(num_volunteers))
     visitor = hub.create_user(VISITOR)
@@ -182,7 +182,7 @@ def _draw(
 
 
 def _figures_in_files(plan: DemoPlan) -> dict[str, Any]:
-    """Collect the figures that the commands have left in their files."""
+    """Collect the figures from the commands' files."""
     report = json.loads((plan.work / "dataset" / "report.json").read_text(encoding="utf-8"))
     looks = [json.loads(line) for line in (plan.work / "auxiliary.jsonl").read_text(encoding="utf-8").splitlines()]
     last_steps = [

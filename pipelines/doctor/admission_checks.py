@@ -1,4 +1,4 @@
-"""Who may take part in a run, and is the service there that decides it?"""
+"""Who may take part in a run, and is the service that decides it up?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,16 @@ from pipelines.doctor.hub_checks import USER_ERRORS, retried
 from pipelines.training.run.training_run import TrainingRun
 
 SERVICE_SECONDS = 15.0
-"""A Space that has slept takes a while to answer."""
+"""A sleeping Space takes a while to answer."""
 
 
 def check_admission(repository: str, run: TrainingRun, caller: Mapping[str, Any] | None) -> list[CheckResult]:
-    """Ask the run's admission service for a sign of life; judge whether it will admit the caller.
+    """Ping the run's admission service; judge whether it will admit the caller.
 
-    `caller` is the Hub's answer to `whoami`, or None for somebody without a token.
+    `caller` is the Hub's answer to `whoami`, or None without a token.
     """
     if run.is_open:
-        return [ok("admission service", "an open run: everybody may take part, nobody is checked")]
+        return [ok("admission service", "an open run: anyone may join, nobody is checked")]
     try:
         answer = retried(lambda: _describe(run.authorization_service))
     except USER_ERRORS as error:
@@ -37,7 +37,7 @@ def judge_service(repository: str, run: TrainingRun, answer: object) -> CheckRes
         cure = f"Write its address and key into the run again: dalle-collab run authorize {repository}"
         return fail(name, seen, expected, cure)
     if problem := values.get("lists_problem"):
-        cure = "Mend the allow and ban lists in the run's repository."
+        cure = "Fix the allow and ban lists in the run's repository."
         return warn(name, f"the service cannot read its lists: {problem}", "readable lists", cure)
     return ok(name, f"{run.authorization_service} answers", expected)
 
@@ -46,7 +46,7 @@ def judge_membership(repository: str, caller: Mapping[str, Any] | None) -> Check
     """Members of the run's organisation are admitted; others only if its allow list names them."""
     name, organisation = "membership", repository.partition("/")[0]
     if caller is None:
-        return fail(name, "no token of the Hub", f"a member of {organisation}", "Log in: hf auth login")
+        return fail(name, "no Hub token", f"a member of {organisation}", "Log in: hf auth login")
     belongs = {caller["name"], *(item["name"] for item in caller.get("orgs", ()))}
     if organisation in belongs:
         return ok(name, f"{caller['name']} belongs to {organisation}", f"a member of {organisation}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STATUSES = ("ok", "unknown", "warn", "fail")
-"""From harmless to fatal. `unknown`: it could not be found out, and that alone stops nobody."""
+"""From harmless to fatal. `unknown`: it could not be determined, which alone stops nobody."""
 
 FAILED_EXIT_CODE = 3
 WARNED_EXIT_CODE = 4
@@ -17,7 +17,7 @@ class CheckResult:
     """One finding: what was seen, what was expected and what cures it."""
 
     name: str
-    """What was looked at, in a few words; equal from call to call."""
+    """What was checked, in a few words; the same in every call."""
 
     status: str
     """One of `STATUSES`."""
@@ -28,7 +28,7 @@ class CheckResult:
     """Empty where nothing is expected."""
 
     cure: str = ""
-    """What to do, with the command if there is one; empty if all is well."""
+    """What to do, with the command if there is one; empty if the check passed."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -46,22 +46,22 @@ class CheckResult:
 
 
 def ok(name: str, seen: str, expected: str = "") -> CheckResult:
-    """Return a finding that all is well."""
+    """Return a passed check."""
     return CheckResult(name=name, status="ok", seen=seen, expected=expected)
 
 
 def unknown(name: str, seen: str, cure: str = "") -> CheckResult:
-    """Return that something could not be found out."""
+    """Return a finding that could not be determined."""
     return CheckResult(name=name, status="unknown", seen=seen, cure=cure)
 
 
 def warn(name: str, seen: str, expected: str, cure: str) -> CheckResult:
-    """Return a finding that will cost time or comfort, but not the training."""
+    """Return a finding that costs time or comfort, but does not prevent training."""
     return CheckResult(name=name, status="warn", seen=seen, expected=expected, cure=cure)
 
 
 def fail(name: str, seen: str, expected: str, cure: str) -> CheckResult:
-    """Return a finding because of which training will not work."""
+    """Return a finding that prevents training."""
     return CheckResult(name=name, status="fail", seen=seen, expected=expected, cure=cure)
 
 

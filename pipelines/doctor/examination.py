@@ -1,4 +1,4 @@
-"""The whole examination of a machine for a run, check by check, and the short one with which `join` begins."""
+"""The full examination of a machine for a run, check by check, and the short one that `join` starts with."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ from pipelines.training.tasks.choice import open_task
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
 SECONDS_TO_SEEK_ADMISSION = 10.0
-"""A joining peer is more patient; whoever asks a doctor wants to know."""
+"""A joining peer is more patient; the doctor should answer soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class OpenedRun:
     """A run whose settings were read and whose task this package knows."""
 
     snapshot: RunSnapshot
-    """The run's repository as it was when the examination began."""
+    """The run's repository when the examination started."""
 
     task: TrainingTask
 
@@ -53,7 +53,7 @@ class OpenedRun:
 
 @dataclass(kw_only=True)
 class Examination:
-    """What the checks learn about one run on one machine, one after the other."""
+    """What the checks successively learn about one run on one machine."""
 
     repository: str
     network: NetworkOptions
@@ -62,13 +62,13 @@ class Examination:
     """This machine's clock, in seconds since 1970."""
 
     announce: Callable[[str], None] = lambda name: None
-    """Hears what is looked at next."""
+    """Called with the name of the next check."""
 
     opened: OpenedRun | None = None
-    """The run, once it is read; what needs it is given it."""
+    """The run, once it is read; passed to the checks that need it."""
 
     fits: bool = False
-    """Whether dataset, processor and model fit each other."""
+    """Whether dataset, processor and model match."""
 
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
@@ -85,7 +85,7 @@ def run_checks(
 ) -> Iterator[CheckResult]:
     """Yield one finding after the other about this machine and the run; takes up to a few minutes, changes nothing.
 
-    `announce` hears what is looked at next. What depends on something that failed is left out or `unknown`.
+    `announce` is called with the name of the next check. Checks that depend on a failed one are skipped or `unknown`.
     """
     examination = Examination(repository=repository, network=network, compute=compute, now=now, announce=announce)
     announce("Hub")
@@ -100,7 +100,7 @@ def run_checks(
 
 
 def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
-    """Return the findings that need little more than a second: this machine, the versions, and the Hub's clock."""
+    """Return the findings that take little more than a second: this machine, the versions, and the Hub's clock."""
     task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
     examination = Examination(
         repository=snapshot.repository,
@@ -113,21 +113,21 @@ def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: Comput
 
 
 def is_certain(result: CheckResult) -> bool:
-    """Tell whether training cannot work, and not only may not: estimates and the Hub's clock can be wrong."""
+    """Tell whether training certainly cannot work: estimates and the Hub's clock can be wrong."""
     return result.status == "fail" and result.name.startswith(CERTAIN_FAILURES)
 
 
 def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
-    """Check the Hub, the token and the run's settings; what was read is kept in the examination."""
+    """Check the Hub, the token and the run's settings; the results are kept in the examination."""
     result, examination.hub_clock_offset = hub_checks.check_hub(examination.now)
     yield result
     if result.status == "fail":
-        yield unknown("training run", "cannot be read while the Hub is away")
+        yield unknown("training run", "cannot be read while the Hub is down")
         return
     result, examination.caller = hub_checks.check_token()
     yield result
     if result.status == "fail":
-        yield unknown("training run", "cannot be read with a token that is refused")
+        yield unknown("training run", "cannot be read with a refused token")
         return
     try:
         snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
@@ -141,7 +141,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
 
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
-    """Check what can be seen on this machine alone, against the run's needs as far as they are known."""
+    """Check this machine on its own, against the run's needs as far as they are known."""
     machine = read_machine(examination.compute.device)
     yield machine_checks.check_platform(machine)
     if (opened := examination.opened) is not None:
@@ -157,7 +157,7 @@ def check_machine(examination: Examination) -> Iterator[CheckResult]:
 
 
 def check_versions(run: TrainingRun, machine: Machine) -> list[CheckResult]:
-    """Compare what is installed with what the run asks for; an older run names only this package's version."""
+    """Compare installed versions with the run's requirements; an older run names only this package's version."""
     required = run.required_versions or {PACKAGE: f"=={'.'.join(run.package_version.split('.')[:2])}.*"}
     return machine_checks.check_versions(required, {name: installed_version(name) for name in required})
 
@@ -205,7 +205,7 @@ def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckRe
 
 
 def check_swarm(examination: Examination, run: TrainingRun) -> Iterator[CheckResult]:
-    """Look at the swarm through every entry address, and let another peer call this machine."""
+    """Probe the swarm through every entry address, and have another peer call this machine."""
     results, finding = look_at_swarm(examination, run)
     yield from results
     yield swarm_checks.check_daemon(finding)
@@ -219,9 +219,9 @@ def check_swarm(examination: Examination, run: TrainingRun) -> Iterator[CheckRes
 
 
 def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[CheckResult], SwarmFinding]:
-    """Look at the swarm as the peer would, with an admission where the run asks for one; a stranger sees less.
+    """Probe the swarm as the peer would, with an admission if the run requires one; a stranger sees less.
 
-    Returns what came of asking for the admission, nothing on an open run, and what was seen.
+    Returns the finding about the admission, none for an open run, and the result of the probe.
     """
     repository, name = examination.repository, "admission"
     network, admission, results = examination.network, None, []

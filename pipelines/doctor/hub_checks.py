@@ -1,4 +1,4 @@
-"""Is the Hub there, does it know the caller, and does the run's data really arrive?"""
+"""Is the Hub up, does it know the caller, and does the run's data really arrive?"""
 
 import email.utils
 import itertools
@@ -31,7 +31,7 @@ USER_ERRORS = (ValueError, OSError, httpx2.HTTPError)
 
 
 def retried(ask: Callable[[], Value], pause_seconds: float = PAUSE_SECONDS) -> Value:
-    """Ask again when the Hub does not answer or is in trouble; an answer that says no is final."""
+    """Retry while the Hub does not answer or is in trouble; a refusal is final."""
     for attempt in itertools.count(1):
         try:
             return ask()
@@ -43,13 +43,13 @@ def retried(ask: Callable[[], Value], pause_seconds: float = PAUSE_SECONDS) -> V
 
 
 def failure(name: str, error: BaseException, expected: str = "") -> CheckResult:
-    """Turn an error for people into a finding: its last sentence is the cure, as everywhere in this project."""
+    """Turn a user error into a finding: its last sentence is the cure, as everywhere in this project."""
     seen, _, cure = explain_error(error).rpartition(". ")
     return fail(name, seen or cure, expected, f"{cure}." if seen and not cure.endswith(".") else cure if seen else "")
 
 
 def check_hub(now: Callable[[], float] = time.time) -> tuple[CheckResult, float | None]:
-    """Ask the Hub for a sign of life; return with it by how many seconds its clock is ahead, if it tells the time."""
+    """Ping the Hub; also return by how many seconds its clock is ahead, if it tells the time."""
     endpoint, name = current_endpoint(), "Hub"
     try:
         readings = [retried(lambda: _read_clock(endpoint, now)) for _ in range(NUM_CLOCK_READINGS)]
@@ -62,7 +62,7 @@ def check_hub(now: Callable[[], float] = time.time) -> tuple[CheckResult, float 
 
 
 def certain_offset(offset: float, seconds: float) -> float:
-    """Return the part of a clock's offset that neither the header's whole seconds nor the answer's way can explain."""
+    """Return the part of a clock's offset not explained by the header's whole seconds or the latency."""
     doubt = 0.5 + seconds / 2
     return offset - max(-doubt, min(doubt, offset))
 
@@ -83,10 +83,10 @@ def _read_clock(endpoint: str, now: Callable[[], float]) -> tuple[float, float |
 
 
 def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
-    """Ask who the caller is; return the Hub's answer with the finding, or None for a caller without a token."""
+    """Ask who the caller is; return the finding and the Hub's answer, None without a token."""
     name = "token"
     if get_token() is None:
-        return ok(name, "none: you are anonymous, which is enough for public runs that are open to all"), None
+        return ok(name, "none: you are anonymous, which is enough for public open runs"), None
     try:
         caller = retried(lambda: HfApi().whoami())
     except USER_ERRORS as error:
@@ -95,7 +95,7 @@ def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
 
 
 def check_dataset(task: TrainingTask) -> CheckResult:
-    """Check that the dataset at the run's revision, the processor and the model fit each other."""
+    """Check that the dataset at the run's revision, the processor and the model match."""
     name, run = "dataset", task.run
     try:
         retried(task.check)
@@ -105,7 +105,7 @@ def check_dataset(task: TrainingTask) -> CheckResult:
 
 
 def check_stream(task: TrainingTask, micro_batch_size: int) -> CheckResult:
-    """Read a few micro-batches through the reader that trains, and time them."""
+    """Read a few micro-batches through the training reader, and time them."""
     name, expected = "data stream", f"the first micro-batch within {SLOW_FIRST_BATCH_SECONDS:.0f} s"
     started = time.monotonic()
     make_batches = partial(
@@ -127,7 +127,7 @@ def check_stream(task: TrainingTask, micro_batch_size: int) -> CheckResult:
 
 
 def _batch_times(make_batches: Callable[[], Iterator[Batch]], num_batches: int, timeout: float) -> list[float]:
-    """Return when each batch came. They are read in a thread, so that a stream that hangs does not hang the caller.
+    """Return when each batch arrived. They are read in a thread, so that a hanging stream does not block the caller.
 
     Raises TimeoutError, or what the stream raises.
     """
@@ -138,7 +138,7 @@ def _batch_times(make_batches: Callable[[], Iterator[Batch]], num_batches: int, 
         try:
             for _ in islice(make_batches(), num_batches):
                 times.append(time.monotonic())
-        except Exception as error:  # handed to the caller, who raises it
+        except Exception as error:  # passed to the caller, which raises it
             problems.append(error)
 
     thread = threading.Thread(target=read, name="doctor-stream", daemon=True)

@@ -1,4 +1,4 @@
-"""What this machine has: reads limits, memory and disks, and judges nothing."""
+"""What this machine has: reads limits, memory and disks, without judging them."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What one machine has to give, in bytes where nothing else is said."""
+    """The resources of a machine, in bytes unless noted."""
 
     python: str
     """Version of Python, such as `3.11.7`."""
@@ -30,20 +30,20 @@ class Machine:
     """Free bytes of /dev/shm, in which hivemind keeps parameters; None where there is no such folder."""
 
     available_memory: int | None
-    """Memory that this process can still get, within its control group; None if the system does not tell."""
+    """Memory that this process can still get, within its control group; None if unknown."""
 
     free_gpu_memory: int | None
-    """Free bytes of the device that is to be used; None on a CPU."""
+    """Free bytes of the device to use; None on a CPU."""
 
     cache_folder: Path
-    """Folder of the Hub's cache, to which checkpoints are downloaded."""
+    """Folder of the Hub's cache, where checkpoints are downloaded."""
 
     free_disk: int
     """Free bytes in the cache folder."""
 
 
 def read_machine(device: str = "cpu") -> Machine:
-    """Look at this machine; `device` is a torch device."""
+    """Measure this machine; `device` is a torch device."""
     cache = cache_folder()
     return Machine(
         python=".".join(map(str, sys.version_info[:3])),
@@ -58,7 +58,7 @@ def read_machine(device: str = "cpu") -> Machine:
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that this process can still get, or None if the system does not tell."""
+    """Return the bytes of memory that this process can still get, or None if unknown."""
     limits = [_system_memory(), _control_group_memory(), _address_space()]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
@@ -74,7 +74,7 @@ def free_gpu_memory(device: str) -> int | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder to which the Hub's client downloads."""
+    """Return the folder where the Hub's client downloads to."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -95,7 +95,7 @@ def _system_memory() -> int | None:
 
 
 def _control_group_memory() -> int | None:
-    """Return what is left in a container: version 2 of control groups, or version 1."""
+    """Return the memory left in a container: control groups version 2, or version 1."""
     for limit, usage in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

@@ -1,4 +1,4 @@
-"""Is this machine enough for the run? Pure decisions about what `machine` has read."""
+"""Is this machine sufficient for the run? Pure decisions about what `machine` has read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ GIBIBYTE = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class PeerNeeds:
-    """What a peer of the run needs, in bytes; None where it is not known."""
+    """What a peer of the run needs, in bytes; None where unknown."""
 
     memory: int | None
     shared_memory: int | None
     gpu_memory: int | None
     disk: int | None
     explanation: str = ""
-    """What the figures are made of, such as `125 M parameters, micro-batch 4`."""
+    """What the figures are based on, such as `125 M parameters, micro-batch 4`."""
 
 
 def check_platform(machine: Machine) -> CheckResult:
@@ -40,9 +40,9 @@ def check_platform(machine: Machine) -> CheckResult:
 
 
 def check_versions(required: Mapping[str, str], installed: Mapping[str, str | None]) -> list[CheckResult]:
-    """Compare installed versions with those that the run's settings ask for; `python` counts as a package.
+    """Compare installed versions with those that the run requires; `python` counts as a package.
 
-    One finding for each that does not fit, or a single one if all do.
+    One finding for each mismatch, or a single one if all match.
     """
     found = [
         result
@@ -93,7 +93,7 @@ def check_shared_memory(machine: Machine, needs: PeerNeeds) -> CheckResult:
 
 
 def check_memory(machine: Machine, needs: PeerNeeds) -> CheckResult:
-    """Compare the memory that is left with the estimate."""
+    """Compare the free memory with the estimate."""
     cure = "Close other programs, choose a machine with more memory, or a smaller --micro-batch-size."
     return _compare("memory", machine.available_memory, needs.memory, needs, "available", cure)
 
@@ -102,7 +102,7 @@ def check_gpu_memory(machine: Machine, needs: PeerNeeds) -> CheckResult | None:
     """Compare the free memory of the GPU with the estimate; None where no GPU is used."""
     if machine.free_gpu_memory is None:
         return None
-    cure = "Choose a smaller --micro-batch-size, end other programs on this GPU (nvidia-smi), or use --device cpu."
+    cure = "Choose a smaller --micro-batch-size, stop other programs on this GPU (nvidia-smi), or use --device cpu."
     return _compare("GPU memory", machine.free_gpu_memory, needs.gpu_memory, needs, "free", cure)
 
 
@@ -121,7 +121,7 @@ def in_units(num_bytes: int) -> str:
 
 def _compare(name: str, has: int | None, needed: int | None, needs: PeerNeeds, what: str, cure: str) -> CheckResult:
     if has is None or needed is None:
-        return unknown(name, "the system does not tell" if has is None else f"{in_units(has)} {what}, need not known")
+        return unknown(name, "not reported by the system" if has is None else f"{in_units(has)} {what}, need not known")
     expected = f"{in_units(needed)}" + (f" ({needs.explanation})" if needs.explanation else "")
     if has < needed:
         return fail(name, f"{in_units(has)} {what}", f"at least {expected}", cure)

@@ -1,4 +1,4 @@
-"""Is a run set up so that it will last? The organiser's checklist as pure decisions."""
+"""Is a run set up to last? The organiser's checklist as pure decisions."""
 
 import math
 import re
@@ -24,7 +24,7 @@ CARD_WORDS = ("dalle-collab join", "dalle-collab generate")
 
 
 def check_entry_places(repository: str, addresses: Sequence[str]) -> CheckResult:
-    """Newcomers find the swarm through these addresses alone: in one place, they are lost together."""
+    """Newcomers find the swarm only through these addresses: if all are in one place, they fail together."""
     name, expected = "entry places", "entry peers in at least two places that others can reach"
     cure = f"Start a second auxiliary peer on another network: dalle-collab run assist {repository}"
     parsed = [parse_address(text) for text in addresses]
@@ -34,7 +34,7 @@ def check_entry_places(repository: str, addresses: Sequence[str]) -> CheckResult
     peers = {address.peer_id for address in public}
     places = sorted({address.place for address in public})
     if not public:
-        seen = f"{len(parsed)} addresses, all of them of a private network"
+        seen = f"{len(parsed)} addresses, all of a private network"
         cure = "Name one that is reachable from outside: dalle-collab run assist --announce /ip4/YOUR-IP/tcp/PORT"
         return warn(name, seen, expected, cure)
     seen = f"{len(peers)} entry peers in {len(places)} places ({', '.join(places)})"
@@ -42,7 +42,7 @@ def check_entry_places(repository: str, addresses: Sequence[str]) -> CheckResult
 
 
 def check_evaluation(run: TrainingRun, splits: Sequence[str]) -> CheckResult:
-    """A training loss says nothing about pictures that the model has not seen."""
+    """A training loss says nothing about pictures the model has not seen."""
     name, expected = "evaluation set", "held-out records, or a validation or test split"
     held_out = [split for split in splits if split in ("validation", "test")]
     if held_out:
@@ -53,7 +53,7 @@ def check_evaluation(run: TrainingRun, splits: Sequence[str]) -> CheckResult:
 
 
 def check_schedule(run: TrainingRun, num_records: int | None) -> list[CheckResult]:
-    """Look for warm-up, peak rate and batch that cannot be meant."""
+    """Look for implausible warm-up, peak rate and batch."""
     share = run.num_warmup_epochs / run.num_epochs
     seen = f"{run.num_warmup_epochs} of {run.num_epochs} epochs ({share:.1%})"
     expected = f"{WARMUP_SHARES[0]:.1%} to {WARMUP_SHARES[1]:.0%} (the paper: 10 %)"
@@ -77,16 +77,16 @@ def _check_batch(run: TrainingRun, num_records: int | None) -> CheckResult:
     if run.target_batch_size > num_records:
         return fail(name, seen, expected, _set("target_batch_size") + " Or publish a larger dataset.")
     if passes > MANY_PASSES:
-        return warn(name, seen, expected, _set("num_epochs") + " So many passes learn the records by heart.")
+        return warn(name, seen, expected, _set("num_epochs") + " So many passes make it memorise the records.")
     return ok(name, seen, expected)
 
 
 def check_timeouts(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
-    """Compare the run's time-outs with what rounds and epochs have really taken."""
+    """Compare the run's time-outs with measured rounds and epochs."""
     rounds = sorted(point["round_seconds"] for point in history if point.get("round_seconds"))
     seconds = epoch_seconds(run, history)
     if not rounds or seconds is None:
-        return [unknown("time-outs", "nobody has averaged yet, so there is nothing to compare them with")]
+        return [unknown("time-outs", "no rounds have been averaged yet, so there is nothing to compare with")]
     usual = rounds[int(0.95 * (len(rounds) - 1))]
     seen = f"averaging_timeout_seconds {run.averaging_timeout_seconds:g}; 95 % of rounds took at most {usual:.1f} s"
     expected = f"at least {ROUND_SLACK:g} times as long"
@@ -100,16 +100,16 @@ def check_timeouts(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> li
 
 
 def epoch_seconds(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return how long an epoch takes at the speed that the newest points of the history report."""
+    """Return how long an epoch takes at the speed in the newest points of the history."""
     speeds = [point["samples_per_second"] for point in history[-20:] if point.get("samples_per_second", 0) > 0]
     return run.target_batch_size * len(speeds) / sum(speeds) if speeds else None
 
 
 def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> CheckResult:
-    """The Hub refuses too many commits in an hour; checkpoints that come faster wait and are late."""
+    """The Hub refuses too many commits in an hour; checkpoints that come faster are delayed."""
     name, seconds = "commit budget", epoch_seconds(run, history)
     if seconds is None:
-        return unknown(name, "how long an epoch takes is not known yet")
+        return unknown(name, "the duration of an epoch is not known yet")
     per_hour = 3600.0 / (run.checkpoint_interval_epochs * seconds)
     seen = f"a checkpoint every {run.checkpoint_interval_epochs} epochs makes {per_hour:,.1f} commits an hour"
     expected = f"at most {run.max_commits_per_hour}"
@@ -121,7 +121,7 @@ def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, Any]]) 
 def check_card(text: str | None, metadata: Mapping[str, Any]) -> CheckResult:
     """People judge a model by its card: licence, data, how to draw and how to join."""
     name, expected = "card", f"README.md with {', '.join(CARD_FIELDS)}, and how to join and draw"
-    cure = "Edit README.md on the Hub; the auxiliary peer keeps what stands in the header."
+    cure = "Edit README.md on the Hub; the auxiliary peer keeps the header."
     if text is None:
         return warn(name, "there is no README.md", expected, cure)
     missing = [field for field in CARD_FIELDS if not metadata.get(field)]
@@ -132,7 +132,7 @@ def check_card(text: str | None, metadata: Mapping[str, Any]) -> CheckResult:
 
 
 def check_pinned(run: TrainingRun) -> CheckResult:
-    """Peers that stream different records, because the dataset was changed, train on what nobody can name later."""
+    """If the dataset changes, peers stream different records, and nobody can tell later what was trained on."""
     name, expected = "dataset revision", "a commit of 40 hexadecimal digits"
     if COMMIT.fullmatch(run.dataset_revision):
         return ok(name, run.dataset_revision, expected)
@@ -141,7 +141,7 @@ def check_pinned(run: TrainingRun) -> CheckResult:
 
 
 def check_required_versions(run: TrainingRun) -> CheckResult:
-    """Peers with other versions of hivemind or numpy lose parts of rounds in silence."""
+    """Peers with other versions of hivemind or numpy silently lose parts of rounds."""
     name, expected = "required versions", "versions of what peers need"
     if run.required_versions:
         return ok(name, ", ".join(f"{key} {wanted}" for key, wanted in sorted(run.required_versions.items())), expected)
@@ -155,7 +155,7 @@ def check_protection(run: TrainingRun, repository: str) -> CheckResult:
     name, expected = "hostile peers", "only members may join, or averages follow a majority that agrees"
     if not run.is_open:
         return ok(name, "the run's authority admits peers", expected)
-    door = f"Or let members alone join: dalle-collab run authorize {repository}"
+    door = f"Or admit only members: dalle-collab run authorize {repository}"
     if run.aggregation_rule == "mean":
         seen = "everybody may join, and aggregation_rule is mean, which follows no majority"
         return warn(name, seen, expected, f"{_set('aggregation_rule')} {door}")

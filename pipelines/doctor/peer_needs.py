@@ -9,23 +9,23 @@ from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import TrainingTask
 
 SHARED_BYTES_PER_PARAMETER = 8
-"""float32 parameters and gradients of the offloaded optimizer lie in /dev/shm, where the averagers see them too."""
+"""float32 parameters and gradients of the offloaded optimizer are in /dev/shm, shared with the averagers."""
 
 PROGRAM_BYTES = 1536 * 2**20
-"""torch, hivemind and their processes, before there is a model."""
+"""torch, hivemind and their processes, without a model."""
 
 SPARE_DISK_BYTES = 256 * 2**20
 """Tokenizer, settings and the daemon's files."""
 
 
 def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: int) -> PeerNeeds:
-    """Return the bytes that a peer needs, of which it may have to download a checkpoint of `checkpoint_bytes`.
+    """Return the bytes that a peer needs, including a checkpoint of `checkpoint_bytes` that it may have to download.
 
     Raises:
-        ValueError: the run's model has sizes that cannot work.
+        ValueError: the run's model has invalid sizes.
     """
     on_gpu = compute.device.startswith("cuda")
-    # A peer that chooses micro-batch and precision for itself takes what fits: it is judged by the least.
+    # A peer with automatic micro-batch and precision takes what fits: it is judged by the minimum.
     micro_batch_size = compute.micro_batch_size or 1
     settings = MemorySettings(
         micro_batch_size=micro_batch_size,

@@ -1,4 +1,4 @@
-"""The organiser's examination of a whole run: reads the Hub, restores a checkpoint, looks at the swarm."""
+"""The organiser's examination of a whole run: reads the Hub, restores a checkpoint, probes the swarm."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -45,9 +45,9 @@ def run_checklist(
     yield organiser_checks.check_protection(run, repository)
     announce("dataset")
     yield from check_dataset(examination, opened.task)
-    announce("course of the run so far")
+    announce("history of the run")
     yield from check_course(opened.snapshot)
-    announce("companions and card")
+    announce("related repositories and card")
     yield from check_companions(opened.task)
     yield check_card(opened.snapshot)
     announce("checkpoint")
@@ -83,7 +83,7 @@ def dataset_files(run: TrainingRun) -> list[str]:
 
 
 def count_records(files: list[str]) -> int:
-    """Return the number of training records: the first and the last shard are read, those between are taken as full."""
+    """Return the number of training records: the first and the last shard are read, those between are assumed full."""
     shards = [file for file in files if not any(split in Path(file).name for split in SPLITS[1:])]
     if not shards:
         return 0
@@ -97,7 +97,7 @@ def _num_rows(file: str) -> int:
 
 
 def check_companions(task: TrainingTask) -> Iterator[CheckResult]:
-    """Check that the other repositories which using the model takes are there."""
+    """Check that the other repositories needed to use the model exist."""
     try:
         companions = hub_checks.retried(task.companions)
     except hub_checks.USER_ERRORS as error:
@@ -125,7 +125,7 @@ def check_card(snapshot: RunSnapshot) -> CheckResult:
 
 
 def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
-    """Download the newest checkpoint and load it into model and optimizer, as a peer does that starts from it."""
+    """Download the newest checkpoint and load it into model and optimizer, like a peer that starts from it."""
     name = "checkpoint"
     try:
         if hub_checks.retried(lambda: snapshot.run_state) is None:
@@ -155,7 +155,7 @@ def restore(folder: Path, task: TrainingTask) -> tuple[int, list[str]]:
 
 
 def check_entry_peers(examination: Examination, run: TrainingRun) -> Iterator[CheckResult]:
-    """Look at where the entry peers are, and call each of them."""
+    """Check where the entry peers are, and call each of them."""
     repository = examination.repository
     try:
         yield organiser_checks.check_entry_places(repository, run.entry_addresses)

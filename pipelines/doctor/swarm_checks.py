@@ -1,4 +1,4 @@
-"""What a look at the swarm means for a peer that wants to join: pure decisions about a `SwarmFinding`."""
+"""What a probe of the swarm means for a peer that wants to join: pure decisions about a `SwarmFinding`."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -12,25 +12,25 @@ LARGEST_CLOCK_OFFSET = 3.0
 
 COMFORTABLE_CLOCK_OFFSET = 1.0
 SLOW_START_SECONDS = 15.0
-"""hivemind's own patience with its daemon."""
+"""hivemind's own time-out for its daemon."""
 
 SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
-"""What the libp2p daemon says when it is given an address that it cannot use."""
+"""The libp2p daemon's messages for an address it cannot use."""
 
 CAUSES = {
     "refused": "The machine is there, but no peer listens: the run's auxiliary peer is down or has another port.",
     "silent": "A firewall drops the packets, there or here, or the machine is off.",
     "no way": "This machine has no route there: check its network, and IPv6 if it is an IPv6 address.",
     "no such name": "The name does not resolve: check the name server of this machine, or the name.",
-    "no peer": "Another program has taken the port, or a proxy answers in the peer's place.",
+    "no peer": "Another program has taken the port, or a proxy answers instead of the peer.",
     "other peer": "The peer was started with another key: its organiser keeps it with --identity-file.",
     "malformed": "The run's training_run.json has a damaged address.",
-    "failed": "The connection broke off: a proxy or firewall may forbid libp2p.",
+    "failed": "The connection was cut: a proxy or firewall may block libp2p.",
 }
 
 
 def check_daemon(finding: SwarmFinding) -> CheckResult:
-    """The libp2p daemon has to start, which takes long on a busy machine."""
+    """The libp2p daemon must start, which takes long on a busy machine."""
     name = "libp2p daemon"
     if finding.daemon_seconds is not None:
         seen = f"started in {finding.daemon_seconds:.1f} s"
@@ -38,7 +38,7 @@ def check_daemon(finding: SwarmFinding) -> CheckResult:
             return ok(name, seen, f"less than {SLOW_START_SECONDS:.0f} s")
         return warn(
             name,
-            f"{seen}, at the attempt number {finding.num_daemon_starts}",
+            f"{seen}, at attempt {finding.num_daemon_starts}",
             f"less than {SLOW_START_SECONDS:.0f} s",
             "This machine is very busy: close other programs. A peer waits longer with --startup-timeout 180.",
         )
@@ -59,7 +59,7 @@ def check_daemon(finding: SwarmFinding) -> CheckResult:
 
 
 def check_entries(repository: str, finding: SwarmFinding) -> list[CheckResult]:
-    """Judge every entry address by itself: a dead one is a warning as long as another one answers."""
+    """Judge every entry address separately: a dead one is a warning as long as another one answers."""
     if not finding.entries:
         return [
             fail(
@@ -80,7 +80,7 @@ def _check_entry(repository: str, entry: EntryFinding, some_answer: bool) -> Che
         return ok(name, f"answers in {1000 * (entry.ping_seconds or 0.0):.0f} ms{trainers}")
     if entry.call.outcome == "answered":
         seen = f"connects, but the peer refuses or does not answer calls ({entry.refusal})"
-        cause = "It may ask for a token of this run's members, or hang: see `admission service` and `clock`."
+        cause = "It may require a token of this run's members, or hang: see `admission service` and `clock`."
     else:
         seen = f"{entry.call.outcome} ({entry.call.detail})"
         cause = CAUSES.get(entry.call.outcome, "")
@@ -89,7 +89,7 @@ def _check_entry(repository: str, entry: EntryFinding, some_answer: bool) -> Che
 
 
 def check_one_swarm(repository: str, finding: SwarmFinding) -> CheckResult | None:
-    """Entry peers that do not know each other lead into swarms that never meet (hivemind's issue 624)."""
+    """Entry peers that do not know each other lead to separate swarms (hivemind's issue 624)."""
     entries = [entry for entry in finding.entries if entry.answers]
     groups = connected_groups(entries)
     if not entries:
@@ -101,7 +101,7 @@ def check_one_swarm(repository: str, finding: SwarmFinding) -> CheckResult | Non
         "one swarm",
         f"{len(groups)} swarms that do not know each other: {sides}",
         "one",
-        "Peers would train apart and never meet. The organiser restarts the entry peers of the smaller swarm, which "
+        "Peers would train separately. The organiser restarts the entry peers of the smaller swarm, which "
         f"then join the other one: dalle-collab run assist {repository}",
     )
 
@@ -132,7 +132,7 @@ def clock_sources(finding: SwarmFinding) -> dict[str, float]:
 def check_clock(peers: Mapping[str, float], hub_offset: float | None) -> CheckResult:
     """Compare this machine's clock with the entry peers' and the Hub's.
 
-    `peers` and `hub_offset` are seconds by which the others are ahead. Whoever stands against the majority is named.
+    `peers` and `hub_offset` are seconds by which the others are ahead. Clocks that differ from the majority are named.
     """
     name, expected = "clock", f"within {LARGEST_CLOCK_OFFSET:.0f} s of the swarm's"
     sources = dict(peers) | ({} if hub_offset is None else {"the Hub": hub_offset})
@@ -165,7 +165,7 @@ def _set_the_clock(ahead: float) -> str:
 
 
 def check_reachability(finding: SwarmFinding, *, client_mode: bool) -> CheckResult:
-    """Others have to reach a peer that is to average, or they lose its part of every round."""
+    """Others must be able to reach an averaging peer, or they lose its part of every round."""
     name, expected = "own address", "an address that others can call"
     if client_mode:
         return ok(name, "not needed in client mode")
@@ -189,7 +189,7 @@ def check_reachability(finding: SwarmFinding, *, client_mode: bool) -> CheckResu
 
 
 def check_hosts(host_addresses: Iterable[str], objections: Mapping[str, str]) -> CheckResult:
-    """The ports to listen on have to be free; `objections` says by address why one is not."""
+    """The ports to listen on must be free; `objections` says by address why one is not."""
     addresses = list(host_addresses)
     if not objections:
         return ok("port", f"can listen on {', '.join(addresses)}")
@@ -198,7 +198,7 @@ def check_hosts(host_addresses: Iterable[str], objections: Mapping[str, str]) ->
         "port",
         seen,
         "an address of this machine and a free port",
-        "Another program, perhaps another peer, has it, or it is not this machine's: choose one with "
+        "Another program, perhaps another peer, uses it, or it is not this machine's: choose one with "
         "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any.",
     )
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves behind: an adapter, a whole model or both, each ready for the Hub, written whole or not."""
+"""The output of fine-tuning: an adapter, a whole model or both, each ready for the Hub, written atomically."""
 
 import dataclasses
 import json
@@ -15,11 +15,9 @@ ADAPTER_FOLDER, MODEL_FOLDER = "adapter", "model"
 
 
 def check_output(folder: Path) -> None:
-    """Raise ValueError where results would take the place of something else than older results."""
+    """Raise ValueError if results would replace anything other than older results."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
-        raise ValueError(
-            f"{folder} holds other files. Name a new folder, or one of an earlier fine-tuning: --output DIR"
-        )
+        raise ValueError(f"{folder} has other files. Name a new folder, or one of an earlier fine-tuning: --output DIR")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file. Name a folder: --output DIR")
 
@@ -35,7 +33,7 @@ def write_finetuned(
 ) -> list[Path]:
     """Write `adapter/` for LoRA, `model/` for a whole model, and the settings; an older result is replaced at the end.
 
-    `merge` works the adapter into the base model and writes that too; the adapter in memory is used up by it. Returns
+    `merge` also merges the adapter into the base model and writes that, which consumes the adapter in memory. Returns
     the folders that can be published.
     """
     check_output(folder)
@@ -74,7 +72,7 @@ def _write_parts(
 
 def _write_adapter(folder: Path, model: TrainableModel) -> None:
     model.save_pretrained(str(folder))
-    # peft notes the class in this package, which AutoPeftModel could not import where the package is not installed.
+    # peft records the class of this package, which AutoPeftModel could not import without the package.
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["auto_mapping"] = {"base_model_class": "AutoModel", "parent_library": "transformers"}

@@ -1,4 +1,4 @@
-"""Fine-tuning of a published model on image codes, by LoRA or as a whole. The one import of peft and accelerate."""
+"""Fine-tuning of a published model on image codes, by LoRA or as a whole. The only import of peft."""
 
 import math
 import warnings
@@ -32,7 +32,7 @@ TrainableModel = DalleCollabForConditionalGeneration | PeftModel
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningSource:
-    """What a fine-tuning starts from, each with the commit that was read."""
+    """What fine-tuning starts from, each with its commit."""
 
     model_name: str
     """Model Hub repository or folder of the base model."""
@@ -48,7 +48,7 @@ class FinetuningSource:
     """Image codes of one picture."""
 
     def batches(self, options: FinetuningOptions) -> Iterator[Batch]:
-        """Yield micro-batches without end. Raises ValueError for a dataset smaller than one."""
+        """Yield micro-batches endlessly. Raises ValueError for a dataset smaller than one."""
         return stream_batches(
             self.dataset,
             self.dataset_revision,
@@ -62,7 +62,7 @@ class FinetuningSource:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningProgress:
-    """Where a fine-tuning stands after a step."""
+    """Progress after a step."""
 
     step: int
     """Optimizer steps done."""
@@ -75,7 +75,7 @@ class FinetuningProgress:
 def find_source(
     model_name: str, dataset: str, *, revision: str | None = None, dataset_revision: str | None = None
 ) -> FinetuningSource:
-    """Look up model and dataset, and check that they belong together, before weights are downloaded.
+    """Look up model and dataset, and check that they match, before weights are downloaded.
 
     Raises:
         ValueError: there is no such dataset, or its codes were not made by the model's codec.
@@ -127,11 +127,11 @@ def load_trainable_model(source: FinetuningSource, options: FinetuningOptions) -
     model = _load_base(source)
     if options.full:
         return model
-    # A dropout of the adapter would draw other numbers when reversible layers are computed again.
+    # Adapter dropout would draw different numbers when reversible layers are recomputed.
     lora = LoraConfig(
         r=options.lora_rank, lora_alpha=options.lora_alpha, lora_dropout=0.0, target_modules=list(LORA_MODULES)
     )
-    model.name_or_path = source.model_name  # the name that peft notes in the adapter
+    model.name_or_path = source.model_name  # the name that peft records in the adapter
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5 by the old name whether activations are recomputed.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -145,7 +145,7 @@ def _load_base(source: FinetuningSource) -> DalleCollabForConditionalGeneration:
         )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"The weights of {source.model_name} are absent, damaged or do not fit its config.json "
+            f"The weights of {source.model_name} are missing, damaged or do not fit its config.json "
             f"({str(error).strip().splitlines()[0]}). Wait for the run's first checkpoint, or load an earlier one: "
             "--revision COMMIT"
         ) from error
@@ -161,7 +161,7 @@ def finetune(
 ) -> Iterator[FinetuningProgress]:
     """Train the model in place and yield after every optimizer step; it may be saved in between.
 
-    The device is the one that accelerate finds. Raises ValueError for a loss that is not finite, for a mixed precision
+    The device is the one accelerate detects. Raises ValueError for a loss that is not finite, for a mixed precision
     that the device does not have, and for a dataset smaller than a micro-batch.
     """
     accelerator = Accelerator(
@@ -207,7 +207,7 @@ def _decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
 
 
 def _accumulate(accelerator: Accelerator, model: torch.nn.Module, batches: Iterator[Batch], num_batches: int) -> float:
-    """Add up the gradients of micro-batches, which accelerate divides by their number; return their mean loss."""
+    """Sum the gradients of micro-batches, which accelerate divides by their number; return their mean loss."""
     total = 0.0
     for _ in range(num_batches):
         batch = next(batches)

@@ -1,4 +1,4 @@
-"""How a published model is fine-tuned on one's own dataset. Light: no torch, so that mistakes show at once."""
+"""How a published model is fine-tuned on your own dataset. Light: no torch, so that mistakes show at once."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ MIXED_PRECISIONS = ("no", "fp16", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningOptions:
-    """How a model is fine-tuned: by a small adapter beside its frozen weights (LoRA), or as a whole."""
+    """How a model is fine-tuned: by a small adapter next to its frozen weights (LoRA), or as a whole."""
 
     full: bool = False
     """Train all weights instead of an adapter. Needs memory for four times the model."""
     merge: bool = False
-    """Write a whole model with the adapter worked in, beside the adapter."""
+    """Also write a whole model with the adapter merged in."""
     num_steps: int = 1000
     """Optimizer steps."""
     micro_batch_size: int = 4
-    """Samples computed at the same time; limited by the device's memory."""
+    """Samples computed at once; limited by the device's memory."""
     gradient_accumulation: int = 1
     """Micro-batches per optimizer step. Increase if the loss jumps and memory allows no larger micro-batches."""
     learning_rate: float = 1e-4
@@ -36,7 +36,7 @@ class FinetuningOptions:
     mixed_precision: str = "no"
     """`bf16` or `fp16` computes in half precision, which needs less memory on GPUs; weights stay float32."""
     save_interval_steps: int = 500
-    """Steps between writings of what was reached so far."""
+    """Steps between saves."""
     shuffle_buffer_size: int = 2048
     """Records in the shuffle buffer."""
     seed: int = 0

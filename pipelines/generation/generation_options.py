@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How many pictures are drawn for a prompt and how boldly. The defaults are the paper's."""
+    """How many pictures are drawn for a prompt and how freely. The defaults are the paper's."""
 
     num_candidates: int = 128
     """Pictures drawn for each prompt; CLIP finds better ones among more."""
     keep: int = 4
     """Pictures kept for each prompt."""
     top_k: int | None = 256
-    """Only so many of the likeliest codes can be chosen; None or 0 for all."""
+    """Sample from this many likeliest codes; None or 0 for all."""
     top_p: float | None = None
-    """Only the likeliest codes that together reach this probability can be chosen; None for all."""
+    """Sample from the likeliest codes that together reach this probability; None for all."""
     temperature: float = 1.0
     """Lower for safer pictures, higher for stranger ones."""
     guidance_scale: float = 1.0
@@ -24,11 +24,11 @@ class GenerationOptions:
     seed: int = 0
     """The same seed draws the same pictures."""
     batch_size: int = 64
-    """Candidates drawn at the same time. Lower it when memory runs out; the pictures stay the same."""
+    """Candidates drawn at once. Decrease if memory runs out; the pictures stay the same."""
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:
-            raise ValueError(f"{self.num_candidates} candidates were asked for: expected at least 1.")
+            raise ValueError(f"{self.num_candidates} candidates were requested: expected at least 1.")
         if not 1 <= self.keep <= self.num_candidates:
             raise ValueError(
                 f"Cannot keep {self.keep} of {self.num_candidates} candidates: "
@@ -47,7 +47,7 @@ class GenerationOptions:
 
 
 def require_prompts(prompts: Sequence[str]) -> None:
-    """Raise ValueError unless there is a prompt and every prompt says something."""
+    """Raise ValueError unless there is a prompt and no prompt is empty."""
     if not prompts:
         raise ValueError("There is no prompt: say what the pictures should show.")
     for number, prompt in enumerate(prompts, start=1):

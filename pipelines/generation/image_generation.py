@@ -17,13 +17,13 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 logger = logging.getLogger(__name__)
 
-# The state of the optimizer is twice as large as the model and no use for drawing.
+# The optimizer state is twice as large as the model and not needed for drawing.
 PROCESSOR_FILES = ("*.json", "*.txt", "*.model")
 MODEL_FILES = (*PROCESSOR_FILES, "model*.safetensors")
 
 
 class NoCheckpointError(ValueError):
-    """A run that exists but has published no weights yet."""
+    """The run exists but has published no weights yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TextToImage:
     """The parts that together turn a prompt into ranked pictures; all on one device."""
 
     name: str
-    """Repository or folder that it was loaded from."""
+    """Repository or folder it was loaded from."""
     model: DalleCollabForConditionalGeneration
     """Draws image codes for a prompt."""
     processor: DalleCollabProcessor
@@ -39,9 +39,9 @@ class TextToImage:
     codec: VQGANCodec
     """Turns image codes into pictures."""
     reranker: ClipReranker
-    """Says which pictures fit the prompt."""
+    """Ranks pictures by how well they fit the prompt."""
     epoch: int | None = None
-    """Epoch of the run that published it; None where it does not say."""
+    """Epoch at which the run published it; None if unknown."""
 
     def __post_init__(self) -> None:
         sizes, codec_sizes = self.model.config, self.codec.config
@@ -65,11 +65,11 @@ def load_text_to_image(
     """Load a run's newest published checkpoint, or that of `revision`, with the codec and the CLIP it names.
 
     `codec` and `clip` replace the ones in the run's `processor_config.json`; a codec must have the fingerprint noted
-    there. Files come from the Hub's cache where they are there already.
+    there. Files already in the Hub's cache are reused.
 
     Raises:
         NoCheckpointError: the run has published no weights yet.
-        ValueError: what was found does not fit together or is damaged.
+        ValueError: the parts do not fit together or are damaged.
         OSError: a file or the Hub cannot be read.
     """
     name = str(repository_or_folder)
@@ -104,7 +104,7 @@ def _model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Pa
     folder = local_folder(name, revision=revision, expected="a folder or a Hub repository ORG/RUN")
     if folder is not None:
         return folder
-    # One snapshot, so that all files are of one commit even while the run publishes the next.
+    # One snapshot, so that all files are of one commit even while the run publishes the next one.
     return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
 
 
@@ -117,7 +117,7 @@ def _require_checkpoint(folder: Path, name: str) -> None:
             f"If none is running, start it with: dalle-collab run assist {name}"
         )
     raise ValueError(
-        f"{name} holds no text-to-image model: expected config.json and model.safetensors as a run publishes them. "
+        f"{name} has no text-to-image model: expected config.json and model.safetensors as published by a run. "
         "Check the name."
     )
 
@@ -151,7 +151,7 @@ def _load_codec(
 ) -> VQGANCodec:
     source = replacement or processor.image_codec_repository
     if source is None:
-        raise ValueError(f"{name} does not say which codec drew its image codes. Name it: --codec FOLDER_OR_REPOSITORY")
+        raise ValueError(f"{name} does not say which codec made its image codes. Name it: --codec FOLDER_OR_REPOSITORY")
     revision = None if replacement else processor.image_codec_revision
     codec = VQGANCodec.from_pretrained(source, revision=revision, device=device)
     expected = processor.image_codec_fingerprint

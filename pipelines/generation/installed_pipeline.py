@@ -1,4 +1,4 @@
-"""The text-to-image pipeline of transformers with this package's own codec, for where the package is installed.
+"""The text-to-image pipeline of transformers with this package's own codec, for use where the package is installed.
 
 Example:
     pipeline("text-to-image", model="ORG/RUN", pipeline_class=InstalledTextToImagePipeline)

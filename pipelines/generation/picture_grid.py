@@ -1,4 +1,4 @@
-"""Lay ranked pictures out under their prompts, for a person to look at."""
+"""Lay ranked pictures out under their prompts, for people."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 def draw_picture_grid(rows: Sequence[tuple[str, Sequence["RankedImage"]]]) -> Image.Image:
     """Return one picture with, for each prompt, the prompt, its pictures in order of rank, and their CLIP scores.
 
-    Long prompts are wrapped. Prompts in any script are drawn as far as a font of this machine has their letters.
+    Long prompts are wrapped. Prompts in any script are drawn if a font on this machine has their letters.
     """
     if not rows or not all(pictures for _, pictures in rows):
         raise ValueError("There is nothing to draw: expected at least one prompt with at least one picture.")
@@ -41,7 +41,7 @@ def draw_picture_grid(rows: Sequence[tuple[str, Sequence["RankedImage"]]]) -> Im
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Write the picture whole or not at all."""
+    """Write the picture atomically."""
     require_picture_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:
@@ -50,21 +50,21 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 
 
 def keep_picture(picture: Image.Image, folder: Path) -> Path:
-    """Write the picture below `folder` unless it is there, and return its file, the same one for equal pictures.
+    """Write the picture to `folder` unless it exists, and return its file, the same one for equal pictures.
 
     The file is never written a second time: somebody may be reading it.
     """
     content = f"{picture.mode}{picture.size}".encode() + picture.tobytes()
     path = folder / hashlib.sha256(content).hexdigest() / "picture.png"
     if path.exists():
-        path.touch()  # who clears the folder by age leaves it alone
+        path.touch()  # so that a clean-up by age spares it
     else:
         save_picture(picture, path)
     return path
 
 
 def require_picture_path(path: Path) -> None:
-    """Raise ValueError where no picture can be written to, before any work is done for it."""
+    """Raise ValueError if no picture can be written there, before any work is done."""
     if path.suffix.lower() not in PICTURE_SUFFIXES:
         raise ValueError(f"{path} does not end in {', '.join(PICTURE_SUFFIXES)}. Name a picture, such as grid.png.")
     if path.is_dir():
@@ -87,7 +87,7 @@ def wrap_text(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
 
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return a font that has the most letters of the text, DejaVu Sans where it has all of them."""
+    """Return the font that has the most letters of the text, DejaVu Sans if it has all of them."""
     letters = frozenset(ord(letter) for letter in text if not letter.isspace())
     default = _default_font_path()
     if letters <= _letters_of(default):

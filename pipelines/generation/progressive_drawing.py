@@ -1,4 +1,4 @@
-"""Draw pictures for one prompt while somebody watches: previews on the way, ranked pictures at the end.
+"""Draw pictures for one prompt interactively: previews on the way, ranked pictures at the end.
 
 Axis names: `candidate`, `number` (codes so far), `image` (the codes of one picture), `embedding`.
 """
@@ -24,10 +24,10 @@ NOT_DRAWN_YET = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """How far a drawing is."""
+    """Progress of a drawing."""
 
     pictures: Sequence[Image.Image] | None
-    """The first candidates, grey where nothing is drawn yet; None where they are as before."""
+    """The first candidates, grey where nothing is drawn yet; None if unchanged."""
     num_done: int
     """Codes drawn, of all candidates."""
     num_total: int
@@ -43,11 +43,11 @@ class Drawing:
     pictures: Sequence[RankedImage]
     """Those that CLIP ranks first, best first."""
     num_tokens_cut: int
-    """Tokens at the prompt's end that the model has not read."""
+    """Tokens at the prompt's end that the model did not read."""
     share_drawn: float
     """Part of each picture that was drawn rather than given."""
     seconds: float
-    """Time of drawing and ranking, without that of the viewer."""
+    """Time of drawing and ranking, without the viewer's."""
     prompt_embedding: np.ndarray = field(repr=False)
     """`(embedding,)` float32 of length 1, by the CLIP that ranked."""
     picture_embeddings: np.ndarray = field(repr=False)
@@ -59,8 +59,8 @@ def draw_progressively(
 ) -> Iterator[Preview | Drawing]:
     """Yield previews and then the drawing, whose pictures are those of `generate_images` with the same options.
 
-    `image_prompt: (given,)` are the codes that every picture begins with; see `encode_upper_part`. Who stops asking
-    stops the computation. Raises ValueError for an empty prompt.
+    `image_prompt: (given,)` are the codes that every picture starts with; see `encode_upper_part`. Stopping the
+    iteration stops the computation. Raises ValueError for an empty prompt.
     """
     require_prompts([prompt])
     started, watched = time.monotonic(), 0.0
@@ -118,7 +118,7 @@ def _draw_batches(
 
 
 def _unfinished_pictures(bundle: TextToImage, codes: torch.Tensor) -> list[Image.Image]:
-    """Decode `codes: (candidate, number)` and leave grey what is not drawn; a row of codes counts when it is whole."""
+    """Decode `codes: (candidate, number)`, undrawn parts in grey; only complete rows of codes count."""
     sizes = bundle.codec.config
     missing = sizes.num_codes - codes.shape[1]
     images = bundle.codec.decode(torch.nn.functional.pad(codes, (0, missing)))  # (candidate, 3, height, width)

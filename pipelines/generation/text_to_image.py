@@ -25,7 +25,7 @@ class RankedImage:
     score: float
     """CLIP's score: logit scale times cosine; comparable within one prompt."""
     candidate_index: int
-    """Which of the candidates it was."""
+    """Number of the candidate."""
     image_codes: torch.Tensor = field(repr=False)
     """`(image,)` int64, the codes it was decoded from."""
 
@@ -57,9 +57,9 @@ def generate_images_for_prompts(
     image_prompt: torch.Tensor | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[RankedImage]]:
-    """Do the same for many prompts, which is faster than one after the other; one list per prompt, in their order.
+    """Do the same for many prompts, faster than one by one; one list per prompt, in their order.
 
-    `image_prompt: (given,)` are the codes that every picture begins with; see `encode_upper_part`. A candidate depends
+    `image_prompt: (given,)` are the codes that every picture starts with; see `encode_upper_part`. A candidate depends
     on the seed, on the prompt and its place in the list, and on its own number, not on batches.
     """
     image_codes = sample_candidates(bundle, prompts, options, image_prompt=image_prompt, on_progress=on_progress)
@@ -76,7 +76,7 @@ def encode_upper_part(bundle: TextToImage, picture: Image.Image, num_rows: int) 
     """
     rows = bundle.codec.config.grid_size
     if not 0 < num_rows < rows:
-        raise ValueError(f"{num_rows} rows of the picture are to be kept, expected 1 to {rows - 1}.")
+        raise ValueError(f"Cannot keep {num_rows} rows of the picture, expected 1 to {rows - 1}.")
     size = bundle.codec.config.image_size
     square = vision.to_tensor(ImageOps.fit(picture.convert("RGB"), (size, size)))
     return bundle.codec.encode(square[None].to(bundle.model.device))[0, : num_rows * rows]
@@ -122,7 +122,7 @@ def rank_candidates(
 ) -> list[RankedImage]:
     """Decode `image_codes: (candidate, image)` of one prompt and return the best, best first.
 
-    `place` says for the progress which of how many prompts it is.
+    `place` gives the prompt's number and their total, for progress.
     """
     index, num_prompts = place
     pictures = []

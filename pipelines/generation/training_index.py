@@ -1,6 +1,6 @@
-"""Find the training captions and pictures nearest to a prompt or a picture: is it memory, or did the model generalise?
+"""Find the training captions and pictures nearest to a prompt or a picture: memorisation or generalisation?
 
-The paper's appendix B tells the two apart in this way. An index is a folder: `training_index.json`, and for every shard
+The paper's appendix B tells them apart this way. An index is a folder: `training_index.json`, and for every shard
 of the dataset `part-N.safetensors` with CLIP embeddings and image codes and `part-N.parquet` with the captions.
 
 Axis names: `query`, `record`, `embedding`, `image` (the codes of one picture).
@@ -28,7 +28,7 @@ RECORDS_PER_CHUNK = 16_384
 LENGTH_TOLERANCE = 0.01
 SAME_CLIP_COSINE = 0.999
 PROBE_CAPTION = "a photo of a small red house"
-"""Its embedding tells whether two CLIPs are the same one, whatever machine and number format they run in."""
+"""Its embedding tells whether two CLIPs are the same, whatever machine and number format they run in."""
 
 CAPTION_EMBEDDINGS, PICTURE_EMBEDDINGS, IMAGE_CODES = "caption_embeddings", "picture_embeddings", "image_codes"
 PART_ENDINGS = {".safetensors", ".parquet"}
@@ -41,14 +41,14 @@ class TrainingIndexError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSettings:
-    """What an index was made from."""
+    """What an index was built from."""
 
     dataset: str
     """Repository of image codes, or a folder's name without its path."""
     dataset_revision: str | None
     """Its commit; None for a folder."""
     every: int
-    """Every so many-th record is in the index."""
+    """One record in this many is in the index."""
     codec_fingerprint: str
     """The codec that draws the image codes."""
     codebook_size: int
@@ -61,7 +61,7 @@ class IndexSettings:
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> Self:
-        """Read the settings from parsed JSON; TypeError or KeyError where they are none."""
+        """Read the settings from parsed JSON; TypeError or KeyError if they are invalid."""
         return cls(**{**values, "clip_probe": tuple(float(value) for value in values["clip_probe"])})
 
 
@@ -83,7 +83,7 @@ class IndexPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """A training record near to a query."""
+    """A training record near a query."""
 
     similarity: float
     """Cosine of the two CLIP embeddings; 1 for equal ones."""
@@ -94,7 +94,7 @@ class Neighbour:
 
 
 class TrainingIndex:
-    """An index that was checked; nothing of it is in memory but what is being looked at."""
+    """A checked index; only what is being read is in memory."""
 
     def __init__(
         self, folder: Path, settings: IndexSettings, parts: Sequence[IndexPart], typical_similarity: float
@@ -108,14 +108,12 @@ class TrainingIndex:
     def load(cls, folder_or_repository: str | Path) -> Self:
         """Load an index from a folder or a Dataset Hub repository and check all of it.
 
-        Raises TrainingIndexError where something is missing, damaged or not finite, and OSError where the Hub is away.
+        Raises TrainingIndexError if something is missing, damaged or not finite, and OSError if the Hub is down.
         """
         folder = _local_folder(str(folder_or_repository))
         settings, parts, typical_similarity = read_index_file(folder / INDEX_FILE)
         if typical_similarity is None:
-            raise TrainingIndexError(
-                f"{folder} is not finished. Run the same command again, it goes on: {BUILD_COMMAND}"
-            )
+            raise TrainingIndexError(f"{folder} is not finished. Run the same command again to resume: {BUILD_COMMAND}")
         for part in parts:
             check_part(folder, part, settings)
         return cls(folder, settings, parts, typical_similarity)
@@ -205,7 +203,7 @@ def read_index_file(path: Path) -> tuple[IndexSettings, list[IndexPart], float |
             raise TypeError(f"a part does not have the files {sorted(PART_ENDINGS)}")
         return settings, parts, values["typical_similarity"]
     except FileNotFoundError as error:
-        raise TrainingIndexError(f"{path.parent} holds no {path.name}. Make an index: {BUILD_COMMAND}") from error
+        raise TrainingIndexError(f"{path.parent} has no {path.name}. Make an index: {BUILD_COMMAND}") from error
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise TrainingIndexError(f"{path} is damaged ({error!r}). Make it again: {BUILD_COMMAND}") from error
 
@@ -223,13 +221,13 @@ def require_same_clip(settings: IndexSettings, probe: np.ndarray) -> None:
     expected = np.asarray(settings.clip_probe)
     if probe.shape != expected.shape or not float(probe @ expected) > SAME_CLIP_COSINE:
         raise TrainingIndexError(
-            "The index was made with another CLIP than the one that ranks here, and their embeddings cannot be "
+            "The index was made with a different CLIP from the one that ranks here, and their embeddings cannot be "
             f"compared. Use the run's CLIP for both, or make the index again: {BUILD_COMMAND}"
         )
 
 
 def check_part(folder: Path, part: IndexPart, settings: IndexSettings) -> None:
-    """Raise TrainingIndexError unless both files are what the index says and hold what can be compared and drawn."""
+    """Raise TrainingIndexError unless both files match the index and contain what can be compared and drawn."""
     for ending, digest in part.sha256.items():
         path = folder / f"{part.name}{ending}"
         if path.parent.resolve() != folder.resolve() or not path.is_file():
@@ -263,7 +261,7 @@ def _problem_in(folder: Path, part: IndexPart, settings: IndexSettings) -> str |
         for name in (CAPTION_EMBEDDINGS, PICTURE_EMBEDDINGS):
             for _, _, chunk in part_chunks(folder, part, name, 0):
                 lengths = np.linalg.norm(chunk.astype(np.float32), axis=1)
-                if not (np.abs(lengths - 1) < LENGTH_TOLERANCE).all():  # false for NaN, too
+                if not (np.abs(lengths - 1) < LENGTH_TOLERANCE).all():  # also false for NaN
                     return f"has {name} that are not finite or not of length 1"
         for _, _, chunk in part_chunks(folder, part, IMAGE_CODES, 0):
             if chunk.min(initial=0) < 0 or chunk.max(initial=0) >= settings.codebook_size:

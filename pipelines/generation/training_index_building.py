@@ -1,6 +1,6 @@
 """Make the index of a dataset: CLIP embeddings of its captions and of its pictures as the codec draws them.
 
-Shard by shard, so that a stopped build goes on where it was and ends with the same files.
+Shard by shard, so that a stopped build resumes where it was and ends with the same files.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.stage_progress import OnProgress
 
 NUM_PROBED_RECORDS = 256
-"""Records whose nearest neighbours say how similar training pictures are to each other."""
+"""Records whose nearest neighbours measure how similar training pictures are to each other."""
 
 CARD = """---
 viewer: false
@@ -54,25 +54,25 @@ tags: [clip-embeddings, image-codes]
 # CLIP index of {dataset}
 
 {num_records:,} records of `{dataset}`{revision}: CLIP embeddings of the captions and of the pictures, the captions, and
-the image codes. The Space `text_to_image_demo` shows with it which training pictures are nearest to what it has drawn:
-set its variable `TRAINING_INDEX` to this repository.
+the image codes. The Space `text_to_image_demo` uses it to show the training pictures nearest to its drawings: set its
+variable `TRAINING_INDEX` to this repository.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexReport:
-    """What a finished index holds."""
+    """Summary of a finished index."""
 
     num_records: int
     """Records in it."""
     num_parts: int
     """Parts, one for each shard."""
     num_parts_kept: int
-    """Parts that were there from before."""
+    """Parts from an earlier build."""
     num_bytes: int
     """Bytes of all files."""
     typical_similarity: float
-    """Median similarity of a training picture to the one nearest to it."""
+    """Median similarity of a training picture to its nearest neighbour."""
 
 
 def build_training_index(
@@ -85,10 +85,10 @@ def build_training_index(
     batch_size: int = 64,
     on_progress: OnProgress = lambda stage, done, total, detail: None,
 ) -> IndexReport:
-    """Write the index of a dataset into `output`; one that was stopped goes on, and ends the same to the byte.
+    """Write the index of a dataset into `output`; a stopped build resumes, and ends the same to the byte.
 
-    `every`: only every so many-th record of a shard, for datasets that no Space can hold. Raises ValueError where the
-    dataset is of another codec or `output` holds another index, FileExistsError where it holds something else.
+    `every`: only one record of a shard in this many, for datasets too large for a Space. Raises ValueError if the
+    dataset is of another codec or `output` has another index, FileExistsError if it has something else.
     """
     if every < 1 or batch_size < 1:
         raise ValueError(f"every is {every} and batch_size {batch_size}, expected at least 1.")
@@ -145,7 +145,7 @@ def _card(dataset: ShardedDataset, num_records: int) -> str:
 
 
 def _name_of(dataset: ShardedDataset) -> str:
-    # Where a folder lies on somebody's disk is nobody's business once the index is published.
+    # The path of a local folder is private and must not be published with the index.
     return dataset.name if dataset.revision else Path(dataset.name).resolve().name
 
 
@@ -163,7 +163,7 @@ def _settings(dataset: ShardedDataset, codec: VQGANCodec, reranker: ClipReranker
 
 
 def _earlier_parts(output: Path, settings: IndexSettings) -> list[IndexPart]:
-    """Return the parts of an index that was begun in `output`."""
+    """Return the parts of an unfinished index in `output`."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return []
     if not (output / INDEX_FILE).is_file():
@@ -172,7 +172,7 @@ def _earlier_parts(output: Path, settings: IndexSettings) -> list[IndexPart]:
     require_same_clip(found, np.asarray(settings.clip_probe))
     if replace(found, clip_probe=settings.clip_probe) != settings:
         raise ValueError(
-            f"{output} holds an index of {_words(found)}, and this one would be of {_words(settings)}. "
+            f"{output} has an index of {_words(found)}, and this one would be of {_words(settings)}. "
             "Choose another --output or remove it."
         )
     return parts
@@ -234,7 +234,7 @@ class _PartWriter:
 
 
 def _read_shard(path: Path, settings: IndexSettings) -> tuple[list[str], np.ndarray]:
-    """Return captions and `(record, image)` int16 codes of every so many-th record; ValueError for another codec."""
+    """Return captions and `(record, image)` int16 codes of one record in `every`; ValueError for another codec."""
     layout = read_layout(path)
     expected = ImageCodeLayout(
         codec_fingerprint=settings.codec_fingerprint,
@@ -258,7 +258,7 @@ def _read_shard(path: Path, settings: IndexSettings) -> tuple[list[str], np.ndar
 
 
 def _typical_similarity(output: Path, parts: Sequence[IndexPart]) -> float:
-    """Return the median similarity of some pictures, spread over the index, to the picture nearest to each."""
+    """Return the median similarity of some pictures, spread over the index, to their nearest neighbours."""
     num_records = sum(part.num_records for part in parts)
     wanted = set(np.unique(np.linspace(0, num_records - 1, NUM_PROBED_RECORDS).round().astype(int)).tolist())
     queries, before = [], 0

@@ -1,15 +1,15 @@
-"""Read a picture that somebody hands in, to be completed: any file may come, and must not do harm."""
+"""Read an uploaded picture to complete: any file may be sent, and must do no harm."""
 
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 50_000_000
-"""A small file can unfold to gigabytes; no camera that people hold in their hands takes larger pictures."""
+"""A small file can expand to gigabytes; no ordinary camera takes larger pictures."""
 
 
 def read_picture(path: Path | str) -> Image.Image:
-    """Return the picture upright, as RGB. Raises ValueError for what is no picture, is damaged, or is too large."""
+    """Return the picture upright, as RGB. Raises ValueError if it is not a picture, is damaged, or is too large."""
     name = Path(path).name
     try:
         with Image.open(path) as picture:

@@ -1,4 +1,4 @@
-"""A codebook while it is learned: placed by k-means, then following the latents that choose its vectors.
+"""A codebook during training: initialised by k-means, then following the latents that choose its vectors.
 
 Axis names: position (= batch * grid_size * grid_size), embedding.
 """
@@ -35,7 +35,7 @@ class Codebook:
         self.adopt(latents)
 
     def adopt(self, latents: torch.Tensor) -> None:
-        """Keep the vectors as they are and learn from latents, (position, embedding), how much each is used."""
+        """Learn from latents, (position, embedding), how much each vector is used, without changing them."""
         codes = nearest(self.vectors.detach(), latents)
         self.usage = torch.bincount(codes, minlength=len(self.vectors)).float().clamp_min(1)
         self.sums = self.vectors.detach() * self.usage[:, None]
@@ -46,12 +46,12 @@ class Codebook:
         sums = torch.zeros_like(self.sums).index_add_(0, codes, latents)
         self.usage.mul_(self.decay).add_(counts, alpha=1 - self.decay)
         self.sums.mul_(self.decay).add_(sums, alpha=1 - self.decay)
-        followed = self.usage > 1e-4  # below, rounding errors of the two sums would move the vector, not latents
+        followed = self.usage > 1e-4  # below this, rounding errors of the two sums would move the vector, not latents
         with torch.no_grad():
             self.vectors[followed] = self.sums[followed] / self.usage[followed, None]
 
     def unused(self) -> torch.Tensor:
-        """Codes that fewer than a hundredth of the even share of recent positions chose."""
+        """Codes chosen by less than a hundredth of the even share of recent positions."""
         return torch.nonzero(self.usage < self.usage.mean() / 100).flatten()
 
     def restart_unused(self, latents: torch.Tensor, codes: torch.Tensor) -> None:
@@ -74,7 +74,7 @@ def nearest(vectors: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
 
 
 def _spread_seeds(latents: torch.Tensor, num_vectors: int, generator: torch.Generator) -> torch.Tensor:
-    """Latents drawn in a few rounds with a chance that grows with the distance from those drawn before."""
+    """Latents drawn in a few rounds with a probability that grows with the distance from those drawn before."""
     distances = (latents - latents.mean(0)).pow(2).sum(1) + 1e-9
     seeds = latents[:0]
     for number in range(NUM_SEEDING_ROUNDS):

@@ -1,8 +1,8 @@
-"""Trains a small VQGAN codec on one's own pictures, without a discriminator or a downloaded perceptual network.
+"""Trains a small VQGAN codec on your own pictures, without a discriminator or a downloaded perceptual network.
 
 A codebook learned from scratch wastes most of its codes on what is frequent (flat areas). So training starts from the
 patches' principal components as the codec's linear shortcut, with a codebook that k-means places over them; encoder and
-decoder start at zero beside it and learn what neighbouring patches say about each other.
+decoder start at zero next to it and learn what neighbouring patches say about each other.
 
 Axis names: batch, height, width, embedding, grid, position (= batch * grid * grid).
 """
@@ -29,8 +29,8 @@ class CodecTrainingOptions:
     learning_rate: float = 1e-3
     """Peak of the schedule: 2 % warm-up, then a half cosine down to zero."""
     encoder_rate: float = 0.1
-    """The encoder's learning rate as a share of the decoder's. The codebook has to follow what the encoder does, and
-    at the full rate the codes of the start are lost faster than better ones are found."""
+    """The encoder's learning rate as a share of the decoder's. The codebook must follow the encoder, and at
+    the full rate the initial codes are lost faster than better ones are found."""
     commitment_weight: float = 0.25
     """Pull of the encoder towards its codes. Increase if the loss rises late in training."""
     locality_weight: float = 0.25
@@ -43,7 +43,7 @@ class CodecTrainingOptions:
     restart_interval_steps: int = 50
     """Steps between moves of unused codes to badly served latents, in the first two thirds of the steps."""
     num_placing_codes: int = 120_000
-    """Codes of the first batches, over which k-means places the codebook."""
+    """Codes of the first batches, used by k-means to place the codebook."""
     seed: int = 0
     """Seed of the codebook's placing and restarts."""
 
@@ -62,7 +62,7 @@ class CodecTrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CodecTrainingProgress:
-    """Where a training stands after a step."""
+    """Progress after a step."""
 
     step: int
     """Steps done."""
@@ -71,7 +71,7 @@ class CodecTrainingProgress:
     mean_absolute_error: float
     """Mean absolute difference between pictures and reconstructions, of the range [0, 1]."""
     codes_in_use: int
-    """Codes that recent batches used."""
+    """Codes used by recent batches."""
 
 
 def train_codec(
@@ -84,9 +84,9 @@ def train_codec(
 ) -> CodecTrainingProgress:
     """Train the codec in place on batches of (batch, 3, height, width) floats in [0, 1]; returns the last progress.
 
-    start_anew: forget what the codec knew; switch it off to train a codec further. The first batches
-    place the codebook. An interrupted call leaves the codec in evaluation mode and as far as it came.
-    ValueError for a codec without linear shortcut and for a loss that is not finite.
+    start_anew: train from scratch; False continues training a codec. The first batches place the codebook. An
+    interrupted call leaves the codec in evaluation mode with its progress so far. ValueError for a codec without
+    linear shortcut and for a loss that is not finite.
     """
     if codec.config.quantizer != "nearest" or not codec.config.linear_shortcut:
         raise ValueError(
@@ -106,7 +106,7 @@ def train_codec(
 def random_batches(
     images: torch.Tensor, batch_size: int, seed: int, device: torch.device | str = "cpu"
 ) -> Iterator[torch.Tensor]:
-    """Batches without end, drawn by chance. images: (num_pictures, 3, height, width) uint8 -> floats in [0, 1]."""
+    """Endless random batches. images: (num_pictures, 3, height, width) uint8 -> floats in [0, 1]."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         rows = torch.randint(len(images), (batch_size,), generator=generator)
@@ -152,7 +152,7 @@ def start_at_principal_components(codec: VQGANCodec, images: torch.Tensor, codeb
         for layer in (codec.quant_conv, codec.decoder.conv_out):
             layer.weight.zero_()
             layer.bias.zero_()
-        # Flat patches are frequent and alike: drawn evenly, they would take most of the codes.
+        # Flat patches are frequent and similar: sampled evenly, they would take most of the codes.
         chances = 0.01 + patches.std(dim=1).cpu()
         picked = torch.multinomial(chances, len(patches), replacement=True, generator=codebook.generator)
         codebook.place_by_k_means(_by_position(codec.latents(images))[picked.to(images.device)])
@@ -163,7 +163,7 @@ class _CodecTraining:
         self, codec: VQGANCodec, batches: Iterator[torch.Tensor], options: CodecTrainingOptions, start_anew: bool
     ):
         self.codec, self.options = codec, options
-        # The linear shortcut stays as it starts: at these rates a few steps would scramble its small weights.
+        # The linear shortcut is frozen: at these rates a few steps would scramble its small weights.
         decoder = [*codec.decoder.parameters(), *codec.post_quant_conv.parameters()]
         encoder = [*codec.encoder.parameters(), *codec.quant_conv.parameters()]
         self.optimizer = torch.optim.AdamW(

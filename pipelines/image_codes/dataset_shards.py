@@ -1,4 +1,4 @@
-"""The shards of an image-code dataset, in a folder or on the Dataset Hub, one after the other."""
+"""The shards of an image-code dataset, in a folder or on the Dataset Hub, one at a time."""
 
 import tempfile
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class ShardedDataset:
 
     @contextmanager
     def local_copy(self, shard: DatasetShard) -> Iterator[Path]:
-        """Yield the shard's file; one from the Hub is on this disk only for as long as the block lasts."""
+        """Yield the shard's file; one from the Hub is on this disk only during the block."""
         if self.revision is None:
             yield Path(self.name) / shard.name
             return
@@ -48,16 +48,16 @@ class ShardedDataset:
 
 
 def find_dataset(folder_or_repository: str, revision: str | None = None) -> ShardedDataset:
-    """Return a dataset of a folder or of the Dataset Hub, there as its commit of this moment.
+    """Return a dataset of a folder or of the Dataset Hub, at its current commit.
 
-    Raises ValueError where there are no shards.
+    Raises ValueError if there are no shards.
     """
     folder = local_folder(folder_or_repository, expected="a folder of shards or a dataset ORG/NAME")
     if folder is not None:
         paths = sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
         if not paths:
             raise ValueError(
-                f"{folder} holds no Parquet shards. Make some: dalle-collab data prepare SOURCE --output {folder}"
+                f"{folder} has no Parquet shards. Make some: dalle-collab data prepare SOURCE --output {folder}"
             )
         shards = [DatasetShard(name=str(path.relative_to(folder)), num_bytes=path.stat().st_size) for path in paths]
         return ShardedDataset(name=str(folder), revision=None, shards=tuple(shards))
@@ -65,7 +65,7 @@ def find_dataset(folder_or_repository: str, revision: str | None = None) -> Shar
 
 
 def dataset_on_hub(repository: str, revision: str | None = None) -> ShardedDataset:
-    """Return a dataset of the Hub with the commit that the revision names now; ValueError where it has no shards."""
+    """Return a dataset of the Hub with the commit that the revision names now; ValueError if it has no shards."""
     try:
         found = HfApi().dataset_info(repository, revision=revision, files_metadata=True)
         files = {file.rfilename: file.size or 0 for file in found.siblings or ()}

@@ -1,4 +1,4 @@
-"""The one owner of the image-code dataset's format: Parquet shards of captions with their VQGAN codes.
+"""The owner of the image-code dataset's format: Parquet shards of captions with their VQGAN codes.
 
 Axis names: num_records, num_codes (= grid_size * grid_size).
 """
@@ -43,7 +43,7 @@ class ImageCodeFormatError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageCodeLayout:
-    """What every record of a dataset shares: which codec made the codes, and their number and range."""
+    """What all records of a dataset share: which codec made the codes, and their number and range."""
 
     codec_fingerprint: str
     """`VQGANCodec.fingerprint` of the codec that made the codes; another codec cannot decode them."""
@@ -66,7 +66,7 @@ class ImageCodeLayout:
         return self.grid_size * self.grid_size
 
     def to_metadata(self) -> dict[str, str]:
-        """The entries that a shard carries in its schema metadata."""
+        """The entries of a shard's schema metadata."""
         return {
             f"{METADATA_PREFIX}format_version": str(FORMAT_VERSION),
             f"{METADATA_PREFIX}codec_fingerprint": self.codec_fingerprint,
@@ -76,12 +76,12 @@ class ImageCodeLayout:
 
 
 def layout_from_metadata(metadata: Mapping[bytes, bytes] | None, shard_name: str) -> ImageCodeLayout:
-    """The layout written in a shard's schema metadata; ImageCodeFormatError when it is absent or of another version."""
+    """The layout in a shard's schema metadata; ImageCodeFormatError if it is missing or of another version."""
     entries = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
     version = entries.get(f"{METADATA_PREFIX}format_version")
     if version is None:
         raise ImageCodeFormatError(
-            f"Shard {shard_name} says nothing about its codec, expected the metadata {METADATA_PREFIX}format_version. "
+            f"Shard {shard_name} does not name its codec, expected the metadata {METADATA_PREFIX}format_version. "
             f"Prepare it again: {REPREPARE_COMMAND}"
         )
     if version not in {str(known) for known in KNOWN_FORMAT_VERSIONS}:
@@ -110,7 +110,7 @@ def image_code_table(
 ) -> pa.Table:
     """Records as a table in the published schema.
 
-    image_codes: (num_records, num_codes) integers in [0, codebook_size); scalars: columns of IMAGE_CODE_SCHEMA beside
+    image_codes: (num_records, num_codes) integers in [0, codebook_size); scalars: columns of IMAGE_CODE_SCHEMA besides
     caption and codes (missing ones become null). ValueError for another shape or a code out of range.
     """
     image_codes = np.asarray(image_codes)
@@ -129,7 +129,7 @@ def image_code_table(
 
 
 def check_code_range(image_codes: np.ndarray, codebook_size: int, where: str) -> None:
-    """Pass when all codes are in [0, codebook_size); else ImageCodeFormatError that names the worst code."""
+    """Pass if all codes are in [0, codebook_size); else ImageCodeFormatError naming the worst code."""
     if image_codes.size == 0:
         return
     lowest, highest = int(image_codes.min()), int(image_codes.max())
@@ -141,10 +141,10 @@ def check_code_range(image_codes: np.ndarray, codebook_size: int, where: str) ->
 
 
 def write_image_code_shard(path: str | os.PathLike, table: pa.Table) -> int:
-    """Write a table to one Brotli Parquet shard, whole or not at all; returns the shard's bytes.
+    """Write a table to one Brotli Parquet shard, atomically; returns the shard's bytes.
 
     The same table gives the same bytes. Dictionary pages pack codes to about their entropy's whole bits (measured:
-    1,580 bytes for 1,024 codes of a 8,192 codebook), which Brotli alone does not reach.
+    1,580 bytes for 1,024 codes of a 8,192 codebook), which Brotli alone does not achieve.
     """
     path = Path(path)
     with written_whole(path) as temporary:
@@ -161,7 +161,7 @@ def write_image_code_shard(path: str | os.PathLike, table: pa.Table) -> int:
 
 
 def open_shard(path: str | os.PathLike) -> pq.ParquetFile:
-    """The opened shard (a context manager); ImageCodeFormatError with the cure when it is truncated or not Parquet."""
+    """The opened shard (a context manager); ImageCodeFormatError with the cure if it is truncated or not Parquet."""
     path = Path(path)
     try:
         return pq.ParquetFile(path)
@@ -171,18 +171,18 @@ def open_shard(path: str | os.PathLike) -> pq.ParquetFile:
         reason = str(error).splitlines()[0]
         raise ImageCodeFormatError(
             f"Shard {path.name} ({path.stat().st_size} bytes) is truncated or not Parquet: {reason} "
-            f"Delete it and run the same command again, it is then made anew: {REPREPARE_COMMAND}"
+            f"Delete it and run the same command again to remake it: {REPREPARE_COMMAND}"
         ) from error
 
 
 def read_layout(path: str | os.PathLike) -> ImageCodeLayout:
-    """The layout of one shard, from its footer alone."""
+    """The layout of one shard, read only from its footer."""
     with open_shard(path) as shard:
         return layout_from_metadata(shard.schema_arrow.metadata, Path(path).name)
 
 
 def iterate_shard(path: str | os.PathLike, batch_size: int = ROWS_PER_ROW_GROUP) -> Iterator[pa.RecordBatch]:
-    """The shard's records in order, at most batch_size at a time; ImageCodeFormatError where its pages are damaged."""
+    """The shard's records in order, at most batch_size at a time; ImageCodeFormatError if its pages are damaged."""
     with open_shard(path) as shard:
         try:
             yield from shard.iter_batches(batch_size)
@@ -190,7 +190,7 @@ def iterate_shard(path: str | os.PathLike, batch_size: int = ROWS_PER_ROW_GROUP)
             reason = str(error).splitlines()[0]
             raise ImageCodeFormatError(
                 f"Shard {Path(path).name} is damaged: {reason} "
-                f"Delete it and run the same command again, it is then made anew: {REPREPARE_COMMAND}"
+                f"Delete it and run the same command again to remake it: {REPREPARE_COMMAND}"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Pictures side by side in one picture, for people to look at."""
+"""Pictures side by side in one picture, for people."""
 
 import textwrap
 from collections.abc import Sequence

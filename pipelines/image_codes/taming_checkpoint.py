@@ -15,7 +15,7 @@ QUANTIZER_OF_TARGET = {"GumbelVQ": "gumbel", "VQModel": "nearest"}
 
 
 class InertObject:
-    """Stands for an object of a class that the checkpoint names: it accepts everything and does nothing."""
+    """Placeholder for an object of a class in the checkpoint: it accepts everything and does nothing."""
 
     def __init__(self, *arguments: Any, **options: Any):
         pass
@@ -34,9 +34,9 @@ def read_taming_codec(checkpoint_path: str | os.PathLike, yaml_path: str | os.Pa
 def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.Tensor]:
     """The tensors under `state_dict` of a Lightning checkpoint, by name, on the CPU.
 
-    Lightning stores callback objects beside the tensors. Every class that torch does not know becomes an inert
-    placeholder, and the file is read by torch's restricted reader, so that nothing in it is imported or called.
-    CodecLoadError for a file that is no such checkpoint, or one that asks for the operating system.
+    Lightning stores callback objects next to the tensors. Every class unknown to torch becomes an inert placeholder,
+    and the file is read by torch's restricted reader, so that nothing in it is imported or called. CodecLoadError for a
+    file that is not such a checkpoint, or one that tries to use the operating system.
     """
     path = Path(checkpoint_path)
     try:
@@ -54,18 +54,18 @@ def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.T
     state = content.get("state_dict", content) if isinstance(content, dict) else {}
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise CodecLoadError(f"{path} holds no tensors under `state_dict`, expected a taming VQGAN checkpoint.")
+        raise CodecLoadError(f"{path} has no tensors under `state_dict`, expected a taming VQGAN checkpoint.")
     return tensors
 
 
 def _reason(error: Exception) -> str:
-    # torch's own text begins with advice to switch the safety off; the reason is the error beneath.
+    # torch's own text begins with advice to disable the safety check; the reason is the underlying error.
     cause = error.__context__ if isinstance(error.__context__, pickle.UnpicklingError) else error
     return str(cause).partition("\n")[0] or type(cause).__name__
 
 
 def read_taming_config(yaml_path: str | os.PathLike) -> VQGANConfig:
-    """The sizes in a taming model `.yaml`; CodecLoadError when it describes another kind of model."""
+    """The sizes in a taming model `.yaml`; CodecLoadError if it describes another kind of model."""
     path = Path(yaml_path)
     try:
         model = yaml.safe_load(path.read_text())["model"]

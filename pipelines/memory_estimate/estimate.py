@@ -11,7 +11,7 @@ from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings, M
 
 
 def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> MemoryEstimate:
-    """Return what one training step needs. Raises ValueError where model and settings do not go together."""
+    """Return what one training step needs. Raises ValueError if model and settings do not fit together."""
     element = element_bytes(settings.precision)
     shapes = _parameter_shapes(model, settings)
     number = count_elements(shapes)
@@ -63,7 +63,7 @@ def _activations(model: ModelSizes, settings: MemorySettings, element: ElementBy
 
 
 def _device_buffers(model: ModelSizes, settings: MemorySettings, weight_bytes: int) -> int:
-    """Return the bytes of accumulated gradients, of data-parallel buckets, or of the two layers that are whole."""
+    """Return the bytes of accumulated gradients, of data-parallel buckets, or of the two layers that are gathered."""
     accumulated = weight_bytes if settings.collaborative else 0
     if settings.num_gpus == 1:
         return accumulated

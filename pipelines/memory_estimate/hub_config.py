@@ -14,7 +14,7 @@ KNOWN_MODEL_TYPES = ("albert", "bert", "dalle_collab", "gpt2", "gptj", "llama", 
 SLOW_GELUS = ("gelu_new", "gelu_fast")
 MAX_CONFIG_BYTES = 10**6
 LARGEST_SIZE = 10**7
-"""A configuration comes from strangers; a larger number in it is a mistake or a joke."""
+"""Configurations come from strangers; a larger number is a mistake or a joke."""
 
 
 def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
@@ -23,7 +23,7 @@ def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
     if model_type not in KNOWN_MODEL_TYPES:
         raise ValueError(
             f"The model is of type {str(model_type)[:40]!r}; the calculator knows {', '.join(KNOWN_MODEL_TYPES)}. "
-            "Choose the known model that is nearest in kind and size."
+            "Choose the known model closest in kind and size."
         )
     if model_type == "dalle_collab":
         return _dalle_collab(config)
@@ -155,14 +155,14 @@ def _t5(config: Mapping[str, Any]) -> TransformerSizes:
 
 
 def read_sizes(repository: str) -> ModelSizes:
-    """Return the sizes of a model on the Hub from its `config.json`; OSError where it cannot be read."""
+    """Return the sizes of a model on the Hub from its `config.json`; OSError if it cannot be read."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 
     try:
         path = Path(hf_hub_download(repository, "config.json"))
     except HFValidationError as error:
-        raise ValueError(f"{repository[:80]!r} is no name of a repository. Write ORG/MODEL.") from error
+        raise ValueError(f"{repository[:80]!r} is not the name of a repository. Write ORG/MODEL.") from error
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise ValueError(f"config.json of {repository} has {path.stat().st_size} bytes; expected a few thousand.")
     try:
@@ -170,5 +170,5 @@ def read_sizes(repository: str) -> ModelSizes:
     except ValueError as error:
         raise ValueError(f"config.json of {repository} is not JSON ({error}).") from error
     if not isinstance(config, dict):
-        raise ValueError(f"config.json of {repository} is no table of settings.")
+        raise ValueError(f"config.json of {repository} is not an object of settings.")
     return sizes_from_config(config)

@@ -94,4 +94,4 @@ MODEL_PRESETS: dict[str, ModelSizes] = {
         has_slow_gelu=False,
     ),
 }
-"""Sizes by the name a person knows; those of GPT-3 from Brown et al., 2020, table 2.1."""
+"""Sizes by common name; those of GPT-3 from Brown et al., 2020, table 2.1."""

@@ -1,4 +1,4 @@
-"""What a person chooses about a training step, and what comes out: bytes on the GPU and in RAM."""
+"""The user's settings of a training step, and the result: bytes on the GPU and in RAM."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DEVICES = ("cuda", "cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """The dials. Attention is torch's `scaled_dot_product_attention`, what transformers uses by default."""
+    """The settings. Attention is torch's `scaled_dot_product_attention`, what transformers uses by default."""
 
     micro_batch_size: int = 1
     """Samples in one forward and backward pass, on each GPU."""
@@ -46,7 +46,7 @@ class MemorySettings:
     """GPUs of this machine that share the micro-batches (data parallel)."""
 
     shard_over_gpus: bool = False
-    """Divide weights, gradients and optimizer among the GPUs (ZeRO stage 3, FSDP) instead of copying them to each."""
+    """Shard weights, gradients and optimizer across GPUs (ZeRO stage 3, FSDP) instead of copying them to each."""
 
     collaborative: bool = False
     """Train as a peer of a swarm: hivemind's buffers are counted, and the optimizer is always offloaded."""

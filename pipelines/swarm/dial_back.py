@@ -1,7 +1,7 @@
-"""Peers that call others back: the only way to learn whether one can be reached from outside.
+"""Peers that call others back: the only way to learn whether a peer can be reached from outside.
 
 A ping over the connection that the asking peer has opened itself proves nothing, because libp2p uses that connection
-in both directions. So the asked peer opens a fresh TCP connection, only ever to the machine that asks.
+in both directions. So the asked peer opens a new TCP connection, only ever to the asking machine.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from pipelines.swarm.dialling import Call, PeerAddress, call, parse_address
 MOST_ADDRESSES = 4
 CALL_SECONDS = 5.0
 SECONDS_BETWEEN_CALLS = 2.0
-"""A machine is called at most this often, whoever asks for it."""
+"""A machine is called at most this often, whoever asks."""
 
 MOST_REMEMBERED = 1024
 
 
 class DialBack(NamedServicer):
-    """Calls a peer's listening ports at the address from which that peer is connected.
+    """Calls a peer's listening ports at the address that the peer is connected from.
 
-    Nobody can use it to reach a third machine: the host is the one that libp2p sees, only the port is the asker's.
+    Nobody can use it to reach a third machine: libp2p sees the host, and the asking peer chooses only the port.
     """
 
     PROTOCOL_NAME = "DialBack"
@@ -39,7 +39,7 @@ class DialBack(NamedServicer):
     async def rpc_dial_back(
         self, request: runtime_pb2.ExpertRequest, context: P2PContext
     ) -> runtime_pb2.ExpertResponse:
-        """Answer with the address seen and, for each address that was asked for, how the call went."""
+        """Answer with the address seen and, for each requested address, the result of the call."""
         addresses = _requested_addresses(request.metadata)
         seen = await seen_address(self._p2p, context.remote_id)
         if seen is None or not self._may_call(seen.host):
@@ -58,7 +58,7 @@ class DialBack(NamedServicer):
 
 
 def offer_dial_back(dht: hivemind.DHT) -> None:
-    """Let other peers ask this one whether they can be reached; it lasts as long as the DHT node."""
+    """Let other peers ask this one whether they can be reached; it ends with the DHT node."""
     dht.run_coroutine(_offer)
 
 
@@ -73,12 +73,12 @@ async def ask_for_dial_back(
     try:
         reply = await DialBack.get_stub(p2p, peer).rpc_dial_back(request, timeout=timeout)
         return _read_reply(reply.metadata)
-    except Exception:  # an older peer, a peer that is gone, or one that answers nonsense: all the same to the asker
+    except Exception:  # an older peer, a dead one, or one that answers nonsense: all the same here
         return None
 
 
 async def seen_address(p2p: P2P, peer: PeerID) -> PeerAddress | None:
-    """Return from where a peer is connected directly; None if it is only through a relay."""
+    """Return the address that a peer is directly connected from; None if only through a relay."""
     for info in await p2p.list_peers():
         if info.peer_id != peer:
             continue

@@ -1,4 +1,4 @@
-"""Multiaddresses taken apart, and a plain TCP call to one of them that says why it failed."""
+"""Parsing multiaddresses, and a plain TCP call to one that says why it failed."""
 
 import asyncio
 import errno
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GREETING = b"\x13/multistream/1.0.0\n"
-"""What every libp2p node says first on a TCP connection."""
+"""What every libp2p node sends first on a TCP connection."""
 
 FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns4": socket.AF_INET, "dns6": socket.AF_INET6, "dns": 0}
 NO_WAY = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN})
@@ -35,11 +35,11 @@ class PeerAddress:
     """Empty if the address names no peer."""
 
     relayed: bool
-    """Whether the way leads through another peer."""
+    """Whether it goes through another peer."""
 
     @property
     def without_peer(self) -> str:
-        """Return the address as far as the port."""
+        """Return the address up to the port."""
         return f"/{self.kind}/{self.host}/{self.transport}/{self.port}"
 
     @property
@@ -49,7 +49,7 @@ class PeerAddress:
 
     @property
     def place(self) -> str:
-        """Return what two addresses of one place have in common: the /24 or /48 network, or the name."""
+        """Return what addresses of one place have in common: the /24 or /48 network, or the name."""
         if self.kind not in ("ip4", "ip6"):
             return self.host.lower()
         prefix = 24 if self.kind == "ip4" else 48
@@ -58,7 +58,7 @@ class PeerAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How a call to an address went."""
+    """The result of a call to an address."""
 
     address: str
 
@@ -71,7 +71,7 @@ class Call:
 
 
 def parse_address(text: str) -> PeerAddress:
-    """Take a multiaddress apart; raises ValueError that says what is wrong with it."""
+    """Parse a multiaddress; raises ValueError that says what is wrong with it."""
     parts = text.split("/")
     malformed = ValueError(f"{text!r} is not an address; expected /ip4/HOST/tcp/PORT/p2p/PEER_ID.")
     if len(parts) < 5 or parts[0] or parts[1] not in FAMILIES or parts[3] not in ("tcp", "udp"):
@@ -110,7 +110,7 @@ async def call(address: PeerAddress, timeout: float) -> Call:
         return Call(address=address.text, outcome=outcome, detail=error.strerror or str(error))
     seconds = time.monotonic() - started
     if not answered:
-        return Call(address=address.text, outcome="no peer", detail="something answers that is no libp2p peer")
+        return Call(address=address.text, outcome="no peer", detail="something answers that is not a libp2p peer")
     return Call(address=address.text, outcome="answered", seconds=seconds)
 
 
@@ -120,7 +120,7 @@ async def connect(p2p: Any, peer: Any, addresses: Sequence[Any]) -> None:
     `p2p`, `peer`, `addresses`: hivemind's `P2P`, `PeerID` and `Multiaddr`, which diallers of plain TCP need not import.
 
     Raises:
-        ControlFailure: no address leads to that very peer.
+        ControlFailure: no address leads to that peer.
     """
     await p2p._client.connect(peer, list(addresses))
 
@@ -136,7 +136,7 @@ async def _greeted(address: PeerAddress) -> bool:
 
 
 def port_objection(address: PeerAddress) -> str | None:
-    """Say why this machine cannot listen on an address; None where it can. UDP is not tried."""
+    """Say why this machine cannot listen on an address; None if it can. UDP is not tried."""
     if address.transport != "tcp" or address.port == 0 or address.kind not in ("ip4", "ip6"):
         return None
     with socket.socket(FAMILIES[address.kind], socket.SOCK_STREAM) as listener:

@@ -1,4 +1,4 @@
-"""How one machine is connected: what its node in the swarm listens on, says of itself, and may send."""
+"""How one machine is connected: what its node in the swarm listens on, announces, and may send."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,16 @@ class NetworkOptions:
     """Multiaddresses to listen on. On one machine: `/ip4/127.0.0.1/tcp/0`."""
 
     announce_addresses: tuple[str, ...] = ()
-    """Multiaddresses to tell others, if they differ from those listened on (port forwarding)."""
+    """Multiaddresses to announce, if they differ from those listened on (port forwarding)."""
 
     client_mode: bool = False
     """Do not accept connections: for machines behind a firewall. Others then do the averaging."""
 
     use_relay: bool = False
-    """Ask peers with public addresses to pass connections on to this one, behind a router that lets none in."""
+    """Ask peers with public addresses to relay connections to this one, behind a router that lets none in."""
 
     identity_file: Path | None = None
-    """File with the node's libp2p key; created if missing. Keeps the node's address over restarts."""
+    """File with the node's libp2p key; created if missing. Keeps the node's peer ID across restarts."""
 
     bandwidth_limit_mbit: float | None = None
     """Upload limit in Mbit/s; None: no limit. Others then send this peer less to average."""
@@ -36,6 +36,6 @@ class NetworkOptions:
                 raise ValueError(f"{name} is {value}; expected a number above 0.")
         if self.use_relay and self.client_mode:
             raise ValueError(
-                "client_mode accepts no connections, and use_relay is there to accept them. Choose one of "
+                "client_mode accepts no connections, but use_relay is for accepting them. Choose one of "
                 "--client-mode and --relay."
             )

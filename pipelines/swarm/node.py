@@ -19,11 +19,11 @@ from pipelines.swarm.rejoining import stay_joined
 logger = logging.getLogger(__name__)
 
 SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
-"""What the libp2p daemon says when it is given an address that it cannot use."""
+"""The libp2p daemon's messages for an address it cannot use."""
 
 SIGN_OF_A_SLOW_START = "failed to start in"
 LONGER_STARTUP = 2.0
-"""How much longer than the first time a daemon may take that did not start in time."""
+"""Factor on the time-out when a daemon did not start in time."""
 
 
 class SwarmUnreachableError(ConnectionError):
@@ -31,7 +31,7 @@ class SwarmUnreachableError(ConnectionError):
 
 
 class CannotListenError(OSError):
-    """This machine does not let the peer listen on the addresses it was given."""
+    """The peer cannot listen on the given addresses."""
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def _start_dht(
                 startup_timeout=share * options.startup_timeout_seconds,
                 use_relay=True,
                 use_auto_relay=options.use_relay,
-                # Who asks for relays knows that nobody gets in; libp2p needs several peers in public to find it out.
+                # With relays requested, unreachability is known; libp2p needs several public peers to detect it.
                 force_reachability="private" if options.use_relay else None,
                 start=True,
             )
@@ -103,11 +103,11 @@ def _start_dht(
 
 def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:
     """Return the multiaddresses, with the peer id, under which others can reach this node."""
-    # Not `latest=True`: hivemind keeps no reference to the task that asks the daemon, and when the garbage collector
-    # takes it, the caller waits for ever.
+    # Not `latest=True`: hivemind keeps no reference to the task that asks the daemon, and if it is garbage-collected,
+    # the caller waits for ever.
     try:
         return tuple(str(address) for address in dht.get_visible_maddrs())
-    except ValueError:  # a peer that is reached through relays has none until libp2p has found one, after 3 minutes
+    except ValueError:  # a relayed peer has none until libp2p has found one, after 3 minutes
         return ()
 
 
@@ -125,7 +125,7 @@ def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
 
 def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException, is_admitted: bool) -> str:
     if not entry_addresses:
-        return f"The libp2p daemon did not start ({error}). On a busy machine try again with --startup-timeout 180."
+        return f"The libp2p daemon did not start ({error}). On a busy machine retry with --startup-timeout 180."
     if SIGN_OF_A_SLOW_START in str(error):
         return (
             f"The libp2p daemon did not start in time, twice ({error}). This machine is very busy: close other "
@@ -133,7 +133,7 @@ def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException
         )
     return (
         f"None of the {len(entry_addresses)} entry addresses of {run_name} answers ({error}). Either this machine has "
-        f"no way there, or {'they do not accept its admission, or ' if is_admitted else ''}the run's auxiliary peer is "
-        f"down. To look at each address: dalle-collab doctor {run_name}. The organiser starts the auxiliary peer with: "
+        f"no route there, {'they do not accept its admission, ' if is_admitted else ''}or the run's auxiliary peer is "
+        f"down. To check each address: dalle-collab doctor {run_name}. The organiser starts the auxiliary peer with: "
         f"dalle-collab run assist {run_name}"
     )

@@ -1,6 +1,6 @@
-"""A look at the swarm without taking part: dials every entry address, reads clocks and records, asks for calls back.
+"""Probes the swarm without taking part: dials every entry address, reads clocks and records, asks for calls back.
 
-Nothing is left behind: the peer that looks tells nobody its DHT id, so that it enters no routing table.
+It leaves no trace: the probing peer tells nobody its DHT id, so that it enters no routing table.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
 
 STARTUP_TIMEOUTS = (15.0, 60.0, 180.0)
-"""Seconds that the libp2p daemon is given: each time longer, because a busy machine only needs patience."""
+"""Time-outs of the libp2p daemon: each one longer, because a busy machine only needs time."""
 
 CALL_SECONDS = 5.0
 RPC_SECONDS = 5.0
 NUM_PINGS = 3
-"""A lost ping is worth another one; the quickest of them tells the clock best."""
+"""A lost ping is retried; the fastest one gives the best clock."""
 
 DIAL_BACK_SECONDS = 12.0
 MOST_LOOKUP_CALLS = 24
@@ -47,7 +47,7 @@ def probe_swarm(
     now: Callable[[], float] = time.time,
     announce: Callable[[str], None] = lambda name: None,
 ) -> SwarmFinding:
-    """Start a libp2p daemon as the peer would, look at the swarm, and end the daemon; what fails is in the finding.
+    """Start a libp2p daemon as the peer would, probe the swarm, and stop the daemon; failures are in the finding.
 
     A daemon that does not start in time is started again with the next time-out. `now` is this machine's clock.
     """
@@ -84,7 +84,7 @@ async def _daemon(
         except (P2PDaemonError, OSError, ValueError) as failure:
             error = str(failure)
             if "failed to start in" not in error:
-                break  # only slowness is worth another try
+                break  # only slowness is worth a retry
     if p2p is None:
         yield None, SwarmFinding(daemon_seconds=None, daemon_error=error, num_daemon_starts=num_starts)
         return
@@ -95,7 +95,7 @@ async def _daemon(
 
 
 class _Probe:
-    """Looks at the swarm through a running daemon."""
+    """Probes the swarm through a running daemon."""
 
     def __init__(self, p2p: P2P, authorizer: Any, now: Callable[[], float], announce: Callable[[str], None]) -> None:
         self._p2p, self._authorizer, self._now, self._announce = p2p, authorizer, now, announce
@@ -103,7 +103,7 @@ class _Probe:
         """DHT ids of the entry peers that answer, by peer id."""
 
     async def look_at_entries(self, swarm_id: str, addresses: Sequence[str]) -> tuple[EntryFinding, ...]:
-        """Dial every address by itself; then see what can be found in the DHT from each peer that answers."""
+        """Dial every address separately; then see what each answering peer finds in the DHT."""
         self._protocol = await DHTProtocol.create(
             self._p2p, DHTID.generate(), 20, 5, 5, RPC_SECONDS, client_mode=True, authorizer=self._authorizer
         )
@@ -115,7 +115,7 @@ class _Probe:
         return tuple([await self._look_around(entry, swarm_id) for entry in entries])
 
     async def ask_others(self, finding: SwarmFinding) -> SwarmFinding:
-        """Let the first entry peer that offers it call this peer's own addresses."""
+        """Have the first entry peer that offers it call this peer's own addresses."""
         self._announce("own address, called by another peer")
         own = [parse_address(str(address)) for address in await self._p2p.get_visible_maddrs()]
         wanted = list(dict.fromkeys(a.without_peer for a in own if not a.relayed))[:MOST_ADDRESSES]
@@ -135,7 +135,7 @@ class _Probe:
         try:
             address = parse_address(text)
             peer = PeerID.from_base58(address.peer_id)
-        except Exception as error:  # the base58 library raises what it likes
+        except Exception as error:  # the base58 library raises various errors
             return EntryFinding(call=Call(address=text, outcome="malformed", detail=str(error)))
         dialled = None
         if address.transport == "tcp" and not address.relayed:
@@ -143,7 +143,7 @@ class _Probe:
             if dialled.outcome != "answered":
                 return EntryFinding(call=dialled, peer_id=address.peer_id)
         for other in before:
-            # libp2p remembers all addresses of a peer and would take any of them: the peer is checked once.
+            # libp2p remembers all addresses of a peer and would use any of them: the peer is checked once.
             if other.peer_id == address.peer_id and other.answers:
                 return dataclasses.replace(other, call=dialled or dataclasses.replace(other.call, address=text))
         return await self._connect_and_ping(address, peer, dialled)
@@ -156,7 +156,7 @@ class _Probe:
         return await self._ping(peer, EntryFinding(call=dialled or answered, peer_id=address.peer_id))
 
     async def _connect(self, peer: PeerID, address: PeerAddress) -> Call | None:
-        """Connect to the very peer that the address names; return the failed call, or None if it went well."""
+        """Connect to the peer that the address names; return the failed call, or None on success."""
         multiaddress = Multiaddr(address.text.removesuffix(f"/p2p/{address.peer_id}"))
         try:
             async with asyncio.timeout(4 * CALL_SECONDS):
@@ -180,7 +180,7 @@ class _Probe:
                 reply = await self._protocol.get_stub(peer).rpc_ping(request, timeout=RPC_SECONDS)
                 answered = self._now()
                 self._nodes[entry.peer_id] = DHTID.from_bytes(reply.peer.node_id)
-            except Exception as error:  # refused by an authorizer, gone, or no hivemind peer at all
+            except Exception as error:  # refused by an authorizer, gone, or not a hivemind peer
                 refusal = str(error) or type(error).__name__
                 continue
             pings.append((answered - asked, reply.dht_time - (asked + answered) / 2))
@@ -190,7 +190,7 @@ class _Probe:
         return dataclasses.replace(entry, answers=True, ping_seconds=seconds, clock_offset=offset)
 
     async def _look_around(self, entry: EntryFinding, swarm_id: str) -> EntryFinding:
-        """Find the other entry peers and the run's records, starting from this entry peer alone."""
+        """Find the other entry peers and the run's records, starting only from this entry peer."""
         if not entry.answers:
             return entry
         knows = {entry.peer_id}
@@ -201,7 +201,7 @@ class _Probe:
         return dataclasses.replace(entry, knows=frozenset(knows), num_trainers=len(records))
 
     async def _lookup(self, start: str, target: DHTID) -> tuple[dict[Any, Any], set[str]]:
-        """Walk towards an id as Kademlia does; return the dictionary stored there and the peers met on the way."""
+        """Walk towards an id as Kademlia does; return the dictionary stored there and the peers found on the way."""
         first = PeerID.from_base58(start)
         waiting: dict[DHTID | None, PeerID] = {None: first}
         asked, met, records = set(), {start}, {}

@@ -1,4 +1,4 @@
-"""What a look at the swarm has brought: values for the pure decisions in `swarm_checks`."""
+"""Results of probing the swarm: values for the pure decisions in `swarm_checks`."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from pipelines.swarm.dialling import Call
 
 @dataclass(frozen=True, kw_only=True)
 class EntryFinding:
-    """What one entry address of the run has to say."""
+    """The result for one entry address of the run."""
 
     call: Call
-    """How the plain call to the address went."""
+    """Result of the plain call to the address."""
 
     peer_id: str = ""
 
@@ -18,7 +18,7 @@ class EntryFinding:
     """Whether the peer that the address names answers a DHT ping."""
 
     refusal: str = ""
-    """What it said instead, or what libp2p said."""
+    """Its answer instead, or libp2p's error."""
 
     ping_seconds: float | None = None
 
@@ -34,7 +34,7 @@ class EntryFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmFinding:
-    """One look at the swarm through all its entry addresses."""
+    """A probe of the swarm through all its entry addresses."""
 
     daemon_seconds: float | None
     """Time the libp2p daemon took to start; None if it did not."""
@@ -48,7 +48,7 @@ class SwarmFinding:
     """Addresses of this peer that others were asked to call."""
 
     seen_as: str = ""
-    """Address from which another peer sees this one; empty if none has told."""
+    """This peer's address as seen by another; empty if unknown."""
 
     calls_back: tuple[Call, ...] | None = None
-    """How their calls went; None if no peer offers to call back."""
+    """Results of their calls; None if no peer offers to call back."""

@@ -1,4 +1,4 @@
-"""What peers tell each other about themselves: signed records in the DHT, checked before use."""
+"""What peers publish about themselves: signed records in the DHT, checked before use."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,11 +27,11 @@ INTRODUCTION_SECONDS = 3600.0
 """Lifetime of an introduction: it is renewed with the figures of every epoch, and epochs may be long."""
 
 MAX_SUSPECTS = 8
-"""Suspects in one peer's figures: the most frequent ones."""
+"""Most suspects in one peer's figures; the most frequent are kept."""
 
 
 class SuspectRecord(BaseModel):
-    """A peer that did what honest ones do not, as one peer saw it; see `suspects.Suspect`."""
+    """A peer's report about a misbehaving one; see `suspects.Suspect`."""
 
     peer_id: constr(max_length=96)
     offence: constr(max_length=32)
@@ -63,7 +63,7 @@ class PeerIntroduction(BaseModel):
 
     username: constr(max_length=96)
     device: constr(max_length=64)
-    """What it computes on, in a person's words."""
+    """Human-readable device name."""
 
     client_mode: StrictBool
     package_version: constr(max_length=32)
@@ -75,17 +75,17 @@ class ProgressReport:
 
     progress: LocalTrainingProgress
     valid_until: float
-    """DHT time. A peer renews its record before half of its lifetime is over: one that does not has gone."""
+    """DHT time. A peer renews its record before half of its lifetime has passed: one that does not has left."""
 
 
 class StateAveragingCall(BaseModel):
-    """A peer's wish that all average their parameters at the beginning of an epoch, after an incomplete round."""
+    """A peer's request that all average their parameters at the start of an epoch, after an incomplete round."""
 
     epoch: Count
 
 
 class AuxiliaryStatus(BaseModel):
-    """What an auxiliary peer holds and has published."""
+    """What an auxiliary peer has and has published."""
 
     held_epoch: Count
     published_epoch: Count
@@ -95,10 +95,10 @@ class AuxiliaryStatus(BaseModel):
 
 
 class StateRecord(BaseModel):
-    """Which training state a peer holds; see `digest`."""
+    """Which training state a peer has; see `digest`."""
 
     peer_id: constr(max_length=96)
-    """libp2p id under which it hands the state out."""
+    """libp2p id under which it serves the state."""
 
     epoch: Count
     digest: constr(regex="^[0-9a-f]{64}$")
@@ -123,10 +123,10 @@ class SwarmRecords:
         self._dht, self._run_id = dht, run_id
         self._signature = RSASignatureValidator()
         self.admissions = AdmissionRecords(dht, run_id, admission=admission)
-        """Whose records count; one for all who ask, because it remembers what it has looked up."""
+        """Decides whose records count; shared, because it caches look-ups."""
 
     def open(self) -> Self:
-        """Have the DHT node check signatures and schemas, and publish this peer's token, now and when it is renewed.
+        """Make the DHT node check signatures and schemas, and publish this peer's token, now and when it is renewed.
 
         Without the validators a reader sees the signature as trailing bytes and fails.
         """
@@ -157,15 +157,15 @@ class SwarmRecords:
         self._publish("introductions", introduction, INTRODUCTION_SECONDS)
 
     def publish_auxiliary(self, status: AuxiliaryStatus, lifetime_seconds: float) -> None:
-        """Sign and store what this auxiliary peer holds for `lifetime_seconds`."""
+        """Sign and store this auxiliary peer's status for `lifetime_seconds`."""
         self._publish("auxiliary", status, lifetime_seconds)
 
     def publish_state(self, state: StateRecord, lifetime_seconds: float) -> None:
-        """Sign and store which state this peer holds for `lifetime_seconds`."""
+        """Sign and store for `lifetime_seconds` which state this peer has."""
         self._publish("states", state, lifetime_seconds)
 
     def call_for_state_averaging(self, epoch: int, lifetime_seconds: float) -> None:
-        """Sign and store the wish that all peers average their parameters at the beginning of this epoch."""
+        """Sign and store the request that all peers average their parameters at the start of this epoch."""
         self._publish("state_averaging_calls", StateAveragingCall(epoch=epoch), lifetime_seconds)
 
     def ask_for_state_averaging_calls(self) -> MPFuture:
@@ -173,37 +173,37 @@ class SwarmRecords:
         return self._dht.get(f"{self._run_id}_state_averaging_calls", latest=True, return_future=True)
 
     def state_averaging_calls(self, answer: MPFuture) -> frozenset[int]:
-        """Return the epochs for which peers that count have called; none if the DHT did not answer."""
+        """Return the epochs for which valid peers have called; none if the DHT did not answer."""
         if answer.cancelled() or answer.exception():
             return frozenset()
         calls = self.admissions.counted(_parse(answer.result(), StateAveragingCall))
         return frozenset(call.epoch for call in calls.values())
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
-        """Return the figures of the peers that are alive, by public key.
+        """Return the figures of the live peers, by public key.
 
-        In a run with an authority the user that is named is the one whom the authority has admitted.
+        In a run with an authority the user name is the one that the authority has admitted.
         """
         return self._read("metrics", PeerMetrics)
 
     def introductions(self) -> dict[bytes, PeerIntroduction]:
-        """Return who the training peers of the last hour are, by public key."""
+        """Return the introductions of the last hour's training peers, by public key."""
         return self._read("introductions", PeerIntroduction)
 
     def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
-        """Return what the auxiliary peers that are alive hold, by public key."""
+        """Return the status of the live auxiliary peers, by public key."""
         return self._read("auxiliary", AuxiliaryStatus)
 
     def states(self) -> dict[bytes, StateRecord]:
-        """Return which state each peer says it holds, by public key."""
+        """Return which state each peer claims to have, by public key."""
         return self._read("states", StateRecord)
 
     def trainers(self) -> set[bytes]:
-        """Return the public keys of the training peers that are alive."""
+        """Return the public keys of the live training peers."""
         return set(self._read("progress", LocalTrainingProgress))
 
     def progress_reports(self) -> dict[bytes, ProgressReport]:
-        """Return the progress records of the training peers that are alive, with their expiration, by public key."""
+        """Return the progress records of the live training peers, with their expiration, by public key."""
         found = self._dht.get(f"{self._run_id}_progress", latest=True)
         counted = self.admissions.counted(_parse(found, LocalTrainingProgress))
         return {
@@ -212,7 +212,7 @@ class SwarmRecords:
         }
 
     def progress(self) -> list[LocalTrainingProgress]:
-        """Return the progress records of the training peers that are alive."""
+        """Return the progress records of the live training peers."""
         return list(self._read("progress", LocalTrainingProgress).values())
 
     def _publish(self, name: str, record: BaseModel, lifetime_seconds: float) -> None:

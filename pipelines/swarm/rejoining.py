@@ -1,7 +1,7 @@
-"""A DHT node looks for those that it has lost: hivemind's forgets a node that fails to reply once, for good.
+"""A DHT node that looks for lost nodes: hivemind's permanently forgets a node that fails to reply once.
 
-After a broken link of seconds both sides have forgotten each other. Nobody asks anybody any more, and the peer goes on
-alone for ever although its link is whole again (seen in a swarm of four, whose fourth was cut off for 6.5 seconds).
+After a link failure of seconds both sides have forgotten each other. Neither asks the other again, and the peer stays
+alone for ever although its link works again (seen in a swarm of four, whose fourth was cut off for 6.5 seconds).
 """
 
 import asyncio
@@ -22,16 +22,16 @@ logger = get_logger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 2.0
 MOST_ASKED_AT_ONCE = 4
-"""Lost nodes that are asked in one look, while there are others."""
+"""Lost nodes that are asked at a time, while there are others."""
 
 SECONDS_TO_REMEMBER = 1800.0
-"""How long a node that is gone is asked for; entry peers are asked for ever."""
+"""How long a lost node is asked; entry peers are asked for ever."""
 
 MOST_REMEMBERED = 256
 
 
 class Acquaintances:
-    """Which nodes a node knows or has known, and whom of them it had better ask whether they are still there."""
+    """The nodes that a node knows or has known, and which of them it should ping."""
 
     def __init__(self, entry_peers: Collection[PeerID]) -> None:
         self._entry_peers = frozenset(entry_peers)
@@ -39,7 +39,7 @@ class Acquaintances:
         self._last_asked: dict[PeerID, float] = {}
 
     def whom_to_ask(self, present: Collection[PeerID], now: float) -> list[PeerID]:
-        """Return lost nodes, the one asked longest ago first; all of them if no other node is `present` any more.
+        """Return lost nodes, the least recently asked first; all of them if no other node is `present` any more.
 
         `now`: seconds of any clock.
         """
@@ -55,7 +55,7 @@ class Acquaintances:
 
 
 def stay_joined(dht: hivemind.DHT, entry_addresses: Sequence[str]) -> None:
-    """Look for lost nodes as long as the DHT node lives; `entry_addresses` are multiaddresses with peer ids."""
+    """Look for lost nodes while the DHT node is running; `entry_addresses` are multiaddresses with peer ids."""
     dht.run_coroutine(partial(_begin, tuple(entry_addresses)))
 
 
@@ -65,7 +65,7 @@ async def _begin(entry_addresses: Sequence[str], _dht: hivemind.DHT, node: DHTNo
         place, _, peer_id = text.rpartition("/p2p/")
         if (peer := PeerID.from_base58(peer_id)) != node.peer_id:  # an auxiliary peer may be its own entry peer
             addresses.setdefault(peer, []).append(Multiaddr(place))
-    node.rejoining = asyncio.create_task(_stay_joined(node, addresses))  # a task without a reference may be lost
+    node.rejoining = asyncio.create_task(_stay_joined(node, addresses))  # or the task may be garbage-collected
 
 
 async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multiaddr]]) -> None:
@@ -75,11 +75,11 @@ async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multia
         present = set(node.protocol.routing_table.peer_id_to_uid)
         lost = acquaintances.whom_to_ask(present, loop.time())
         questions = [_ask(node, peer, addresses.get(peer, ())) for peer in lost]
-        await asyncio.gather(*questions, return_exceptions=True)  # whatever it was, there is another look
+        await asyncio.gather(*questions, return_exceptions=True)  # whatever the error, it is retried later
 
 
 async def _ask(node: DHTNode, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:
-    """Ask a node for a sign of life, by which both sides come to know each other again; raises if that fails."""
+    """Ping a node, so that both sides know each other again; raises if that fails."""
     protocol: Any = node.protocol
     if addresses:  # after hours libp2p has forgotten them
         async with asyncio.timeout(protocol.wait_timeout):

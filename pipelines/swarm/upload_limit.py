@@ -1,4 +1,4 @@
-"""A limit on what a peer sends: one clock of sent bytes, shared by all processes that send for it."""
+"""An upload limit for a peer: one clock of sent bytes, shared by all its sending processes."""
 
 import asyncio
 import ctypes
@@ -9,16 +9,16 @@ BYTES_PER_MEGABIT = 125_000
 
 
 class UploadLimit:
-    """Lets bytes pass at a rate; make it before the averagers are forked, so that they share it."""
+    """Limits bytes to a rate; create it before the averagers are forked, so that they share it."""
 
     def __init__(self, megabits_per_second: float) -> None:
         self._bytes_per_second = megabits_per_second * BYTES_PER_MEGABIT
         self._free_from = multiprocessing.Value(ctypes.c_double, 0.0)
 
     def book(self, number: int, now: float) -> float:
-        """Reserve the line for `number` bytes; return the seconds until they may leave, counted from `now`.
+        """Reserve the link for `number` bytes; return the seconds until they may be sent, counted from `now`.
 
-        Nothing is saved up: after a rest the line is free at once, but no faster. The monotonic clock is the machine's.
+        Idle time is not credited: after a pause the link is free at once, but no faster. The clock is machine-wide.
         """
         with self._free_from.get_lock():
             start = max(now, self._free_from.value)

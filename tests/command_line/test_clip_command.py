@@ -88,7 +88,7 @@ def test_ctrl_c_saves_the_clip_and_leaves_with_130(tar_of_pictures, tmp_path):
     ("arguments", "message"),
     [
         (["train", "{folder}/nowhere", "--output", "{folder}/x"], r"There is no .*nowhere"),
-        (["train", "{folder}", "--output", "{folder}/x"], r"holds no tars .* and no pictures"),
+        (["train", "{folder}", "--output", "{folder}/x"], r"has no tars .* and no pictures"),
         (["train", "{tar}", "--output", "{folder}/x", "--steps", "0"], r"num_steps is 0: expected at least 1"),
         (["train", "{tar}", "--output", "{folder}/x", "--codec", "./gone"], r"no codec folder .*gone"),
         (["rank", "a", "{folder}/text.txt", "--clip", "{folder}"], r"has no open_clip_config.json"),

@@ -92,7 +92,7 @@ model:
     ("arguments", "message"),
     [
         (["train", "absent", "--output", "codec"], "There is no absent. Expected a tar"),
-        (["train", "pictures", "--output", "codec", "--grid", "7"], "A picture of 64 pixels has no 7 x 7"),
+        (["train", "pictures", "--output", "codec", "--grid", "7"], "A side of 64 pixels cannot be cut into 7"),
         (["show", "absent/codec/x", "."], "There is no codec folder absent/codec/x"),
     ],
 )

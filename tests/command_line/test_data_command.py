@@ -106,7 +106,7 @@ def test_another_codec_is_refused_for_a_folder_that_was_begun(run, pictures, cod
     other = write_codec(tmp_path / "other", 1)
     refused = run("prepare", pictures, "--codec", other, "--output", output)
     assert refused.returncode == 1 and len(refused.stderr.strip().splitlines()) == 1
-    assert "holds codes of the codec" in refused.stderr and "--output" in refused.stderr
+    assert "has codes of codec" in refused.stderr and "--output" in refused.stderr
 
 
 def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures, codec, tmp_path):
@@ -147,8 +147,8 @@ def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures
             "There is no codec folder no/such/codec",
         ),
         (["prepare", "pictures", "--codec", "codec", "--output", "out", "--shard-size", "0"], "shard_size is 0"),
-        (["verify", "absent"], "absent holds no Parquet shards"),
-        (["show", "absent", "--codec", "codec"], "absent holds no Parquet shards"),
+        (["verify", "absent"], "absent has no Parquet shards"),
+        (["show", "absent", "--codec", "codec"], "absent has no Parquet shards"),
         (["train-tokenizer", "absent", "--output", "out"], "There is no folder absent"),
     ],
 )

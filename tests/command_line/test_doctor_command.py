@@ -132,7 +132,7 @@ def test_4_one_of_two_entry_addresses_that_is_dead_is_a_warning_which_strict_tur
 def test_5_entry_addresses_that_lead_into_two_swarms_are_found_out(examine, peers):
     failure = the_failure(examine(entry_addresses=("one", "apart")))
     assert failure["name"] == "one swarm" and "2 swarms that do not know each other" in failure["seen"]
-    assert short(peers["apart"]) in failure["seen"] and "never meet" in failure["cure"]
+    assert short(peers["apart"]) in failure["seen"] and "train separately" in failure["cure"]
 
 
 def test_6_a_low_limit_of_open_files_says_how_to_raise_it(examine):

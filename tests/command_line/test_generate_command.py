@@ -106,14 +106,14 @@ def test_guidance_changes_what_is_drawn(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}", "a", "--rows", "2"], r"--rows says how much of a picture is kept.*--complete FILE"),
+        (["{run}", "a", "--rows", "2"], r"--rows says how much of a picture to keep.*--complete FILE"),
         (["{run}", "a", "--complete", "{tmp}/latin.txt"], r"latin.txt is not a picture that can be read"),
         (["{run}", "a", "--complete", "{tmp}/dot.png", "--rows", "4"], r"4 rows of the picture.*expected 1 to 3"),
-        (["{run}", "a", "--candidates", "0"], r"0 candidates were asked for: expected at least 1"),
+        (["{run}", "a", "--candidates", "0"], r"0 candidates were requested: expected at least 1"),
         (["{run}", "a", "--candidates", "2", "--keep", "3"], r"Cannot keep 3 of 2 candidates.*--candidates 3"),
         (["{run}"], r"There is no prompt: say what the pictures should show"),
         (["{run}", "a star", " "], r"Prompt 2 of 2 is empty"),
-        (["{run}", "--prompts", "{tmp}/empty.txt"], r"empty.txt holds no prompt. Expected one prompt per line"),
+        (["{run}", "--prompts", "{tmp}/empty.txt"], r"empty.txt has no prompts. Expected one prompt per line"),
         (["{run}", "--prompts", "{tmp}/latin.txt"], r"latin.txt is not UTF-8 text"),
         (["{run}", "--prompts", "{tmp}/gone.txt"], r"gone.txt"),
         (["{run}", "a", "--top-p", "1.5"], r"top_p is 1.5"),
@@ -122,7 +122,7 @@ def test_guidance_changes_what_is_drawn(run_folder, tmp_path):
         (["{run}", "a", "--codec", "{tmp}"], r"has no vqgan_config.json"),
         (["{run}", "a", "--clip", "{tmp}"], r"has no open_clip_config.json"),
         (["{tmp}/nowhere", "a"], r"There is no folder .*nowhere"),
-        (["{tmp}", "a"], r"holds no text-to-image model"),
+        (["{tmp}", "a"], r"has no text-to-image model"),
         (["{tmp}/young", "a"], r"has published no checkpoint yet: wait for the auxiliary peer"),
     ],
 )

@@ -31,13 +31,13 @@ def test_an_unknown_run_is_one_line_of_the_real_process_and_leaves_nothing_behin
 
 def test_a_run_without_entry_address_says_how_its_organiser_announces_one(commands, without_address):
     line = the_line(commands.run("join", without_address, is_worker=True))
-    assert f"{without_address} names no entry address yet." in line
+    assert f"{without_address} has no entry address yet." in line
     assert line.endswith(f"dalle-collab run assist {without_address}")
 
 
 def test_a_repository_that_is_no_run_says_how_to_create_one(commands, training_material):
     line = the_line(commands.run("join", training_material.codec, is_worker=True))
-    assert f"{training_material.codec} holds no training_run.json: it is not a training run." in line
+    assert f"{training_material.codec} has no training_run.json: it is not a training run." in line
     assert "dalle-collab run create" in line
 
 

@@ -70,7 +70,7 @@ def test_options_and_a_tokenizer_reach_the_model(run, checkpoint, tmp_path):
     ("arguments", "message"),
     [
         (["absent.pt", "--output", "model"], "There is no file absent.pt, expected a checkpoint"),
-        (["dalle.pt", "--output", "."], ". exists already, expected a new or an empty folder"),
+        (["dalle.pt", "--output", "."], ". already exists, expected a new or an empty folder"),
         (["dalle.pt", "--output", "model"], "has 800 ids, expected more than 8192 image codes"),
         (["dalle.pt", "--output", "dalle.pt/model", "--codebook-size", "512"], "dalle.pt: File exists"),
         (

@@ -109,7 +109,7 @@ def test_ctrl_c_writes_the_adapter_as_far_as_it_came(material, tmp_path):
             [],
             r"but org/finetuned-stranger draws codes of codec ffffffffffffffff. Prepare your pictures",
         ),
-        (EMPTY, None, [], "The weights of org/finetuned-empty are absent, damaged or do not fit"),
+        (EMPTY, None, [], "The weights of org/finetuned-empty are missing, damaged or do not fit"),
         ("org/absent", None, [], "org/absent is not on the Hub"),
         ("./absent", None, [], "There is no folder ./absent"),
         (BASE, "org/absent", [], "There is no dataset repository org/absent"),

@@ -81,7 +81,7 @@ def ask(address, hub_token):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens travel to it"),
+        (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens are sent to it"),
         (["--public-address", "https://user:" + "pass@door.example"], "expected for example https://"),
         (["--write-space", "folder"], "Peers must know where the Space will be"),
         (["--token-minutes", "0"], "has a value that is too small"),
@@ -97,7 +97,7 @@ def test_lists_that_are_wrong_are_mended_before_the_service_starts(hub, commands
     publish_run(hub, "org/bad-lists", tiny_run(run_id="run").to_json())
     edit_lists(hub, "org/bad-lists", '{"ban": "mallory"}')
     line = the_line(commands.run("run", "authorize", "org/bad-lists", "--key-file", str(tmp_path / "key")))
-    assert "'ban' in admission.json is no list" in line and "Mend admission.json in org/bad-lists first" in line
+    assert "'ban' in admission.json is not a list" in line and "Mend admission.json in org/bad-lists first" in line
 
 
 def test_the_service_runs_as_a_space_where_the_project_is_not_installed(hub, commands, tmp_path):
@@ -140,4 +140,4 @@ def test_the_service_runs_as_a_space_where_the_project_is_not_installed(hub, com
         process.stdout.close()
     without_key = {**environment, "AUTHORIZATION_KEY": ""}
     done = subprocess.run([sys.executable, "app.py"], cwd=space, env=without_key, capture_output=True, text=True)
-    assert done.returncode == 1 and "AUTHORIZATION_KEY holds no key" in done.stderr
+    assert done.returncode == 1 and "AUTHORIZATION_KEY has no key" in done.stderr

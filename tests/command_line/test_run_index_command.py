@@ -13,13 +13,13 @@ app.command()(index)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{tmp}"], r"is a folder, which does not lead to its dataset. Name it: --dataset"),
-        (["{tmp}", "--dataset", "{tmp}"], r"holds no Parquet shards. Make some: dalle-collab data prepare"),
+        (["{tmp}"], r"does not say which dataset it is of. Name it: --dataset"),
+        (["{tmp}", "--dataset", "{tmp}"], r"has no Parquet shards. Make some: dalle-collab data prepare"),
         (
             ["{tmp}", "--dataset", "./nowhere"],
             r"There is no folder ./nowhere. Expected a folder of shards or a",
         ),
-        (["{tmp}", "--dataset", "{tmp}", "--private"], r"it is not published: add --publish ORG/NAME"),
+        (["{tmp}", "--dataset", "{tmp}", "--private"], r"the index is not published. Add: --publish ORG/NAME"),
     ],
 )
 def test_mistakes_are_explained(arguments, message, tmp_path):

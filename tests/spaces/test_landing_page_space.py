@@ -208,10 +208,10 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
     [
         ("org/robins-fresh", "waiting", "waits for its first epoch"),
         ("org/nobody", "problem", "has no public repository org/nobody"),
-        ("org/robins-codec", "problem", "org/robins-codec has no training_run.json. It is no training run"),
+        ("org/robins-codec", "problem", "org/robins-codec has no training_run.json. It is not a training run"),
         ("org/robins-torn", "problem", "metrics/summary.json of org/robins-torn is not JSON"),
-        ("org/robins-absurd", "problem", "holds no values that can be true"),
-        ("<script>", "problem", "“<script>” is no name of a run"),
+        ("org/robins-absurd", "problem", "has only impossible values"),
+        ("<script>", "problem", "“<script>” is not the name of a run"),
     ],
 )
 def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address, run, state, words, tmp_path):

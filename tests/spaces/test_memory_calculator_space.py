@@ -43,7 +43,7 @@ def test_a_program_gets_figures_and_settings_that_fit(client):
 
 
 def test_bad_input_is_a_message_and_the_space_goes_on(client):
-    assert "is no name of a repository" in ask(client, repository="<b>not a name</b>")[0]
+    assert "is not the name of a repository" in ask(client, repository="<b>not a name</b>")[0]
     with pytest.raises(gradio_client.exceptions.AppError, match="-3 is less than minimum value 1"):
         ask(client, micro_batch=-3)
     assert ask(client)[0].startswith("GPT-2 S")

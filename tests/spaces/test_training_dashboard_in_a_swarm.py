@@ -55,9 +55,7 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
     def credited():
         return {row["username"]: row["samples"] for row in ask("leaderboard")}
 
-    wait_until(
-        lambda: "names no entry address" in ask("run")["problems"].get("Swarm", ""), 60, "waiting for an address"
-    )
+    wait_until(lambda: "has no entry address" in ask("run")["problems"].get("Swarm", ""), 60, "waiting for an address")
     folder = tmp_path / "swarm"
     folder.mkdir()
     helper = assistant(training_material, RUN, tmp_path, "helper", "--metrics-seconds", "1")

@@ -18,7 +18,7 @@ def assist(
     takeover_seconds: Annotated[
         float, typer.Option(help="Silence after which another auxiliary peer publishes in this one's place.")
     ] = 180.0,
-    metrics_seconds: Annotated[float, typer.Option(help="Seconds between publications of the metrics alone.")] = 300.0,
+    metrics_seconds: Annotated[float, typer.Option(help="Seconds between metrics-only publications.")] = 300.0,
     retry_seconds: Annotated[float, typer.Option(help="Seconds between retries while the Hub is down.")] = 20.0,
     spool_gigabytes: Annotated[float, typer.Option(help="Disk space for checkpoints that wait for the Hub.")] = 20.0,
     tracker: Annotated[list[str] | None, typer.Option(help="wandb, trackio or tensorboard; may be repeated.")] = None,

@@ -126,5 +126,5 @@ def _read_settings(path: Path | None) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); expected an object of settings.") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}; expected a JSON object of settings.")
+        raise ValueError(f"{path} contains a {type(values).__name__}; expected a JSON object of settings.")
     return values

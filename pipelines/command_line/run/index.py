@@ -26,7 +26,7 @@ def index(
 ) -> None:
     """Index the training data by CLIP embedding, to tell memorisation from generalisation.
 
-    Every picture is decoded once; the nearest training pictures and captions can then be shown beside generated ones:
+    Every picture is decoded once; the nearest training pictures and captions can then be shown next to generated ones:
     set the variable TRAINING_INDEX of the Space text_to_image_demo to the folder or repository. Ctrl-C loses no
     finished work: the same command resumes.
 

@@ -9,9 +9,9 @@ def rollback(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     epoch: Annotated[int, typer.Argument(min=1, help="Published epoch to go back to.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the checkpoint and say what would change.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the checkpoint, show what would change.")] = False,
 ) -> None:
-    """Go back to a published epoch: its checkpoint becomes the newest again, bit by bit, in one commit.
+    """Go back to a published epoch: its checkpoint becomes the newest again, bit for bit, in one commit.
 
     The checkpoint is downloaded and checked against its signed manifest first. The run then starts a new generation,
     that is, a separate swarm: running peers notice within minutes, drop their newer epochs and continue from the

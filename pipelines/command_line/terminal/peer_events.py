@@ -1,4 +1,4 @@
-"""Lines of JSON in which a command tells programs, the pages that start it among them, what it does."""
+"""JSON lines in which a command reports its events to programs, such as the pages that start it."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class EventFile:
         self._last_step = -math.inf
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append the values with the present time."""
+        """Append the values with the current time."""
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8") as file:
@@ -30,11 +30,11 @@ class EventFile:
         self.write(dataclasses.asdict(report))
 
     def happened(self, event: str, /, **values: Any) -> None:
-        """Append what has happened, under the key `event`."""
+        """Append an event, under the key `event`."""
         self.write(dict(event=event, **values))
 
     def step(self, report: Any) -> None:
-        """Append a trainer's report if it ends an epoch, or if `step_seconds` are set and over."""
+        """Append a trainer's report if it ends an epoch, or if `step_seconds` are set and have passed."""
         is_due = self._step_seconds is not None and self._clock() - self._last_step >= self._step_seconds
         if report.ended_epoch or is_due:
             self._last_step = self._clock()

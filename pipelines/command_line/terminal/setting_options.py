@@ -6,7 +6,7 @@ from typing import Any
 
 
 def parse_settings(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Return values by name; a value that is no JSON is text.
+    """Return values by name; a value that is not JSON is text.
 
     Raises:
         ValueError: one of them is not NAME=VALUE.

@@ -1,4 +1,4 @@
-"""A training peer on the terminal: what a person reads, and events for programs."""
+"""A training peer on the terminal: output for people, and events for programs."""
 
 import os
 import time
@@ -51,7 +51,7 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
 
 
 def _hear(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:
-    """Say what happens on the way into the swarm."""
+    """Report the steps of joining the swarm."""
     if event == "asking":
         status.update(f"{what_entering_asks(values['run'])} {repository}")
     elif event == "synchronising":

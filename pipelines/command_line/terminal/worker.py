@@ -1,4 +1,4 @@
-"""Running a peer's command in a process group of its own, with its log on the terminal."""
+"""Running a peer's command in its own process group, with its log on the terminal."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from pipelines.training.peer.process_group import (
 
 
 def become_worker() -> Console:
-    """Continue only in a process group of our own; in the process that the person started, wait for that group.
+    """Continue only in a separate process group; in the process that the user started, wait for that group.
 
     Returns the terminal, to which the log goes from now on.
     """
@@ -40,6 +40,6 @@ def _start_logging() -> Console:
     # Taking over a state advances the schedule without local steps, as intended.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
     if "HIVEMIND_LOGLEVEL" not in os.environ:
-        # A peer that vanishes is an everyday event here, reported by us in one line; hivemind prints its traceback.
+        # Vanishing peers are an everyday event, which we report in one line; hivemind prints a traceback.
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)
     return console

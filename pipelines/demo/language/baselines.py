@@ -1,4 +1,4 @@
-"""What a language model of the demo has to beat: the perplexity of n-grams on the very tokens that it is asked for."""
+"""What the demo's language models must beat: the perplexity of n-grams on the same tokens."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,15 +14,15 @@ from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 
 ORDER = 5
 TUNING_SHARE = 20
-"""One of so many documents decides the mixture of the two-sided model instead of being counted."""
+"""One document in this many tunes the mixture of the two-sided model instead of being counted."""
 
 
 def causal_perplexity(
     documents: Iterable[str], batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, order: int = ORDER
 ) -> float:
-    """Return the perplexity of an n-gram model of the documents on the tokens that the batches ask for.
+    """Return the perplexity of an n-gram model of the documents on the tokens to predict in the batches.
 
-    Each token is predicted from those before it in its sequence, as the language model predicts it.
+    Each token is predicted from those before it in its sequence, as in the language model.
     """
     eos, size = tokenizer.eos_token_id, len(tokenizer)
     # The first token of a document follows the end of another one, in training as in the batches.

@@ -1,8 +1,8 @@
 """Interpolated modified Kneser-Ney smoothing (Chen and Goodman, 1998, section 3) over rows of token ids.
 
 A row is a context and the token to predict: `(order)` ids, the farthest first, the token last. For an n-gram model the
-context is what stands to the left. Any other order of neighbours works as well (Bilmes and Kirchhoff, 2003): what is
-backed off from first comes first.
+context is to the left. Any other order of neighbours works as well (Bilmes and Kirchhoff, 2003): what is backed off
+from first comes first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,16 +14,16 @@ CODE_LIMIT = 2**63
 """Rows are told apart by one int64 each: the vocabulary's size to the power of the order has to be less."""
 
 USUAL_DISCOUNTS = (0.5, 1.0, 1.5)
-"""For counts of 1, 2 and more where a text is so small that none can be estimated."""
+"""Discounts for counts of 1, 2 and more if a text is too small to estimate them."""
 
 
 @dataclass(frozen=True)
 class _Level:
-    """The rows of one length that were counted, by code, and what each of their contexts has seen."""
+    """The counted rows of one length, by code, and the totals of their contexts."""
 
     codes: np.ndarray
     discounted: np.ndarray
-    """Count less discount."""
+    """Count minus discount."""
 
     contexts: np.ndarray
     totals: np.ndarray
@@ -35,20 +35,20 @@ class KneserNey:
     """Probabilities of tokens after contexts of up to `order - 1` tokens.
 
     Raises:
-        ValueError: there is no row to count, or the vocabulary is too large for the order.
+        ValueError: there are no rows to count, or the vocabulary is too large for the order.
     """
 
     def __init__(self, rows: np.ndarray, vocab_size: int) -> None:
         """rows: (num_rows, order) integers in [0, vocab_size), the token to predict last."""
         if not len(rows):
-            raise ValueError("There is no n-gram to count: every text is shorter than the model's order.")
+            raise ValueError("There are no n-grams to count: every text is shorter than the model's order.")
         self.order, self.vocab_size = rows.shape[1], vocab_size
         if vocab_size**self.order >= CODE_LIMIT:
             raise ValueError(f"{vocab_size} tokens are too many for order {self.order}; choose a lower order.")
         codes, counts = np.unique(_encode(rows, vocab_size), return_counts=True)
         levels = [_level(codes, counts, vocab_size)]
         for length in range(self.order - 1, 0, -1):
-            # A shorter row counts the different tokens before it, not how often it occurs.
+            # A shorter row counts the distinct tokens before it, not how often it occurs.
             codes, counts = np.unique(codes % vocab_size**length, return_counts=True)
             levels.append(_level(codes, counts, vocab_size))
         self._levels = levels[::-1]
@@ -95,7 +95,7 @@ def _level(codes: np.ndarray, counts: np.ndarray, vocab_size: int) -> _Level:
 
 
 def _discounts(counts: np.ndarray) -> tuple[float, float, float]:
-    """Return what is taken from counts of 1, of 2 and of more: Chen and Goodman's equation 26."""
+    """Return the discounts for counts of 1, of 2 and of more: Chen and Goodman's equation 26."""
     one, two, three, four = (int((counts == number).sum()) for number in (1, 2, 3, 4))
     if not (one and two and three and four):
         return USUAL_DISCOUNTS
@@ -114,6 +114,6 @@ def _interpolated(level: _Level, codes: np.ndarray, contexts: np.ndarray, shorte
 
 
 def _find(table: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a place in a sorted table for each value, and whether the value is there."""
+    """Return each value's index in a sorted table, and whether the value is in it."""
     place = np.minimum(np.searchsorted(table, values), len(table) - 1)
     return place, table[place] == values

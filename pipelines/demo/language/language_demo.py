@@ -1,6 +1,6 @@
-"""`make demo-language`: a causal language model of real text, trained by two peers, beside an n-gram model of it.
+"""`make demo-language`: a causal language model of real text, trained by two peers, compared with an n-gram model.
 
-Every step is a public command that a person could type; only sizes differ from a run over the Internet.
+Every step is a public command that a user could type; only sizes differ from a run over the Internet.
 """
 
 import html
@@ -52,14 +52,14 @@ RUN_SETTINGS: dict[str, Any] = dict(
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSummary:
-    """What the demo came to."""
+    """Results of the demo."""
 
     stage_seconds: Mapping[str, float]
     perplexity: float
-    """Of the model on held-out text."""
+    """Perplexity of the model on held-out text."""
 
     baseline_perplexity: float
-    """Of an interpolated Kneser-Ney model of the same training text, on the same tokens."""
+    """Perplexity of an interpolated Kneser-Ney model of the same training text, on the same tokens."""
 
     num_held_out_tokens: int
     parameters: int
@@ -70,7 +70,7 @@ class LanguageSummary:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """The figures in words, most wanted first."""
+        """The figures in words, most important first."""
         seconds = self.stage_seconds
         return [
             (
@@ -88,7 +88,7 @@ def run_language_demo(output: Path, console: Console, settings: Mapping[str, Any
     """Run the demo into an empty folder; return its figures, which are also in `summary.json` and `summary.html`.
 
     Raises:
-        StageError: a command failed; what is done already stays in the folder.
+        StageError: a command failed; finished work stays in the folder.
     """
     plan = DemoPlan(name="language", output=output, run_settings=settings, micro_batch_size=8)
     prepare_output_folder(output)
@@ -131,7 +131,7 @@ def _publish_text(stages: Stages, plan: DemoPlan, accounts: Accounts) -> None:
 
 
 def _history(plan: DemoPlan) -> list[dict[str, Any]]:
-    """Return the auxiliary peer's summaries of the swarm, one for each look that had one."""
+    """Return the auxiliary peer's summaries of the swarm, one per poll that had one."""
     looks = (plan.work / "auxiliary.jsonl").read_text(encoding="utf-8").splitlines()
     return [summary for look in looks if (summary := json.loads(look)["summary"]) is not None]
 
@@ -177,7 +177,7 @@ def _write_summary(
 
 
 def show_language_end(summary: LanguageSummary, folder: Path, console: Console) -> None:
-    """Print the figures, some of what the model writes, and where to look further."""
+    """Print the figures, samples of the model's text, and where to find more."""
     for name, value in summary.rows:
         console.print(f"  [bold]{name}[/bold]: {value}", highlight=False)
     for prompt, text in summary.continuations.items():

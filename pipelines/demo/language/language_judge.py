@@ -1,4 +1,4 @@
-"""How good the demo's language model is: beside an n-gram model of the same text, on the same held-out tokens."""
+"""Compares the demo's language model with an n-gram model of the same text on the same held-out tokens."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ def judge_language_run(repository: str, text: Path) -> dict[str, Any]:
     """Return perplexities of a run's newest checkpoint and of its baseline, sizes, what a causal model writes, and the
     evaluations of its history.
 
-    text: folder of the run's dataset, as `write_text_dataset` has written it.
+    text: folder of the run's dataset, as written by `write_text_dataset`.
     """
     snapshot = RunSnapshot.read(repository)
     folder = snapshot.download_checkpoint()

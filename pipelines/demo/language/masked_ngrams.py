@@ -1,8 +1,8 @@
 """A two-sided n-gram model: masked tokens from their neighbours on both sides.
 
-Four Kneser-Ney models look to the left, to the right, and to both sides with the one or the other neighbour as the
-nearest. They are mixed with weights that expectation maximisation finds on text that none of them has counted: one set
-for each of the four cases of whether the two nearest neighbours can be seen.
+Four Kneser-Ney models look to the left, to the right, and to both sides with one or the other neighbour as the nearest.
+They are mixed with weights found by expectation maximisation on text that none of them has counted: one set for each
+of the four cases of whether the two nearest neighbours are visible.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from pipelines.training.run.task import Batch
 from pipelines.training.tasks.language_modeling.samples import IGNORED
 
 WIDTH = 3
-"""Neighbours on either side that a model may look at."""
+"""Neighbours on either side that a model may use."""
 
 VIEWS = ((-3, -2, -1), (3, 2, 1), (2, -2, 1, -1), (-2, 2, -1, 1))
-"""Offsets of each model's context; the neighbour that is given up first stands in front."""
+"""Offsets of each model's context; the neighbour to back off from first comes first."""
 
 NUM_ROUNDS = 30
-"""Of expectation maximisation; it has settled by then."""
+"""Iterations of expectation maximisation; it has converged by then."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class MaskedTokens:
     """(num_tokens, 2 * WIDTH + 1) ids; in the middle the token itself."""
 
     is_seen: np.ndarray
-    """The same shape, bool: which of them a model may look at. False for masks, special tokens and what is no text."""
+    """The same shape, bool: which of them a model may use. False for masks, special tokens and padding."""
 
     shown: np.ndarray
     """(num_tokens,) ids: what stands in the token's place: usually the mask, else the token or another one."""
 
 
 def masked_tokens(batches: Iterable[Batch], hidden: Sequence[int]) -> MaskedTokens:
-    """Return all tokens that the batches ask for; `hidden` are the ids that tell nothing, the mask's among them."""
+    """Return all tokens to predict in the batches; `hidden` are uninformative ids, including the mask's."""
     parts = []
     for batch in batches:
         ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
@@ -72,8 +72,8 @@ class TwoSidedNgrams:
     def probabilities(self, tokens: MaskedTokens) -> np.ndarray:
         """Return the probability of each masked token: (num_tokens,) float64.
 
-        A token that stands in its place unmasked is the right one as often as a random one (Devlin et al., 2019); what
-        follows from that by Bayes' rule is taken into account.
+        An unmasked token in its place is the right one as often as a random one (Devlin et al., 2019), which
+        is accounted for by Bayes' rule.
         """
         right = self._from_neighbours(tokens)
         shown = MaskedTokens(tokens.windows.copy(), tokens.is_seen, tokens.shown)
@@ -89,7 +89,7 @@ class TwoSidedNgrams:
     def _of_each_model(self, tokens: MaskedTokens) -> np.ndarray:
         found = []
         for model, view in zip(self._models, VIEWS, strict=True):
-            # Counted from the nearest neighbour, up to the first that cannot be seen.
+            # Counted from the nearest neighbour, up to the first hidden one.
             seen = tokens.is_seen[:, [WIDTH + offset for offset in reversed(view)]]
             found.append(model.probabilities(_rows(tokens.windows, view), np.cumprod(seen, axis=1).sum(1)))
         return np.stack(found, axis=1)

@@ -1,8 +1,8 @@
-"""Real English text that is on every machine: the language reference and the docstrings of the Python that runs this.
+"""Real English text that every machine has: the language reference and the docstrings of the running Python.
 
-`pydoc_data.topics` is what `help("yield")` shows; the rest are the docstrings of the standard library, one document a
-module. Both depend on the Python version alone. A paragraph that occurs again, as many do, is left out, so that
-held-out documents are not copies of what was trained on.
+`pydoc_data.topics` is what `help("yield")` shows; the rest are the docstrings of the standard library, one document per
+module. Both depend only on the Python version. Repeated paragraphs, of which there are many, are dropped, so that
+held-out documents are not copies of training documents.
 """
 
 import ast
@@ -21,7 +21,7 @@ TEXT_FOLDER, TOKENIZER_FOLDER = "dataset", "tokenizer"
 HELD_OUT_SHARE = 0.06
 NUM_SHARDS = 4
 SHORTEST_PARAGRAPH = 40
-"""Characters. Shorter ones are mostly headings and signatures, and the same everywhere."""
+"""Minimum length in characters. Shorter paragraphs are mostly headings and signatures, the same everywhere."""
 
 LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__")
 
@@ -39,7 +39,7 @@ def _modules(library: Path) -> list[Path]:
 
 
 def docstrings(path: Path) -> str:
-    """Return all docstrings of a module, in its order, as paragraphs; empty for what is no Python."""
+    """Return all docstrings of a module, in its order, as paragraphs; empty if it is not Python."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
@@ -50,7 +50,7 @@ def docstrings(path: Path) -> str:
 
 
 def without_repetitions(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts without the paragraphs that stood in them or in others before, and without the shortest."""
+    """Yield texts without paragraphs that occurred before, in them or in others, and without the shortest."""
     seen: set[str] = set()
     for text in texts:
         kept = []

@@ -24,15 +24,15 @@ _VALUES = {
 
 
 def near_misses(attributes: SceneAttributes, num_scenes: int, random: np.random.Generator) -> list[SceneAttributes]:
-    """Different scenes with exactly one other attribute, all five attributes by turns as far as they last.
+    """Different scenes that differ in exactly one attribute, cycling through all five while they last.
 
-    Raises ValueError when there are not `num_scenes` of them.
+    Raises ValueError if there are not `num_scenes` of them.
     """
     by_attribute = [_changed(attributes, name, random) for name in _VALUES]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*by_attribute))
     found = [scene for scene in turns if scene is not None]
     if num_scenes > len(found):
-        raise ValueError(f"{num_scenes} near misses were asked for; this scene has {len(found)}. Ask for fewer.")
+        raise ValueError(f"{num_scenes} near misses were requested; this scene has {len(found)}. Request fewer.")
     return found[:num_scenes]
 
 

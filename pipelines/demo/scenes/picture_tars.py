@@ -19,7 +19,7 @@ class TarPicture:
     """One picture as a crawler would have stored it."""
 
     jpeg: bytes
-    """The file's bytes; of a corrupt picture they are no JPEG."""
+    """The file's bytes; for a corrupt picture they are not a JPEG."""
 
     caption: str
     """May be empty."""
@@ -28,7 +28,7 @@ class TarPicture:
     """Width and height in pixels."""
 
     url: str
-    """Where the picture is said to come from."""
+    """Claimed origin of the picture."""
 
     license: str
     """Name of the licence, as in SPDX."""
@@ -40,7 +40,7 @@ class TarPicture:
     """Cosine between CLIP's embeddings of picture and caption, as LAION gives it."""
 
     attribution: str | None = None
-    """Whom the licence wants to be named."""
+    """Author to be credited under the licence."""
 
 
 def write_picture_tars(
@@ -52,9 +52,9 @@ def write_picture_tars(
 ) -> int:
     """Write the pictures as `00000.tar`, `00001.tar`, ... and return how many they are.
 
-    Each tar is written under a temporary name and then renamed, so that a tar which is there is whole; equal pictures
+    Each tar is written under a temporary name and then renamed, so that an existing tar is complete; equal pictures
     give equal bytes. Tars of an earlier, longer run are refused with FileExistsError before anything is lost.
-    `on_progress` hears the number of pictures written so far.
+    `on_progress` gets the number of pictures written so far.
     """
     output.mkdir(parents=True, exist_ok=True)
     written: set[str] = set()
@@ -124,6 +124,6 @@ def _refuse_leftovers(output: Path, written: set[str]) -> None:
     others = sorted(path.name for path in output.glob("*.tar") if path.name not in written)
     if others:
         raise FileExistsError(
-            f"{output} holds {len(written)} tars of this run and {others[0]} of another; expected a folder of its own. "
+            f"{output} has {len(written)} tars of this run and {others[0]} of another; expected a separate folder. "
             "Remove the other tars, or run again with another --output."
         )

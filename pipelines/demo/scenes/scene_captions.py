@@ -13,7 +13,7 @@ from pipelines.demo.scenes.scenes import (
     held_out_scenes,
 )
 
-# Each says all five attributes in at most thirteen words, so that sixteen tokens hold any of them.
+# Each states all five attributes in at most thirteen words, so that any of them fits in sixteen tokens.
 CAPTION_TEMPLATES = (
     "a {size} {colour} {shape} {place} of a {background} background",
     "{place} of a {background} background, a {size} {colour} {shape}",
@@ -34,7 +34,7 @@ _PLACES = {
 
 
 def caption_of(attributes: SceneAttributes, template_index: int | None = None) -> str:
-    """The scene in words: in the template of this index, or in the scene's own, always the same one.
+    """The scene in words: in the template of this index, or in the scene's own, which is always the same.
 
     With one caption for each scene, pictures of equal scenes are never taken for each other's counterexamples when a
     CLIP learns from them.
@@ -52,14 +52,14 @@ def caption_of(attributes: SceneAttributes, template_index: int | None = None) -
 
 
 def held_out_captions(num_captions: int) -> list[str]:
-    """Captions of the first held-out scenes. ValueError when there are not so many."""
+    """Captions of the first held-out scenes. ValueError if there are not enough."""
     return [caption_of(attributes) for attributes in held_out_scenes(num_captions)]
 
 
 def parse_caption(caption: str) -> SceneAttributes:
     """The attributes that `caption_of` put into the caption.
 
-    Raises ValueError with the caption and an example when it was not made from one of the templates.
+    Raises ValueError with the caption and an example if it was not made from one of the templates.
     """
     for pattern in _patterns():
         match = pattern.fullmatch(caption.strip().lower())

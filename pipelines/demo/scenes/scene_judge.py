@@ -1,7 +1,7 @@
 """The demo's independent judge: reads a scene's attributes back from a picture by matching it with the renderer.
 
-It knows nothing of the transformer, the codec or CLIP. The background is the colour of the border, the shape is what
-differs from it, and the shape's name is that of the rendered template which covers the same pixels best.
+It knows nothing about the transformer, the codec or CLIP. The background is the colour of the border, the shape is what
+differs from it, and the shape's name is that of the rendered template that best covers the same pixels.
 
 Axis names: height, width = the picture's; frame = 32, the side of the square that shapes are brought to.
 """
@@ -43,7 +43,7 @@ _LEAST_SHAPE_SHARE = 0.008
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the judge sees in one picture. Every attribute that it cannot make out is None."""
+    """What the judge sees in one picture. Attributes that it cannot determine are None."""
 
     shape: str | None = None
     """One of SHAPES."""
@@ -83,7 +83,7 @@ def exact_match(attributes: SceneAttributes, picture: np.ndarray) -> bool:
 
 
 def chance_level() -> float:
-    """How often a guess is exactly right: one in the number of combinations of the four scored attributes."""
+    """Probability that a guess is exactly right: one in the number of combinations of the four scored attributes."""
     return 1 / len(all_combinations())
 
 
@@ -115,7 +115,7 @@ def judge_picture(picture: np.ndarray) -> Judgement:
 
 
 def judge_file(path: Path) -> Judgement:
-    """Read the attributes from a picture file. OSError when it cannot be read, ValueError when it is not square."""
+    """Read the attributes from a picture file. OSError if it cannot be read, ValueError if it is not square."""
     try:
         picture = np.asarray(Image.open(path).convert("RGB"))
     except UnidentifiedImageError:
@@ -147,7 +147,7 @@ def _nearest_colour(pixel: np.ndarray, colours: dict[str, Colour]) -> str | None
 def _shape_coverage(pixels: np.ndarray, background: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, int]:
     """How much of each pixel the shape covers, (height, width) in [0, 1], the shape's colour, the pixels of neither.
 
-    The coverage is None where nothing stands out from the background.
+    The coverage is None if nothing stands out from the background.
     """
     distances = np.linalg.norm(pixels - background, axis=2)
     strongest = np.quantile(distances, 1 - _LEAST_SHAPE_SHARE)
@@ -158,7 +158,7 @@ def _shape_coverage(pixels: np.ndarray, background: np.ndarray) -> tuple[np.ndar
     coverage = np.clip((pixels - background) @ direction / max(float(direction @ direction), 1.0), 0, 1)
     mixture = background + coverage[..., None] * direction
     num_strays = int((np.linalg.norm(pixels - mixture, axis=2) > _LARGEST_STRAY_DISTANCE).sum())
-    # Faint traces far from the shape would move its centre.
+    # Faint traces far from the shape would shift its centre.
     coverage = np.clip((coverage - 0.2) / 0.6, 0, 1)
     enough = coverage.mean() >= _LEAST_SHAPE_SHARE
     return (coverage if enough else None), colour, num_strays

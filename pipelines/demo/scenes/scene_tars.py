@@ -1,4 +1,4 @@
-"""Scenes as img2dataset-style webdataset tars with LAION's fields, and with the dirt that such tars really have.
+"""Scenes as img2dataset-style webdataset tars with LAION's fields, with the dirt that such tars really have.
 
 A tar holds `KEY.jpg`, `KEY.txt` and `KEY.json` for each picture. About one picture in eleven is dirty in one way, and a
 filter after the paper's section 3.2 must drop it; `Dirt` names the ways.
@@ -36,13 +36,13 @@ class SceneTarsConfig:
     """What is written into a folder of tars. Equal configurations give equal bytes."""
 
     num_pictures: int = 16_000
-    """How many pictures in all, the dirty ones included; at least 1."""
+    """How many pictures in all, including dirty ones; at least 1."""
 
     seed: int = 0
-    """Another seed gives other pictures; the held-out combinations are the same for all seeds."""
+    """Another seed gives different pictures; the held-out combinations are the same for all seeds."""
 
     pictures_per_tar: int = 2_000
-    """How many pictures one tar holds; from 1 to 10 000 (img2dataset's keys leave four digits for them)."""
+    """Pictures per tar; from 1 to 10 000 (img2dataset's keys leave four digits for them)."""
 
     jpeg_quality: int = 94
     """Quality of the JPEG files, 50 to 100; chroma is not subsampled."""
@@ -79,7 +79,7 @@ def write_scene_tars(
 ) -> Counter[Dirt]:
     """Write `00000.tar`, `00001.tar`, ... into the folder and count the pictures by their dirt.
 
-    Running it twice does no harm: equal configurations write equal bytes. Raises FileExistsError when the folder holds
+    Running it twice does no harm: equal configurations write equal bytes. Raises FileExistsError if the folder has
     other tars.
     """
     dirt_counts = Counter(dirt_of(index, config) for index in range(config.num_pictures))
@@ -109,7 +109,7 @@ def scene_of(index: int, config: SceneTarsConfig) -> tuple[str, Image.Image]:
 
 
 def tar_picture(index: int, config: SceneTarsConfig) -> TarPicture:
-    """The picture of this index as it is stored, with its dirt."""
+    """The picture of this index as stored, with its dirt."""
     dirt = dirt_of(index, config)
     caption, picture = scene_of(index, config)
     jpeg = encode_jpeg(picture, config.jpeg_quality)
@@ -131,5 +131,5 @@ def _stored_caption(caption: str, dirt: Dirt, index: int) -> str:
 
 
 def _corrupted(jpeg: bytes, index: int) -> bytes:
-    """The three ways in which files of a crawl are broken: cut off, not a picture at all, empty."""
+    """The three ways in which files of a crawl are broken: truncated, not a picture at all, empty."""
     return (jpeg[: len(jpeg) // 3], b"<html><body>404 Not Found</body></html>", b"")[index % 3]

@@ -1,6 +1,6 @@
 """Captioned scenes for the demo: one coloured shape somewhere on a plain background.
 
-A scene is five attributes (shape, colour, size, position, background) and a seed for everything a caption does not say:
+A scene is five attributes (shape, colour, size, position, background) and a seed for everything not in the caption:
 the exact place, size, rotation and tint. `scene_judge` reads the attributes back from a picture, so a picture made by
 a trained model can be scored without trusting the model, the codec or CLIP.
 """
@@ -35,8 +35,8 @@ BACKGROUND_COLOURS: dict[str, Colour] = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")
 # The largest extent of a shape and its centre, as shares of the picture's side. With 8 x 8 image codes even a small
-# shape covers almost three codes a side; with fewer, a star could not be told from a circle. All centres lie on the
-# same place of the grid of codes, so that a shape has much the same codes wherever it is.
+# shape covers almost three codes a side; with fewer, a star would look like a circle. All centres lie on the
+# same place of the grid of codes, so that a shape has much the same codes everywhere.
 SIZES: dict[str, float] = {"small": 0.36, "medium": 0.43, "large": 0.50}
 POSITIONS: dict[str, tuple[float, float]] = {
     "left": (0.25, 0.5),
@@ -68,7 +68,7 @@ class ScenesConfig:
     """Largest change of the shape's extent, as a share of the picture's side."""
 
     rotation_jitter_degrees: float = 3.0
-    """Largest rotation to either side, in degrees. From about 20 on a square could pass for a diamond."""
+    """Largest rotation to either side, in degrees. From about 20 on, a square could pass for a diamond."""
 
     colour_jitter: int = 3
     """Largest change of each channel of the shape's colour, in units of 1/255. Backgrounds keep theirs: a codebook
@@ -85,7 +85,7 @@ class ScenesConfig:
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; expected {low} to {high}, beyond which captions stop being true.")
+        raise ValueError(f"{name} is {value}; expected {low} to {high}, beyond which captions become false.")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -165,11 +165,11 @@ def attributes_of(combination: tuple[str, str, str, str], size: str) -> SceneAtt
 def held_out_scenes(num_scenes: int) -> Iterator[SceneAttributes]:
     """The first `num_scenes` held-out scenes: each combination once, at its own fixed size.
 
-    Raises ValueError when there are not so many.
+    Raises ValueError if there are not enough.
     """
     combinations = held_out_combinations()
     if not 0 <= num_scenes <= len(combinations):
-        raise ValueError(f"{num_scenes} held-out scenes were asked for; there are {len(combinations)}.")
+        raise ValueError(f"{num_scenes} held-out scenes were requested; there are {len(combinations)}.")
     for index, combination in enumerate(combinations[:num_scenes]):
         yield attributes_of(combination, tuple(SIZES)[index % len(SIZES)])
 

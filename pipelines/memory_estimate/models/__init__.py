@@ -1,1 +1,1 @@
-"""What single layers and models hold in memory: the formulas. Imports nothing else of ours."""
+"""The formulas for the memory of layers and models. Imports nothing else of ours."""

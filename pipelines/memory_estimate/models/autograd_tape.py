@@ -1,8 +1,8 @@
-"""What autograd holds: a replay, in bytes alone, of the operations of one layer and of their backward pass.
+"""What autograd holds: a replay, in bytes only, of one layer's operations and their backward pass.
 
 A layer's description lists its operations in the order of the model's code. The tape tells how many bytes stay for the
 backward pass and how high forward and backward pass rise above that. Gradients of parameters are not counted here, but
-where several layers share a weight, each layer's part of its gradient is a tensor of its own for a while.
+if several layers share a weight, each layer's part of its gradient is temporarily a separate tensor.
 """
 
 from collections.abc import Callable, Sequence

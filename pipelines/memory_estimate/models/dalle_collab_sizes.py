@@ -11,7 +11,7 @@ DENSE_MAX_POSITIONS = {"row": 192, "column": 192, "convolutional": 704}
 
 @dataclass(frozen=True, kw_only=True)
 class DalleCollabSizes:
-    """The fields of `DalleCollabConfig` on which memory depends, with its defaults: the paper's run."""
+    """The fields of `DalleCollabConfig` that memory depends on, with its defaults: the paper's run."""
 
     text_vocab_size: int = 32100
     codebook_size: int = 8192
@@ -30,7 +30,7 @@ class DalleCollabSizes:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build the sizes from arguments of `DalleCollabConfig` or its `to_dict()`; what is not a size is left out."""
+        """Build the sizes from arguments of `DalleCollabConfig` or its `to_dict()`; anything else is ignored."""
         known = {item.name for item in dataclasses.fields(cls)}
         sizes = {name: value for name, value in values.items() if name in known}
         if "attention_pattern" in sizes:

@@ -146,8 +146,8 @@ def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -
     named = ", ".join(names.get(peer_id) or f"…{peer_id[-8:]}" for peer_id in verdict.outvoted[:MOST_NAMED])
     return Alert(
         kind="disagreeing peers",
-        text=f"Not the same state of epoch {verdict.epoch:,} as the {verdict.num_votes} of {verdict.num_voters} that "
-        f"agree is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
+        text=f"A state of epoch {verdict.epoch:,} other than that of the {verdict.num_votes} of "
+        f"{verdict.num_voters} that agree is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
     )
 
 

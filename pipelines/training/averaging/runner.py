@@ -34,7 +34,7 @@ from pipelines.training.averaging.wire.parallel_streams import ParallelStreams, 
 from pipelines.training.averaging.wire.streams import first_messages, held_back, open_greeted
 
 MAX_ANSWER_RATIO = 10.0
-"""An answer is impossible if its norm exceeds this multiple of this peer's own part, or ..."""
+"""An answer is impossible if its norm exceeds both this multiple of this peer's own part and ..."""
 
 MAX_ANSWER_RATIO_TO_OTHERS = 100.0
 """... this multiple of what peers typically sent here for other parts; layers differ, so the limit is wider."""

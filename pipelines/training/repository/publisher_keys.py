@@ -64,7 +64,7 @@ def is_signed_by(public: str, data: bytes, signature: str) -> bool:
 
 
 def keys_to_json(keys: Sequence[str]) -> str:
-    """Return the text of `publisher_keys.json`; in the order in which the keys were added."""
+    """Return the text of `publisher_keys.json`, with the keys in the order in which they were added."""
     return json.dumps(dict(format_version=1, keys=list(keys)), indent=2) + "\n"
 
 

@@ -41,7 +41,7 @@ function draw() {
   byId("devices-shared-time").textContent = asDuration(together);
   byId("devices-verdict").textContent =
     `A round of ${asCount(batch)} samples takes ${asDuration(slowest)} when everybody gets the same share and waits for the ` +
-    `slowest, and ${asDuration(together)} when everybody contributes what they manage: ${asFigure(slowest / together)} times as fast.`;
+    `slowest, and ${asDuration(together)} when everybody contributes what they can: ${asFigure(slowest / together)} times as fast.`;
 }
 
 function deviceRow(name, samples, working, ending) {

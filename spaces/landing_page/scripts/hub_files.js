@@ -22,7 +22,7 @@ export async function fetchText(hub, repository, path, revision) {
   const answer = await ask(fileAddress(hub, repository, path, revision), hub);
   if (answer.ok) {
     const text = await answer.text().catch((error) => {
-      throw new HubProblem("away", `${hub} stopped in the middle of ${path} (${error.message}).`);
+      throw new HubProblem("away", `${hub} stopped while sending ${path} (${error.message}).`);
     });
     if (text.length > LARGEST_TEXT) throw new HubProblem("damaged", `${path} has ${text.length} characters, far too many.`);
     return text;
@@ -52,7 +52,7 @@ async function ask(address, hub) {
     // Always asked again, answered with "not modified" where nothing is new.
     return await fetch(address, { cache: "no-cache", signal: AbortSignal.timeout(PATIENCE_MILLISECONDS) });
   } catch {
-    const reason = navigator.onLine ? "it may be away for the moment" : "this device is offline";
+    const reason = navigator.onLine ? "it may be down at the moment" : "this device is offline";
     throw new HubProblem("away", `${hub} does not answer: ${reason}.`);
   }
 }

@@ -38,13 +38,13 @@ export function showLiveSection(run, summary) {
 /** Return `{state, text}` of a run: "training", "quiet", "done", "waiting" or "problem". */
 export function statusOf(run, summary, now) {
   const { newest } = summary;
-  if (summary.isNonsense) return { state: "problem", text: "The run’s metrics/summary.json holds no values that can be true." };
+  if (summary.isNonsense) return { state: "problem", text: "The run’s metrics/summary.json has only impossible values." };
   if (!newest) return { state: "waiting", text: "The run has been created and waits for its first epoch." };
   const goal = run.numEpochs ? ` of ${asCount(run.numEpochs)}` : "";
   const place = `Epoch ${asCount(newest.epoch)}${goal}`;
   if (run.numEpochs && newest.epoch >= run.numEpochs) return { state: "done", text: `${place}: the run is complete.` };
   const patience = Math.max(QUIET_SECONDS, 5 * (newest.epoch_seconds ?? 0));
-  if (now - newest.time > patience) return { state: "quiet", text: `${place}. The last news came ${asAgo(newest.time, now)}.` };
+  if (now - newest.time > patience) return { state: "quiet", text: `${place}. Last update ${asAgo(newest.time, now)}.` };
   return { state: "training", text: `${place} · ${asPeers(newest.num_peers)} training · ${asAgo(newest.time, now)}` };
 }
 

@@ -52,7 +52,7 @@ async function showRun({ hub, run }) {
   ]);
   if (!trainingRun.value) {
     const isNoRun = trainingRun.problem.kind === "missing";
-    showStatus("problem", trainingRun.problem.message + (isNoRun ? " It is no training run." : ""));
+    showStatus("problem", trainingRun.problem.message + (isNoRun ? " It is not a training run." : ""));
     return;
   }
   showSettingsOfRun(trainingRun.value, summary.value?.newest);
@@ -89,7 +89,7 @@ function showMetrics(hub, run, summary) {
   showLeaderboard(hub, summary.leaderboard);
   const last = summary.evaluations.at(-1);
   byId("result-evaluation").textContent = last
-    ? `On records that nobody trains on, the loss was ${asFigure(last.loss)} at epoch ${asCount(last.epoch)}.`
+    ? `On held-out records, the loss was ${asFigure(last.loss)} at epoch ${asCount(last.epoch)}.`
     : "";
 }
 
@@ -100,7 +100,7 @@ function showSettingsOfRun(run, newest) {
   showOutlierPlot(run);
   byId("door").textContent = run.isOpen
     ? "This run is open: everybody may join, with or without an account."
-    : "This run admits whom its organisation lets in: sign in to the Hub with an account that is a member.";
+    : "This run admits members of its organisation: sign in to the Hub with a member’s account.";
   byId("batch-in-words").textContent = run.samplesPerEpoch ? `${asCount(run.samplesPerEpoch)} samples` : "enough samples";
 }
 

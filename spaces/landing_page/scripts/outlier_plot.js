@@ -1,4 +1,4 @@
-/** Honest and hostile gradients in a plane, their mean, and what CenteredClip makes of them. */
+/** Honest and hostile gradients in a plane, their mean, and their aggregate by CenteredClip. */
 
 import { bindSlider, byId, drawing } from "./elements.js";
 import { asFigure } from "./numbers.js";
@@ -78,7 +78,7 @@ function draw() {
 
 function verdict(excess) {
   if (!excess.length) return "Without hostile peers nobody stands out, and the result is exactly the mean.";
-  if (excess.length >= NUM_HONEST) return "Half of the peers are hostile: no rule can tell any more which half is right.";
+  if (excess.length >= NUM_HONEST) return "Half of the peers are hostile: no rule can tell which half is right.";
   const numOut = excess.filter((value) => value > 2).length;
   const numClipped = excess.filter((value) => value > 1 && value <= 2).length;
   if (numOut) return `${numOut} of ${excess.length} hostile peers are so far off that they are left out and named as suspects.`;

@@ -27,9 +27,9 @@ export async function readSettings(address) {
   settings.run = asked ?? values.run ?? "";
   if (settings.run === "") {
     settings.problem =
-      "This page has not been told which run to show. Add ?run=ORG/RUN to its address, or publish it with --set run=ORG/RUN.";
+      "This page does not know which run to show. Add ?run=ORG/RUN to its address, or publish it with --set run=ORG/RUN.";
   } else if (!isRepository(settings.run)) {
-    settings.problem = `“${String(settings.run).slice(0, 60)}” is no name of a run. Expected ORG/RUN, such as my-org/birds.`;
+    settings.problem = `“${String(settings.run).slice(0, 60)}” is not the name of a run. Expected ORG/RUN, such as my-org/birds.`;
     settings.run = "";
   }
   return settings;
@@ -37,7 +37,7 @@ export async function readSettings(address) {
 
 function webAddress(text) {
   const address = new URL(text);
-  if (!["http:", "https:"].includes(address.protocol)) throw new Error(`${address.protocol} is no web address`);
+  if (!["http:", "https:"].includes(address.protocol)) throw new Error(`${address.protocol} is not a web address`);
   return address;
 }
 

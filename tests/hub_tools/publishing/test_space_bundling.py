@@ -73,7 +73,7 @@ def test_a_folder_that_is_no_bundle_is_never_overwritten(space, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="is no earlier bundle"):
+    with pytest.raises(ValueError, match="is not a bundle"):
         bundle_folder(space, precious)
     with pytest.raises(ValueError, match="is a file, expected a folder"):
         bundle_folder(space, precious / "thesis.txt")

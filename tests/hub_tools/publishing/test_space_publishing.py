@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(publish, api, repo_id)
         (dict(repository="birds"), "expected ORG/NAME"),
         (dict(settings={"a b": "c"}), "--set got the name 'a b'"),
         (dict(settings={"HF_TOKEN": "hf_" + 30 * "x"}), "would be public.*--secret HF_TOKEN"),
-        (dict(secrets=("A_TOKEN_THAT_IS_NOT_SET",)), "is not set. Export it"),
+        (dict(secrets=("A_TOKEN_THAT_IS_NOT_SET",)), "where it is unset. Export it"),
         (dict(name="landing_page", hardware="t4-small"), "is a static Space"),
     ],
     ids=["name", "repository", "variable", "token", "secret", "static"],
@@ -71,7 +71,7 @@ def test_nothing_is_set_in_a_public_space_that_was_meant_to_be_private(publish, 
         "space", "training_dashboard", repo_id, "--private", "--set", "RUN=org/birds", "--secret", "READ_TOKEN",
         check=False, READ_TOKEN=SECRET,
     )  # fmt: skip
-    assert done.returncode == 1 and "is there already and is public, --private expects a private one" in done.stderr
+    assert done.returncode == 1 and "exists and is public, --private expects a private one" in done.stderr
     assert api.get_space_variables(repo_id) == {} and list(api.get_space_secrets(repo_id)) == []
 
 
@@ -88,7 +88,7 @@ def test_everything_of_a_run_is_published_and_what_it_lacks_is_named(publish, hu
     api.upload_file(repo_id=repo, path_in_repo="training_run.json", path_or_fileobj=settings.encode())
     planned = publish("run", repo, "--all", "--dry-run")
     assert not api.repo_exists(f"{repo}-together", repo_type="space")
-    assert f"{repo} has no card yet" in planned.stderr and f"Its dataset {repo}-codes is not there" in planned.stderr
+    assert f"{repo} has no card yet" in planned.stderr and f"Its dataset {repo}-codes does not exist" in planned.stderr
     done = publish("run", repo, "--all")
     for suffix in SPACE_SUFFIXES.values():
         assert f"{repo}-{suffix}: http" in done.stdout

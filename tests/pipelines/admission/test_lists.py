@@ -26,11 +26,11 @@ def test_members_and_the_allowed_may_join_and_the_banned_may_not(username, organ
     ("text", "message"),
     [
         ("{", "admission.json is not JSON"),
-        ("[]", "holds something else than the lists allow and ban"),
-        ('{"banned": []}', "holds something else"),
-        ('{"ban": "mallory"}', "'ban' in admission.json is no list"),
-        ('{"ban": [3]}', "has 3, which is no name"),
-        ('{"allow": ["a b"]}', "has 'a b', which is no name"),
+        ("[]", "has something other than the lists allow and ban"),
+        ('{"banned": []}', "has something other"),
+        ('{"ban": "mallory"}', "'ban' in admission.json is not a list"),
+        ('{"ban": [3]}', "has 3, which is not a user name"),
+        ('{"allow": ["a b"]}', "has 'a b', which is not a user name"),
         ('{"ban": ["*"]}', r"bans '\*', but a ban is for single users"),
     ],
 )

@@ -78,9 +78,9 @@ def test_strangers_are_refused_until_moderators_allow_them_and_members_are_once_
 @pytest.mark.parametrize(
     ("token", "reason", "message"),
     [
-        (None, "no_token", "carries no token of the Hub. Log in: hf auth login"),
+        (None, "no_token", "has no Hub token. Log in: hf auth login"),
         ("hf_" + "unknown" * 5, "bad_token", "does not know your token"),
-        ("x" * 2000, "bad_token", "is no token of the Hub"),
+        ("x" * 2000, "bad_token", "is not a Hub token"),
     ],
     ids=["none", "unknown", "too long"],
 )
@@ -96,7 +96,7 @@ def test_a_hub_token_that_is_missing_or_wrong_is_named_with_its_cure(service, to
     [
         ({"run_id": "other"}, 404, "other_run", "admits to the run 'run', not 'other'"),
         ({"time": 1_000_000_000}, 400, "clock", "Your clock is -"),
-        ({"record_key": "ssh-rsa AAAA"}, 400, "bad_request", "is no public key"),
+        ({"record_key": "ssh-rsa AAAA"}, 400, "bad_request", "is not a public key"),
     ],
     ids=["other run", "clock", "damaged key"],
 )
@@ -157,7 +157,7 @@ def test_while_the_hub_is_away_admitted_peers_go_on_for_the_grace_and_others_wai
             while time.time() < first.confirmed_at + 1.5:
                 time.sleep(0.05)
             assert (
-                "longer than peers may go on"
+                "longer than peers may stay"
                 in refusal(service.ask(hub.alice_token, signed_request(token=renewed)), 503)[1]
             )
             hub.start()
@@ -187,5 +187,5 @@ def test_the_key_is_made_for_its_owner_alone_and_read_again(tmp_path):
         load_or_create_key(path)
     path.chmod(0o600)
     path.write_text("no key")
-    with pytest.raises(ValueError, match="holds no key of an authority"):
+    with pytest.raises(ValueError, match="has no key of an authority"):
         load_or_create_key(path)

@@ -108,7 +108,7 @@ def test_a_request_that_was_changed_after_it_was_signed_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run_id": 3}, "field run_id is missing, of a wrong type"),
+        ({"run_id": 3}, "field run_id is missing, of the wrong type"),
         ({"time": float("inf")}, "field time"),
         ({"time": "now"}, "field time"),
         ({"peer_key": "x" * 5000}, "field peer_key is missing, of the wrong type or too long"),
@@ -124,7 +124,7 @@ def test_a_request_with_a_wrong_field_names_it(changes, message):
 @pytest.mark.parametrize(
     "changes",
     [{"peer_key": "AAAA"}, {"peer_key": "?"}, {"record_key": "ssh-rsa AAAA"}],
-    ids=["short", "no base64", "record"],
+    ids=["short", "not base64", "record"],
 )
 def test_a_request_with_a_damaged_key_is_refused(changes):
     with pytest.raises(ValueError, match="key"):

@@ -76,7 +76,7 @@ def test_a_script_may_leave_open_what_the_seed_then_decides(tmp_path):
         ('[{"kind": "kill", "when": 3}]', "unknown when; expected at_seconds"),
         ('[{"kind": "kill", "peer": 3}]', "a kill of peer 3; expected 0 to 2"),
         ('[{"kind": "stop", "at_seconds": 50, "duration_seconds": 20}]', "outlasts the run of 60 s"),
-        ('[{"kind": "stop", "at_seconds": -1}]', "expected a begin of at least 0"),
+        ('[{"kind": "stop", "at_seconds": -1}]', "expected a start of at least 0"),
         ('[{"kind": "stop", "at_seconds": "soon"}]', "expected numbers"),
         ('[{"kind": "stop", "peer": "first"}]', "expected numbers"),
     ],

@@ -229,7 +229,7 @@ def test_a_folder_that_is_no_clip_is_not_replaced(tmp_path):
 
 
 def test_no_pictures_and_wrong_pictures_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="There is no captioned picture to learn from"):
+    with pytest.raises(ValueError, match="There are no captioned pictures to learn from"):
         train_clip([("  ", np.zeros((8, 8, 3), np.uint8))], tmp_path / "clip", TINY)
     with pytest.raises(ValueError, match=r"2 captioned pictures are too few: expected at least 3"):
         train_clip(coloured_pairs(2), tmp_path / "clip", TINY)

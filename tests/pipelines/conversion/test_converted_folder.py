@@ -106,7 +106,7 @@ def test_an_empty_folder_is_filled_and_another_is_refused(checkpoint, tmp_path):
     convert_checkpoint(checkpoint, tmp_path / "model", UNSEEN)
     before = {path: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     for existing in (tmp_path / "model", checkpoint):
-        with pytest.raises(ValueError, match=rf"{existing} exists already, expected a new or an empty folder"):
+        with pytest.raises(ValueError, match=rf"{existing} already exists, expected a new or an empty folder"):
             convert_checkpoint(checkpoint, existing, UNSEEN)
     assert {path: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
 

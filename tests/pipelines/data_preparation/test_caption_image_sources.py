@@ -160,8 +160,8 @@ def test_sources_are_found_in_order_and_partial_downloads_are_left_out(tmp_path)
 def test_paths_with_nothing_to_read_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no .*absent. Expected a tar, a folder of tars"):
         find_sources([tmp_path / "absent"])
-    with pytest.raises(ValueError, match=r"holds no tars .* and no pictures"):
+    with pytest.raises(ValueError, match=r"has no tars .* and no pictures"):
         find_sources([tmp_path])
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"notes.txt holds no tars"):
+    with pytest.raises(ValueError, match=r"notes.txt has no tars"):
         find_sources([tmp_path / "notes.txt"])

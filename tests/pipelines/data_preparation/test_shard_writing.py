@@ -172,7 +172,7 @@ def test_a_folder_begun_with_another_codec_is_refused_and_kept(tars, codec, make
     before = shard_bytes(tmp_path / "out")
     other = make_codec(seed=1)
     with pytest.raises(
-        PreparationError, match=f"holds codes of the codec {codec.fingerprint}, this codec is {other.fingerprint}"
+        PreparationError, match=f"has codes of codec {codec.fingerprint}, this codec is {other.fingerprint}"
     ):
         prepare(tars, other, tmp_path / "out")
     assert shard_bytes(tmp_path / "out") == before
@@ -181,8 +181,8 @@ def test_a_folder_begun_with_another_codec_is_refused_and_kept(tars, codec, make
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shard_size": 8}, "was begun with shard_size = 16, now it is 8"),
-        ({"policy": FilterPolicy(min_caption_length=5)}, "was begun with filter = "),
+        ({"shard_size": 8}, "was started with shard_size = 16, now it is 8"),
+        ({"policy": FilterPolicy(min_caption_length=5)}, "was started with filter = "),
     ],
 )
 def test_a_folder_begun_with_other_settings_is_refused(tars, codec, tmp_path, changes, message):
@@ -195,7 +195,7 @@ def test_a_folder_begun_with_other_settings_is_refused(tars, codec, tmp_path, ch
 def test_a_folder_begun_from_other_sources_is_refused(tars, codec, tmp_path):
     prepare(tars, codec, tmp_path / "out")
     (tars / "00001.tar").unlink()
-    with pytest.raises(PreparationError, match="was begun with sources = "):
+    with pytest.raises(PreparationError, match="was started with sources = "):
         prepare(tars, codec, tmp_path / "out")
 
 

@@ -42,9 +42,9 @@ def test_captions_come_from_a_folder_of_shards(tmp_path):
 def test_nothing_to_learn_from_is_refused(tmp_path):
     with pytest.raises(ValueError, match="There are no captions to learn from"):
         train_tokenizer(iter(()), 64)
-    with pytest.raises(ValueError, match="A vocabulary of 3 holds no letters"):
+    with pytest.raises(ValueError, match="A vocabulary of 3 has no room for letters"):
         train_tokenizer(iter(CAPTIONS), 3)
-    with pytest.raises(ValueError, match="holds no Parquet shards"):
+    with pytest.raises(ValueError, match="has no Parquet shards"):
         list(captions_of(str(tmp_path)))
     with pytest.raises(ValueError, match=r"There is no folder .*absent. Expected a folder of shards or a dataset"):
         list(captions_of(str(tmp_path / "absent")))

@@ -76,7 +76,7 @@ def test_codes_outside_the_codebook_are_found(prepared):
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no Parquet shards. .*dalle-collab data prepare"):
+    with pytest.raises(FileNotFoundError, match=r"has no Parquet shards. .*dalle-collab data prepare"):
         verify_folder(tmp_path)
 
 
@@ -89,5 +89,5 @@ def test_previews_are_spread_over_the_folder(prepared, codec):
 def test_a_preview_with_another_codec_is_refused(prepared):
     with pytest.raises(ImageCodeFormatError, match=r"was made by codec .*, this is abc. Give the codec"):
         spread_records(prepared, 6, codec_fingerprint="abc")
-    with pytest.raises(FileNotFoundError, match="holds no Parquet shards"):
+    with pytest.raises(FileNotFoundError, match="has no Parquet shards"):
         spread_records(prepared / "absent", 6, codec_fingerprint="abc")

@@ -112,7 +112,7 @@ def test_writing_twice_gives_the_same_bytes(tars, tmp_path):
 
 def test_tars_of_an_earlier_longer_run_are_not_mixed_in_silently(tmp_path):
     write_scene_tars(tmp_path, SceneTarsConfig(num_pictures=30, pictures_per_tar=10))
-    with pytest.raises(FileExistsError, match=r"holds 1 tars of this run and 00001.tar of another"):
+    with pytest.raises(FileExistsError, match=r"has 1 tars of this run and 00001.tar of another"):
         write_scene_tars(tmp_path, SceneTarsConfig(num_pictures=10, pictures_per_tar=10))
 
 

@@ -77,7 +77,7 @@ def test_held_out_scenes_come_each_once_with_all_sizes():
     scenes = list(held_out_scenes(200))
     assert [scene.scored for scene in scenes] == list(held_out_combinations()[:200])
     assert {scene.size for scene in scenes} == set(SIZES)
-    with pytest.raises(ValueError, match=r"10000 held-out scenes were asked for; there are \d+\."):
+    with pytest.raises(ValueError, match=r"10000 held-out scenes were requested; there are \d+\."):
         list(held_out_scenes(10_000))
 
 

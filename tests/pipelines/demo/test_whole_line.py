@@ -161,7 +161,7 @@ def test_the_times_of_stages_inside_others_count_once(tmp_path):
 
 def test_a_folder_with_other_files_is_not_cleared(tmp_path):
     (tmp_path / "thesis.txt").write_text("three years of work")
-    with pytest.raises(ValueError, match=r"holds files that are not a demo's. Choose another folder: --output NAME"):
+    with pytest.raises(ValueError, match=r"has files that are not a demo's. Choose another folder: --output NAME"):
         run_whole_line(small_plan(tmp_path), make_pictures, lambda: held_out_captions(1), Console(quiet=True))
     assert (tmp_path / "thesis.txt").read_text() == "three years of work"
 

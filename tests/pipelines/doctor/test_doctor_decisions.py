@@ -179,7 +179,7 @@ def test_the_clock_that_stands_against_the_majority_is_named(peers, hub, status,
         ("no peer", "Another program"),
         ("other peer", "--identity-file"),
         ("malformed", "damaged address"),
-        ("failed", "forbid libp2p"),
+        ("failed", "block libp2p"),
     ],
 )
 def test_each_way_in_which_an_entry_address_fails_has_its_own_cause(outcome, words):

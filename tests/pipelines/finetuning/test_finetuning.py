@@ -219,7 +219,7 @@ def test_a_result_is_replaced_whole_or_not_at_all(source, tmp_path):
 
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"holds other files. Name a new folder"):
+    with pytest.raises(ValueError, match=r"has other files. Name a new folder"):
         check_output(tmp_path)
     with pytest.raises(ValueError, match=r"thesis.tex is a file. Name a folder"):
         check_output(tmp_path / "thesis.tex")

@@ -84,7 +84,7 @@ def test_the_desk_shows_pictures_a_link_and_the_time(desk):
     [
         (dict(prompt=" "), "Prompt 1 of 1 is empty"),
         (dict(prompt="a" * 10_001), "The prompt has 10,001 characters, expected text of at most 10,000. Shorten it."),
-        (dict(prompt="a", candidates=0), "0 candidates were asked for: expected at least 1."),
+        (dict(prompt="a", candidates=0), "0 candidates were requested: expected at least 1."),
         (dict(prompt="a", candidates=9), "9 candidates were requested, this page draws at most 8."),
         (dict(prompt="a", candidates=4, seed=None), "seed is 'None', expected a whole number."),
         (
@@ -108,8 +108,8 @@ def test_bad_pictures_to_complete_are_a_message(desk, tmp_path):
         ("a.png", 0, "a.png is not a picture that can be read. Expected JPEG, PNG or WebP."),
         ("cut.png", 0, "cut.png is a damaged picture"),
         ("large.png", 0, "large.png has 10000 x 5001 pixels, expected at most 50 million."),
-        ("whole.png", 4, "4 rows of the picture are to be kept, expected 1 to 3."),
-        ("whole.png", -1, "-1 rows of the picture are to be kept"),
+        ("whole.png", 4, "Cannot keep 4 rows of the picture, expected 1 to 3."),
+        ("whole.png", -1, "Cannot keep -1 rows of the picture"),
     ):
         *_, shown = desk.draw(dict(prompt="a", candidates=2, keep=1), str(tmp_path / name), rows)
         assert shown.message.startswith(message)

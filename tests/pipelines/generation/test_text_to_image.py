@@ -90,7 +90,7 @@ def test_an_empty_prompt_is_refused(bundle, prompts):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_candidates": 0}, "0 candidates were asked for: expected at least 1"),
+        ({"num_candidates": 0}, "0 candidates were requested: expected at least 1"),
         (
             {"num_candidates": 2, "keep": 4},
             "Cannot keep 4 of 2 candidates: keep 1 to 2, or draw",
@@ -124,7 +124,7 @@ def test_a_run_without_weights_says_who_publishes_them(tiny_run, tmp_path):
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no text-to-image model: expected config.json and model.safetensors"):
+    with pytest.raises(ValueError, match=r"has no text-to-image model: expected config.json and model.safetensors"):
         load_text_to_image(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"There is no folder ./nowhere"):
         load_text_to_image("./nowhere")
@@ -160,7 +160,7 @@ def test_a_codec_of_other_sizes_is_refused_even_where_no_fingerprint_is_known(ti
 def test_a_missing_codec_is_named(tiny_run, tmp_path):
     folder = copy_of(tiny_run, tmp_path / "run")
     edit_json(folder / "processor_config.json", image_codec_repository=None)
-    with pytest.raises(ValueError, match=r"does not say which codec drew its image codes. Name it: --codec"):
+    with pytest.raises(ValueError, match=r"does not say which codec made its image codes. Name it: --codec"):
         load_text_to_image(folder)
     with pytest.raises(ValueError, match=r"no codec folder .*gone"):
         load_text_to_image(tiny_run, codec=tmp_path / "gone")

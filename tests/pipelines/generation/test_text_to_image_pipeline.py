@@ -159,7 +159,7 @@ def test_a_saved_pipeline_is_whole_and_a_repository_without_the_codecs_code_is_e
         (tmp_path / "saved" / name).unlink()
     error = draw_elsewhere(tmp_path / "saved")["error"]
     assert f"{tmp_path / 'saved'} has no vqgan_codec.py (" in error
-    assert "expected the codec's code beside the model's" in error and 'output_type="codes"' in error
+    assert "expected the codec's code next to the model's" in error and 'output_type="codes"' in error
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,7 @@ def test_one_in_so_many_records_can_be_taken(dataset, codec, reranker, records, 
 
 
 def test_another_dataset_codec_clip_or_folder_is_refused(built, dataset, codec, reranker, copied, tmp_path):
-    with pytest.raises(ValueError, match=r"holds an index of .*one record in 1, and this one would be of .*in 2"):
+    with pytest.raises(ValueError, match=r"has an index of .*one record in 1, and this one would be of .*in 2"):
         build_training_index(dataset, codec, reranker, copied, every=2)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
@@ -179,9 +179,9 @@ def test_another_dataset_codec_clip_or_folder_is_refused(built, dataset, codec, 
         build_training_index(dataset, other, reranker, tmp_path / "other")
     clip = other_clip(tmp_path / "clip")
     probe = clip.text_embeddings([PROBE_CAPTION])[0].numpy()
-    with pytest.raises(TrainingIndexError, match=r"made with another CLIP than the one that ranks here"):
+    with pytest.raises(TrainingIndexError, match=r"made with a different CLIP from the one that ranks here"):
         TrainingIndex.load(built[0]).require_clip(probe)
-    with pytest.raises(ValueError, match=r"holds no Parquet shards"):
+    with pytest.raises(ValueError, match=r"has no Parquet shards"):
         find_dataset(str(tmp_path / "mine"))
 
 
@@ -251,7 +251,7 @@ def test_a_damaged_missing_or_foreign_index_is_refused(copied, tmp_path):
         (copied / INDEX_FILE).write_text(text)
         with pytest.raises(TrainingIndexError, match=message):
             TrainingIndex.load(copied)
-    with pytest.raises(TrainingIndexError, match=r"holds no training_index.json. Make an index"):
+    with pytest.raises(TrainingIndexError, match=r"has no training_index.json. Make an index"):
         TrainingIndex.load(copied.parent)
     with pytest.raises(TrainingIndexError, match=r"There is no folder nowhere"):
         TrainingIndex.load("nowhere")
@@ -282,5 +282,5 @@ def test_a_result_that_is_nearer_than_training_pictures_are_to_each_other_is_nam
     seen = SeenInTraining(
         by_caption=[], by_picture=[], beside=beside, typical_similarity=0.9, num_records=1200, every=10
     )
-    assert seen.sentence().startswith("Looked at 1,200 training records (one in 10 of the dataset).")
+    assert seen.sentence().startswith("Searched 1,200 training records (one in 10 of the dataset).")
     assert seen.sentence().endswith(words)

@@ -128,7 +128,7 @@ def test_a_newer_format_is_refused_with_the_update_command():
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (None, "Shard x says nothing about its codec"),
+        (None, "Shard x does not name its codec"),
         ({b"dalle_collab.format_version": b"1"}, "Shard x has damaged metadata"),
         (
             {

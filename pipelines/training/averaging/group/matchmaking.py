@@ -88,7 +88,7 @@ class GroupSearch:
         self._update()
 
     async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[object]]) -> None:
-        """Ask the other members of a late round whether they are alive; record who does not answer until cancelled.
+        """Until cancelled, ask the other members of a late round whether they are alive; record who does not answer.
 
         They are avoided in the next search, unless it is most of them: then this peer is the one that is cut off or
         slow. Meanwhile it queries the DHT, whose first query after a peer has left takes long: afterwards nodes know

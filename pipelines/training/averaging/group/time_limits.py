@@ -15,8 +15,8 @@ PATIENCE = 3.0
 """A round may take this many times the longest of the last ones, and one attempt this many times their median."""
 
 SHARE_OF_A_CHUNK = 2 / 3
-"""An attempt times out earlier than a silent sender: its members can then all look for another group at once. It does
-not time out before it has lasted as long as the search for that group would."""
+"""An attempt times out before a silent sender does: its members can then all look for another group at once. It lasts
+at least as long as the search for that group would."""
 
 SMALLEST_CHANGE = 0.25
 """A time-out is kept while the better one differs by less than this share: peers should agree roughly."""

@@ -58,7 +58,7 @@ def test_an_epoch_that_does_not_end_is_an_alert_but_old_news_from_the_hub_are_no
     shown = history(end=NOW - 400)
     assert kinds(all_alerts(shown, swarm(8))) == ["stalled epoch"]
     assert all_alerts(shown, swarm(8, epoch=130)) == []
-    assert "nobody trains" in alerts.stalled_epoch(shown, 0, 0, NOW).text
+    assert "nobody is training" in alerts.stalled_epoch(shown, 0, 0, NOW).text
     assert alerts.stalled_epoch(history(0), 0, 0, NOW) is None
 
 

@@ -56,7 +56,7 @@ def answers(tmp_path_factory):
 
 def test_an_unknown_run_and_an_empty_repository_are_explained(answers):
     assert "There is no model repository alice/nothing on this Hub" in answers("look alice/nothing")["problem"]
-    assert "alice/empty holds no training_run.json" in answers("look alice/empty")["problem"]
+    assert "alice/empty has no training_run.json" in answers("look alice/empty")["problem"]
 
 
 def test_a_run_that_has_not_started_shows_empty_parts(answers):
@@ -91,7 +91,7 @@ def test_a_hub_that_goes_away_leaves_what_is_known_and_comes_back(answers):
 
 def test_a_swarm_in_which_nobody_answers_is_explained(answers):
     assert "None of the 1 entry addresses of alice/run answers" in answers("swarm alice/run")["problem"]
-    assert "names no entry address yet" in answers("swarm alice/fresh")["problem"]
+    assert "has no entry address yet" in answers("swarm alice/fresh")["problem"]
 
 
 def test_a_run_that_is_over_misses_nobody(answers):

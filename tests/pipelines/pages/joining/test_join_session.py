@@ -106,7 +106,7 @@ def test_a_trainer_is_started_once_however_often_the_button_is_pressed(session, 
     session.start(settings("other"), TOKEN)
     workers = [child for child in psutil.Process().children() if "pipelines.command_line.volunteer" in child.cmdline()]
     assert len(workers) == 1 and session.view().repository == "org/polite"
-    with pytest.raises(ValueError, match="stop it before the machine is checked"):
+    with pytest.raises(ValueError, match="stop it before checking the machine"):
         session.check(settings(), TOKEN)
     family = children()
     assert len(family) == 3  # worker, guard, and what the trainer has started
@@ -120,7 +120,7 @@ def test_a_trainer_is_started_once_however_often_the_button_is_pressed(session, 
 
 
 def test_a_pause_and_its_end_are_seen_when_the_trainer_has_made_them(session):
-    with pytest.raises(ValueError, match="no trainer at work that could be paused"):
+    with pytest.raises(ValueError, match="no running trainer to pause"):
         session.pause()
     session.start(settings(), None)
     wait_until(session, lambda view: view.phase == "training")
@@ -129,7 +129,7 @@ def test_a_pause_and_its_end_are_seen_when_the_trainer_has_made_them(session):
     session.pause()
     session.resume()
     wait_until(session, lambda view: view.phase == "training")
-    with pytest.raises(ValueError, match="is no name of a run"):
+    with pytest.raises(ValueError, match="is not the name of a run"):
         session.start(settings("b/c"), None)
 
 

@@ -76,7 +76,7 @@ def test_fields_of_a_page_become_arguments_of_the_commands():
 
 @pytest.mark.parametrize("name", ["run", "--help", "-x/run", "org/run/more", "org/ru n", "org/<b>", "../run", "org/"])
 def test_what_is_no_name_of_a_run_is_refused(name):
-    with pytest.raises(ValueError, match="is no name of a run"):
+    with pytest.raises(ValueError, match="is not the name of a run"):
         JoinSettings(repository=name)
 
 
@@ -147,7 +147,7 @@ def test_findings_are_collected_as_the_doctor_tells_them():
     event = dict(result.as_mapping(), event="finding", time=1.0)
     view = view_after(dict(event="looking", at="machine"), event, is_checking=True)
     assert view.looking_at == "machine" and view.checks == (result,)
-    assert "Looking at: machine" in state_html(view, 0.0)
+    assert "Checking: machine" in state_html(view, 0.0)
 
 
 def test_only_the_end_of_a_log_is_kept():
@@ -164,7 +164,7 @@ def test_only_the_end_of_a_log_is_kept():
     [
         (1, ["dalle-collab: There is no run.", "", "noise"], "There is no run."),
         (1, ["Traceback", "KeyError: 'x'", " "], "Ended with exit code 1: KeyError: 'x'"),
-        (-9, ["step"], "Ended by SIGKILL. Perhaps the memory ran out"),
+        (-9, ["step"], "Ended by SIGKILL. It may have run out of memory"),
         (-11, [], "Ended by SIGSEGV."),
         (2, [], "Ended with exit code 2: It printed nothing."),
     ],

@@ -110,7 +110,7 @@ def test_checkpoints_are_published_signed_tagged_and_only_the_newest_optimizer_s
     assert [point["epoch"] for point in read_history_files(snapshot / "metrics")] == list(range(1, 10))
     assert read_contributions(snapshot / "metrics").total()["ann"].samples == 270
     refused = run.commands.run("run", "rollback", run.repository, "3", "--yes")
-    assert refused.returncode == 1 and "The checkpoint of epoch 3 is no longer whole on the Hub" in refused.stderr
+    assert refused.returncode == 1 and "The checkpoint of epoch 3 is incomplete on the Hub" in refused.stderr
 
 
 @pytest.mark.timeout(600)

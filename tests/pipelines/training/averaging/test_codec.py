@@ -79,7 +79,7 @@ def test_zeros_and_constants_come_back_as_they_are(shape, value, codec):
 def test_values_that_are_not_finite_are_refused(value, codec):
     values = made_up(1000)
     values[17] = float(value)
-    with pytest.raises(ValueError, match="A tensor with values that are not finite was to be averaged"):
+    with pytest.raises(ValueError, match="A tensor to be averaged has non-finite values"):
         codec().quantize(values)
 
 

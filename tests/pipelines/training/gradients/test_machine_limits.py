@@ -65,7 +65,7 @@ def test_the_micro_batch_is_at_the_knee_of_the_speed_or_where_memory_ends(fits, 
 
 
 def test_a_device_without_room_for_one_sample_is_named():
-    with pytest.raises(NoMicroBatchFitsError, match="Not even one sample at a time fits"):
+    with pytest.raises(NoMicroBatchFitsError, match="Not even one sample fits"):
         choose_micro_batch(lambda size: None, largest=8)
 
 

@@ -88,7 +88,7 @@ def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
 @pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "model-00002.safetensors"])
 def test_code_and_tensors_that_nobody_signed_are_refused(checkpoint, key, name):
     (checkpoint / name).write_bytes(b"import os\n")
-    with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12: nobody has signed"):
+    with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12, so it is not signed"):
         verify_checkpoint(checkpoint, [key.public], RUN)
 
 
@@ -98,7 +98,7 @@ def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(che
     signed = json.loads(path.read_text())
     changed = {**signed, "manifest": {**signed["manifest"], "epoch": 13}}
     path.write_text(json.dumps(changed))
-    with pytest.raises(CheckpointRefusedError, match="does not fit its content: it was changed after it was signed"):
+    with pytest.raises(CheckpointRefusedError, match="does not match its content: it was changed after it was signed"):
         verify_checkpoint(checkpoint, [key.public], RUN)
     path.write_text(json.dumps(signed))
     with pytest.raises(CheckpointRefusedError, match=r"not one of the 1 in the run's publisher_keys.json"):

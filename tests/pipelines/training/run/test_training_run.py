@@ -93,9 +93,9 @@ def test_a_bad_value_is_refused_by_name(changes, message):
 def test_unknown_missing_and_damaged_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"Unknown setting colour, size in training_run.json; known: \['aggregation_r"):
         TrainingRun.from_mapping(NEEDED | dict(size=1, colour=2))
-    with pytest.raises(ValueError, match=r"incomplete or has a value of a wrong type: .*run_id"):
+    with pytest.raises(ValueError, match=r"incomplete or has a value of the wrong type: .*run_id"):
         TrainingRun.from_mapping({key: value for key, value in NEEDED.items() if key != "run_id"})
-    with pytest.raises(ValueError, match="incomplete or has a value of a wrong type"):
+    with pytest.raises(ValueError, match="incomplete or has a value of the wrong type"):
         TrainingRun.from_mapping(NEEDED | dict(target_batch_size="many"))
     (tmp_path / "training_run.json").write_text('{"run_id": ')
     with pytest.raises(ValueError, match=r"training_run.json is not JSON .* dalle-collab run create"):

@@ -105,7 +105,7 @@ def test_a_pickle_in_the_place_of_tensors_is_refused_by_name_and_never_loaded(sa
             return (exec, ("raise SystemExit('unpickled')",))
 
     (folder / name).write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match=rf"{name} is not a whole safetensors file .* a pickle .* is never loaded"):
+    with pytest.raises(ValueError, match=rf"{name} is not a complete safetensors file .* a pickle .* is never loaded"):
         load_training_state(folder, *made_parts(run, num_steps=0))
 
 
@@ -116,10 +116,10 @@ def test_a_truncated_or_missing_file_is_refused_by_name_and_changes_nothing(save
     model, optimizer = made_parts(run, num_steps=0)
     before = states_of(model, optimizer)
     (folder / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=f"{name} is not a whole safetensors file"):
+    with pytest.raises(ValueError, match=f"{name} is not a complete safetensors file"):
         load_training_state(folder, model, optimizer)
     (folder / name).unlink()
-    with pytest.raises(ValueError, match=f"{name} is not a whole safetensors file .*Download the checkpoint again"):
+    with pytest.raises(ValueError, match=f"{name} is not a complete safetensors file .*Download the checkpoint again"):
         load_training_state(folder, model, optimizer)
     assert all(torch.equal(tensor, before[key]) for key, tensor in states_of(model, optimizer).items())
 

@@ -192,5 +192,5 @@ def test_requests_of_others_are_checked():
     wrong = [b"", b"[]", b"{}", json.dumps(dict(want="all", digest="d")).encode()]
     wrong += [tensors_request("d", indices) for indices in ([3], [-1], [0] * 4, [True], ["0"])]
     for request in wrong:
-        with pytest.raises(ValueError, match=r"not a request for a state|tensors that are not there"):
+        with pytest.raises(ValueError, match=r"not a request for a state|tensors that do not exist"):
             read_request(request, 3)

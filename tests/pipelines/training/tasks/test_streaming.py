@@ -19,7 +19,7 @@ def test_a_pass_that_the_hubs_absence_ends_is_followed_by_the_next(caplog):
     assert [next(batches) for _ in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
     with pytest.raises(ValueError, match="records are damaged"):
         next(batches)
-    assert caplog.text.count("The dataset cannot be read (Server Disconnected). Trying again") == 2
+    assert caplog.text.count("The dataset cannot be read (Server Disconnected). Retrying") == 2
 
 
 def test_pauses_grow_until_there_is_a_batch_again(caplog):

@@ -108,13 +108,13 @@ def test_a_made_up_batch_is_as_heavy_as_a_usual_one_and_reaches_every_parameter(
             ALBERT | {"hiden_size": 3, "layers": 2},
             r"Unknown setting hiden_size, layers of a model of type albert",
         ),
-        (FILL, ALBERT | {"auto_map": {"AutoConfig": "a.B"}}, r"needs code of its own \(auto_map\)"),
+        (FILL, ALBERT | {"auto_map": {"AutoConfig": "a.B"}}, r"needs custom code \(auto_map\)"),
         (FILL, {"model_type": "made_up"}, r"'made_up', which transformers does not know"),
         (FILL, {}, r"model_type is 'None'"),
-        (FILL, ALBERT | {"hidden_size": "large"}, r"settings of the model cannot work: .*hidden_size"),
+        (FILL, ALBERT | {"hidden_size": "large"}, r"settings of the model are invalid: .*hidden_size"),
         (FILL, {"model_type": "gpt2"}, r"transformers has no fill-mask model of type gpt2"),
         (WRITE, {"model_type": "albert"}, r"transformers has no text-generation model of type albert"),
-        (FILL, {"model_type": "bart"}, r"an encoder and a decoder; fill-mask trains models of one stack"),
+        (FILL, {"model_type": "bart"}, r"an encoder and a decoder; fill-mask trains single-stack models"),
         (WRITE, {"model_type": "t5"}, r"an encoder and a decoder; text-generation"),
         (WRITE, {"model_type": "bert"}, r"sees the tokens that it should predict unless is_decoder is true"),
     ],
@@ -162,7 +162,7 @@ def test_missing_special_tokens_and_missing_tokenizers_are_one_line(places, tmp_
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"no end-of-sequence token \(EOS\)"):
         LanguageModelingTask(language_run(WRITE, GPT2), str(tmp_path)).check()
-    with pytest.raises(ValueError, match=r"holds no tokenizer that transformers can read"):
+    with pytest.raises(ValueError, match=r"has no tokenizer that transformers can read"):
         LanguageModelingTask(language_run(WRITE, GPT2), str(tmp_path / "nothing")).check()
 
 

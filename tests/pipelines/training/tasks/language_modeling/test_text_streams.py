@@ -181,14 +181,14 @@ def test_a_checkpoint_of_another_task_is_one_line(ask, publish, places, hub, tmp
         T5Config(vocab_size=300, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     ).save_pretrained(tmp_path / "c")
     repository = publish("seq2seq", tmp_path / "c", "model")
-    with pytest.raises(ValueError, match=r"a decoder; text-generation trains models of one stack"):
+    with pytest.raises(ValueError, match=r"a decoder; text-generation trains single-stack models"):
         ask(dict(place=places[WRITE]), compose=settings | dict(task=WRITE, settings=dict(start_from=repository)))
     (tmp_path / "d").mkdir()
     config = dict(model_type="own", auto_map={"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.OwnLM"})
     (tmp_path / "d" / "config.json").write_text(json.dumps(config))
     (tmp_path / "d" / "code.py").write_text("raise SystemExit('code of a stranger was run')\n")
     repository = publish("own-code", tmp_path / "d", "model")
-    with pytest.raises(ValueError, match=r"own-code .*cannot be used: .*code of their own cannot be trained"):
+    with pytest.raises(ValueError, match=r"own-code .*cannot be used: .*custom code cannot be trained"):
         ask(dict(place=places[WRITE]), compose=settings | dict(task=WRITE, settings=dict(start_from=repository)))
 
 
