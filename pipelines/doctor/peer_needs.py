@@ -30,7 +30,7 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
     settings = MemorySettings(
         micro_batch_size=micro_batch_size,
         precision=compute.precision if compute.precision != "auto" else "fp32",
-        optimizer="lamb",
+        optimizer=task.run.optimizer,
         optimizer_bits=task.run.optimizer_bits,
         collaborative=True,
         device="cuda" if on_gpu else "cpu",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.memory_estimate.settings import NUM_STATISTICS, MemorySettings
 
 BLOCK_SIZE = 256
 MIN_8BIT_ELEMENTS = 4096
@@ -25,13 +25,12 @@ def optimizer_state_bytes(shapes: Shapes, settings: MemorySettings) -> int:
 
 def _tensor_state_bytes(shape: tuple[int, ...], settings: MemorySettings) -> int:
     size = math.prod(shape)
-    if settings.optimizer == "sgd":
-        return 0
     if settings.optimizer == "adafactor":
         # Shazeer and Stern, 2018: sums over columns and over rows of the squared gradient; vectors are not factored.
         return 4 * (size if len(shape) < 2 else size // shape[-1] + size // shape[-2])
+    number = NUM_STATISTICS[settings.optimizer]
     if settings.optimizer_bits == 8 and size >= MIN_8BIT_ELEMENTS:
-        # Two statistics of one byte, each with a float32 maximum for every block (Dettmers et al., 2021).
-        return 2 * size + 2 * 4 * -(-size // BLOCK_SIZE)
+        # Statistics of one byte, each with a float32 maximum for every block (Dettmers et al., 2021).
+        return number * (size + 4 * -(-size // BLOCK_SIZE))
     bits = 32 if settings.optimizer_bits == 8 else settings.optimizer_bits
-    return 2 * size * bits // 8
+    return number * size * bits // 8

@@ -7,7 +7,10 @@ from typing import Any, Self
 from hub_tools.checks import check_choice
 from pipelines.memory_estimate.models.precision import PRECISIONS
 
-OPTIMIZERS = ("adam", "lamb", "adafactor", "sgd")
+NUM_STATISTICS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 0}
+"""Values that an optimizer keeps for each parameter. Those of a run's optimizers are rows here, too."""
+
+OPTIMIZERS = (*NUM_STATISTICS, "adafactor")
 OPTIMIZER_BITS = (32, 16, 8)
 RECOMPUTE_CHOICES = ("none", "checkpoint", "reversible", "partial")
 DEVICES = ("cuda", "cpu")

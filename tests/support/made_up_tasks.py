@@ -23,7 +23,7 @@ def made_up_task(run: TrainingRun) -> TrainingTask:
 def made_up_batch(run: TrainingRun, seed: int, batch_size: int) -> Batch:
     """Return a batch that the seed decides, in which there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
-    return (_pictures if run.task == "text-to-image" else _texts)(run, batch_size, generator)
+    return MADE_UP[run.task](run, batch_size, generator)
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -61,3 +61,7 @@ def _texts(run: TrainingRun, batch_size: int, generator: torch.Generator) -> Bat
             rows[-1]["input_ids"] = input_ids.masked_fill(hidden, MASK)
             rows[-1]["labels"] = input_ids.masked_fill(~hidden, IGNORED)
     return joined([{name: tensor[None] for name, tensor in row.items()} for row in rows])
+
+
+MADE_UP = {"text-to-image": _pictures, "fill-mask": _texts, "text-generation": _texts}
+"""What makes a batch of each task."""

@@ -24,10 +24,11 @@ PATIENT = dict(matchmaking_seconds=3.0, averaging_timeout_seconds=80.0, progress
 machine an answer takes a second."""
 
 
+TINY_LANGUAGE = dict(sequence_length=SEQUENCE_LENGTH)
 TINY_TASKS = {
     "text-to-image": dict(model_config=TINY_MODEL),
-    "fill-mask": dict(model_config=dict(ALBERT, vocab_size=40, pad_token_id=0)),
-    "text-generation": dict(model_config=dict(GPT2, vocab_size=40)),
+    "fill-mask": dict(model_config=dict(ALBERT, vocab_size=40, pad_token_id=0), task_settings=TINY_LANGUAGE),
+    "text-generation": dict(model_config=dict(GPT2, vocab_size=40), task_settings=TINY_LANGUAGE),
 }
 """What differs between tiny runs of the tasks."""
 
@@ -37,9 +38,7 @@ WEIGHT_OF_A_SAMPLE = {"text-to-image": 1, "fill-mask": 5, "text-generation": 19}
 
 def tiny_run(task: str = "text-to-image", **changes: Any) -> TrainingRun:
     """Return a run that a swarm on this machine goes through in seconds; `target_batch_size` is in samples."""
-    if task != "text-to-image":
-        changes = dict(task_settings=dict(sequence_length=SEQUENCE_LENGTH)) | changes
-        changes["target_batch_size"] = changes.get("target_batch_size", 32) * WEIGHT_OF_A_SAMPLE[task]
+    changes["target_batch_size"] = changes.get("target_batch_size", 32) * WEIGHT_OF_A_SAMPLE[task]
     settings = dict(
         run_id=f"test-{uuid.uuid4().hex[:12]}",
         task=task,

@@ -93,7 +93,7 @@ def main(settings: dict) -> None:
         averager = settings.get("struck_averager", "grad_averager")
         strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
     if "dawdles_in_round_of_epoch" in settings:
-        dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=10.0)
+        dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=18.0)
     if "hub_token" in settings:
         os.environ["HF_TOKEN"] = settings["hub_token"]
     checkpoint = settings.get("checkpoint")

@@ -5,7 +5,7 @@ of 0.50 computes Adam (no trust ratio), so this is our own formula on top of the
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from bitsandbytes import functional as quantization
@@ -34,6 +34,9 @@ class Lamb(torch.optim.Optimizer):
         ValueError: a parameter is not float32.
     """
 
+    statistics: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    """Names of what is kept for each parameter: a mean of gradients, which has a sign, and a mean of their squares."""
+
     def __init__(
         self,
         params: ParamsT,
@@ -51,7 +54,7 @@ class Lamb(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.dtype != torch.float32:
                     raise ValueError(f"A parameter is {parameter.dtype}; expected float32: model.float().")
-                self.state[parameter] = _initial_state(parameter, bits)
+                self.state[parameter] = _initial_state(parameter, bits, self.statistics)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; unused here
@@ -79,10 +82,10 @@ class Lamb(torch.optim.Optimizer):
         for start in range(0, gradient.numel(), CHUNK_ELEMENTS):
             span = slice(start, start + CHUNK_ELEMENTS)
             part = gradient[span] * scale
-            mean = _read(state, "exp_avg", span).lerp_(part, 1 - beta1)
-            square = _read(state, "exp_avg_sq", span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
-            _write(state, "exp_avg", span, mean)
-            _write(state, "exp_avg_sq", span, square)
+            mean = read_statistic(state, "exp_avg", span).lerp_(part, 1 - beta1)
+            square = read_statistic(state, "exp_avg_sq", span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
+            write_statistic(state, "exp_avg", span, mean)
+            write_statistic(state, "exp_avg_sq", span, square)
             direction[span] = (mean / correction1).div_((square / correction2).sqrt_().add_(group["eps"]))
         if group["weight_decay"]:
             direction.add_(parameter.view(-1), alpha=group["weight_decay"])
@@ -117,9 +120,9 @@ def _code(name: str, device: torch.device) -> torch.Tensor:
     return quantization.create_dynamic_map(signed=name == "exp_avg").to(device)
 
 
-def _initial_state(parameter: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
+def _initial_state(parameter: torch.Tensor, bits: int, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
     state = {"step": torch.zeros((), dtype=torch.int64)}
-    for name in ("exp_avg", "exp_avg_sq"):
+    for name in names:
         zeros = torch.zeros(parameter.numel(), device=parameter.device)
         if bits == 32 or parameter.numel() < MIN_8BIT_ELEMENTS:
             state[name] = zeros
@@ -134,7 +137,7 @@ def _blocks(span: slice) -> slice:
     return slice(span.start // BLOCK_SIZE, -(-span.stop // BLOCK_SIZE))
 
 
-def _read(state: dict[str, torch.Tensor], name: str, span: slice) -> torch.Tensor:
+def read_statistic(state: dict[str, torch.Tensor], name: str, span: slice) -> torch.Tensor:
     """Return float32 values of the span: a view for float32 statistics, a copy for quantised ones."""
     values = state[name][span]
     if values.dtype == torch.float32:
@@ -144,7 +147,8 @@ def _read(state: dict[str, torch.Tensor], name: str, span: slice) -> torch.Tenso
     return quantization.dequantize_blockwise(values, absmax=absmax, code=code, blocksize=BLOCK_SIZE)
 
 
-def _write(state: dict[str, torch.Tensor], name: str, span: slice, values: torch.Tensor) -> None:
+def write_statistic(state: dict[str, torch.Tensor], name: str, span: slice, values: torch.Tensor) -> None:
+    """Keep float32 values of the span."""
     if state[name].dtype == torch.float32:
         return  # `values` is a view of the state
     code = _code(name, values.device)

@@ -36,7 +36,7 @@ def _card_before_training(repository: str, run: TrainingRun) -> str:
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {run.task}\ntags: [collaborative-training, hivemind]\n"
         f"datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
-        f"A {run.task} transformer that is being trained together. Give it GPU time:\n\n"
+        f"A model for {run.task} that is being trained together. Give it GPU time:\n\n"
         f"```bash\ndalle-collab join {repository}\n```\n\n"
         "The first checkpoint is published by the run's auxiliary peer.\n"
     )

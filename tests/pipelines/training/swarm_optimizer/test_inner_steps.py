@@ -112,7 +112,7 @@ def test_the_outer_optimizer_is_the_shared_state_and_does_not_decay_weights(mode
     ("changes", "message"),
     [
         (dict(local_steps=0), "local_steps is 0"),
-        (dict(inner_optimizer="sgd"), "inner_optimizer is 'sgd'; expected one of lamb, adamw"),
+        (dict(inner_optimizer="sgd"), "inner_optimizer is 'sgd'; expected one of lamb"),
         (dict(outer_momentum=1.0), "outer_momentum is 1.0; expected at least 0 and less than 1"),
         (dict(delay_gradient_averaging=True), "delay_optimizer_step is off"),
     ],
