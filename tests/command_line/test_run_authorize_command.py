@@ -97,7 +97,7 @@ def test_lists_that_are_wrong_are_mended_before_the_service_starts(hub, commands
     publish_run(hub, "org/bad-lists", tiny_run(run_id="run").to_json())
     edit_lists(hub, "org/bad-lists", '{"ban": "mallory"}')
     line = the_line(commands.run("run", "authorize", "org/bad-lists", "--key-file", str(tmp_path / "key")))
-    assert "'ban' in admission.json is not a list" in line and "Mend admission.json in org/bad-lists first" in line
+    assert "'ban' in admission.json is not a list" in line and "Fix admission.json in org/bad-lists first" in line
 
 
 def test_the_service_runs_as_a_space_where_the_project_is_not_installed(hub, commands, tmp_path):

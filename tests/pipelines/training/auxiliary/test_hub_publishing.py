@@ -183,7 +183,7 @@ def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_
     unknown = run.commands.run("run", "rollback", run.repository, "5", "--yes")
     assert "has published no checkpoint of epoch 5; its newest are: 3, 6, 9." in unknown.stderr
     same = run.commands.run("run", "rollback", run.repository, "9", "--yes")
-    assert "is at epoch 9 already" in same.stderr
+    assert "is already at epoch 9" in same.stderr
     assert run.titles() == commits
     done = run.commands.run("run", "rollback", run.repository, "3", "--yes")
     assert done.returncode == 0, done.stderr
