@@ -19,6 +19,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.averager import DecentralizedAverager
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.servicer import StubBase
@@ -30,6 +31,7 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.figures import AveragingRound, SharedFigures
+from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
 from pipelines.training.averaging.group.time_limits import attempt_times
 from pipelines.training.averaging.reduce.finite_values import is_finite
@@ -155,6 +157,12 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> StreamOf[averaging_pb2.MessageFromLeader]:
         """Accept a peer into a group unless it should be avoided, or redirect it; see `DecentralizedAverager`."""
+        try:
+            mode_of(request.gather)
+        except ValueError as error:
+            logger.warning("Peer %s was not accepted into a group. %s", context.remote_id, error)
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
         if self._search is not None and context.remote_id in self._search.avoided:
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
@@ -189,7 +197,14 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         await super()._step(step=step, **kwargs)
 
     async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kwargs: Any) -> Any:
-        return await super()._aggregate_with_group(self._gate.checked(group_info), *args, **kwargs)
+        group_info = self._gate.checked(group_info)
+        try:
+            for gathered in group_info.gathered:
+                mode_of(gathered)
+        except ValueError as error:  # the leader should not have let it in, or has made it up
+            logger.warning("A group was aborted. %s", error)
+            raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
+        return await super()._aggregate_with_group(group_info, *args, **kwargs)
 
     def _tell_process(self, method: str, *arguments: Any) -> None:
         """Call a method in the averager's process, before anything it is told later."""
@@ -204,7 +219,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     ) -> None:
         group_id = group_info.group_id if group_id is None else group_id
         members, tensors = group_info.peer_ids, tuple(tensors)
-        modes = tuple(AveragingMode(self.serializer.loads(gathered)[1]) for gathered in group_info.gathered)
+        modes = tuple(map(mode_of, group_info.gathered))
         is_helper = modes[members.index(self.peer_id)] == AveragingMode.AUX
         if not is_helper:
             kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))

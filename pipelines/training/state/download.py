@@ -5,6 +5,7 @@ from the others. Because the hashes belong to the state and not to the donor, it
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import deque
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 OpenStream = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 """Asks a peer (libp2p id, request) and yields the bytes of its answer."""
+
+FIRST_MANIFEST_BYTES, MANIFEST_BYTES_PER_TENSOR = 65_536, 1024
+"""No honest manifest is larger: a tensor takes some 150 bytes."""
 
 WANTS = WANT_MANIFEST, WANT_TENSORS, WANT_NOTHING = "manifest", "tensors", "nothing"
 
@@ -186,7 +190,7 @@ class StateDownload:
         while self._idle:
             donor = self._idle[0]
             try:
-                text = b"".join([chunk async for chunk in self._timed(donor, manifest_request(self._digest))])
+                text = await self._fetch_manifest_text(donor)
                 if not text:
                     raise MovedOnError
                 manifest = StateManifest.decode(text)
@@ -203,6 +207,16 @@ class StateDownload:
                 raise StateRefusedError(message, self.report()) from error
             return manifest
         raise self._no_donor_left()
+
+    async def _fetch_manifest_text(self, donor: str) -> bytes:
+        most, text = FIRST_MANIFEST_BYTES + MANIFEST_BYTES_PER_TENSOR * len(self._snapshot.layout), bytearray()
+        chunks = self._timed(donor, manifest_request(self._digest))
+        async with asyncio.timeout(self._limits.job_seconds), contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                text += chunk
+                if len(text) > most:
+                    raise LyingDonorError(f"Its manifest has more than {most} bytes.")
+        return bytes(text)
 
     async def _fetch_all(self, jobs: deque[list[int]], hashes: Sequence[str]) -> None:
         running: dict[asyncio.Task, tuple[str, list[int]]] = {}
@@ -254,7 +268,7 @@ class StateDownload:
             position, rest = position + len(taken), rest[len(taken) :]
         return rest
 
-    async def _timed(self, donor: str, request: bytes) -> AsyncIterator[bytes]:
+    async def _timed(self, donor: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """Yield a donor's chunks as long as each comes in time; raises TimeoutError otherwise."""
         self._asked.add(donor)
         stream = self._open_stream(donor, request)

@@ -145,6 +145,19 @@ def test_a_donor_that_has_moved_on_is_no_liar():
     assert report.liars == ()
 
 
+def test_a_donor_whose_manifest_never_ends_is_named_before_it_fills_the_memory():
+    class Flooder(Donor):
+        async def answer(self, request):
+            while True:
+                self.num_tensors_sent += 1
+                yield bytes(10_000)
+
+    donors = {"flooder": Flooder(sealed(made_up_state())[0]), "good": honest()}
+    target, _, report = fetch(donors, digest=donors["good"].snapshot.manifest().digest)
+    assert is_whole(target) and report.liars == ("flooder",)
+    assert 10_000 * donors["flooder"].num_tensors_sent < 200_000
+
+
 def test_a_donor_whose_manifest_has_another_digest_is_named():
     class Forger(Donor):
         async def answer(self, request):
