@@ -65,6 +65,14 @@ class AdmissionRecords:
         found = {owner: self._known.get(owner) for owner in owners}
         return {owner: held for owner, held in found.items() if held is not None and now < held.expires_at}
 
+    def users(self, owners: Collection[bytes]) -> dict[bytes, str]:
+        """Return who stands behind each record owner: the admitted user, in an open run nobody but the owner itself.
+
+        A user has one voice, with however many keys. Call it for owners whose records count.
+        """
+        admitted = self.admitted(owners)
+        return {owner: admitted[owner].username if owner in admitted else owner.hex() for owner in owners}
+
     def _are_known(self, owners: Collection[bytes]) -> bool:
         now = get_dht_time()
         return all(owner in self._known and now < self._known[owner].expires_at for owner in owners)

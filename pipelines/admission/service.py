@@ -1,9 +1,11 @@
 """The admission service: asks the Hub who a user is and signs admissions; its decisions and its HTTP interface."""
 
+import hashlib
 import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +17,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from starlette.concurrency import run_in_threadpool
 
+from hub_tools.checks import check_counts, check_positive
 from pipelines.admission.lists import ListsOnHub, objection_to
+from pipelines.admission.live_peers import LivePeers
 from pipelines.admission.tokens import (
     Admission,
     AdmissionRequest,
@@ -31,6 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16_384
 MAX_CLOCK_DIFFERENCE_SECONDS = 60.0
 MAX_CLIENTS_REMEMBERED = 10_000
+MAX_TOKENS_REMEMBERED = 10_000
 HUB_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError)
 
 
@@ -53,11 +58,18 @@ class ServiceOptions:
     """How long admitted peers may stay while the Hub does not answer."""
 
     requests_per_minute: int = 60
-    """Requests allowed per client address. Increase if many peers share one address."""
+    """Requests allowed per client address, and per Hub token that has been confirmed: whoever shares an address with
+    a flood can still renew. Increase if many newcomers share one address."""
+
+    peers_per_user: int = 8
+    """Peers of one user that may be admitted at a time; a peer that left counts until its token expires. Votes and
+    reports are counted by peer: one account must not have many."""
 
     def __post_init__(self) -> None:
-        if self.lifetime_seconds <= 0 or self.requests_per_minute < 1 or self.grace_seconds < 0:
-            raise ValueError(f"{self} has a value that is too small; expected times above 0 and at least 1 request.")
+        check_positive(self, "lifetime_seconds")
+        check_counts(self, "requests_per_minute", "peers_per_user")
+        if self.grace_seconds < 0:
+            raise ValueError(f"grace_seconds is {self.grace_seconds}; expected 0 or more.")
 
 
 @dataclass(kw_only=True)
@@ -75,6 +87,8 @@ class AdmissionService:
 
     def __post_init__(self) -> None:
         self._lists_lock = threading.Lock()
+        self._live_peers = LivePeers(self.options.peers_per_user)
+        self._confirmed = deque[str](maxlen=MAX_TOKENS_REMEMBERED)
         self._check = TokenCheck(self.run_id, public_text(self.key))
 
     def admit(self, request: AdmissionRequest, hub_token: str, now: float) -> str:
@@ -89,15 +103,30 @@ class AdmissionService:
             confirmed_at = now
         except HUB_ERRORS as error:
             username, confirmed_at = self._vouched_user(request, peer_id, now, error)
+        expires_at = now + self.options.lifetime_seconds
+        if wait := self._live_peers.admit(username, peer_id, now, expires_at):
+            raise Refusal(
+                403, "too_many_peers", f"{username} has {self.options.peers_per_user} peers in this run, the most that "
+                f"its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
+            )  # fmt: skip
+        self._remember(hub_token)
         admission = Admission(
             username=username,
             run_id=self.run_id,
             peer_id=peer_id,
             record_key=request.record_key,
-            expires_at=now + self.options.lifetime_seconds,
+            expires_at=expires_at,
             confirmed_at=confirmed_at,
         )
         return issue_token(admission, self.key)
+
+    def has_confirmed(self, hub_token: str) -> bool:
+        """Tell whether the owner of a Hub token has been admitted, lately."""
+        return _fingerprint(hub_token) in self._confirmed
+
+    def _remember(self, hub_token: str) -> None:
+        if not self.has_confirmed(hub_token):
+            self._confirmed.append(_fingerprint(hub_token))
 
     def _check_form(self, request: AdmissionRequest, now: float) -> str:
         if request.run_id != self.run_id:
@@ -178,7 +207,7 @@ class RateLimit:
 def build_application(service: AdmissionService, *, clock: Callable[[], float] = time.time) -> FastAPI:
     """Return the service's HTTP interface: `POST /token` with the Hub token as bearer, and `GET /`."""
     application = FastAPI(title="Admission service", docs_url=None, redoc_url=None, openapi_url=None)
-    limit = RateLimit(service.options.requests_per_minute)
+    strangers, members = (RateLimit(service.options.requests_per_minute) for _ in range(2))
 
     @application.get("/")
     def describe() -> dict[str, object]:
@@ -196,9 +225,15 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
     async def token(request: Request) -> JSONResponse:
         now = clock()
         try:
-            if wait := limit.seconds_to_wait(request.client.host if request.client else "", now):
-                raise Refusal(429, "too_many", f"Too many requests from your address. Try again in {wait:.0f} s.")
+            # Junk costs nobody anything: only what would be asked of the Hub counts.
             hub_token, asked = _bearer_of(request), await _request_in(request)
+            if service.has_confirmed(hub_token):
+                wait, whose = members.seconds_to_wait(_fingerprint(hub_token), now), "with your token"
+            else:
+                address = request.client.host if request.client else ""
+                wait, whose = strangers.seconds_to_wait(address, now), "from your address"
+            if wait:
+                raise Refusal(429, "too_many", f"Too many requests {whose}. Try again in {wait:.0f} s.")
             text = await run_in_threadpool(service.admit, asked, hub_token, now)
         except Refusal as refusal:
             logger.info("Refused: %s.", refusal.reason)
@@ -206,6 +241,10 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
         return JSONResponse(dict(token=text, lifetime_seconds=service.options.lifetime_seconds))
 
     return application
+
+
+def _fingerprint(hub_token: str) -> str:
+    return hashlib.sha256(hub_token.encode()).hexdigest()
 
 
 def _bearer_of(request: Request) -> str:

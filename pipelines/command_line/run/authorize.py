@@ -21,7 +21,10 @@ def authorize(
     ] = None,
     token_minutes: Annotated[float, typer.Option(help="Lifetime of a token; a ban takes effect within it.")] = 10.0,
     grace_minutes: Annotated[float, typer.Option(help="How long peers may stay while the Hub is down.")] = 60.0,
-    requests_per_minute: Annotated[int, typer.Option(help="Requests allowed per client address.")] = 60,
+    requests_per_minute: Annotated[
+        int, typer.Option(help="Requests allowed per client address, and per confirmed Hub token.")
+    ] = 60,
+    peers_per_user: Annotated[int, typer.Option(help="Peers of one user that may be admitted at a time.")] = 8,
     write_space: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the service as a Space into FOLDER and exit.")
     ] = None,
@@ -56,6 +59,7 @@ def authorize(
             lifetime_seconds=60 * token_minutes,
             grace_seconds=60 * grace_minutes,
             requests_per_minute=requests_per_minute,
+            peers_per_user=peers_per_user,
         )
         _serve(repository, public_address, host, port, key_file, options)
 

@@ -181,7 +181,7 @@ class StateTransfer:
         claims = self._records.states()
         if not with_own:
             claims = {key: claim for key, claim in claims.items() if claim.peer_id != self._peer_id}
-        return count_votes(claims, self._records.trainers(), refused)
+        return count_votes(claims, self._records.trainers(), refused, self._records.admissions.users(claims))
 
     def _settled_verdict(self, wanted: int, refused: set[str]) -> Verdict | None:
         deadline = time.monotonic() + self._limits.settling_seconds

@@ -9,7 +9,7 @@ is up to the run's admission: where everybody may join, votes can be bought with
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,15 +61,20 @@ class Verdict:
 
 
 def count_votes(
-    claims: Mapping[bytes, StateClaim], trainers: Collection[bytes], refused: Collection[str] = ()
+    claims: Mapping[bytes, StateClaim],
+    trainers: Collection[bytes],
+    refused: Collection[str] = (),
+    users: Mapping[bytes, str] = {},
 ) -> Verdict | None:
     """Return the state with the most votes, the newest among equals, or None if nobody serves one.
 
-    `claims` and `trainers` go by public key. Digests in `refused` were found to be unusable.
+    `claims` and `trainers` go by public key, and so do `users`, who have one vote each; a key that is not there votes
+    for itself. Digests in `refused` were found to be unusable.
     """
     voters = {key: claim for key, claim in claims.items() if key in trainers} or claims
-    newest = newest_plausible_epoch([claim.epoch for claim in voters.values()])
-    votes = Counter((claim.epoch, claim.digest) for claim in voters.values())
+    ballots = one_vote_each((users.get(key, key), (claim.epoch, claim.digest)) for key, claim in voters.items())
+    newest = newest_plausible_epoch([epoch for epoch, _ in ballots])
+    votes = Counter(ballots)
     holders: dict[tuple[int, str], set[str]] = {}
     for claim in claims.values():
         if claim.shares and claim.digest not in refused and claim.epoch <= newest:
@@ -82,11 +87,19 @@ def count_votes(
         epoch=epoch,
         digest=digest,
         num_votes=votes[epoch, digest],
-        num_voters=len(voters),
-        num_late=sum(claim.epoch < epoch for claim in voters.values()),
+        num_voters=len(ballots),
+        num_late=sum(voted < epoch for voted, _ in ballots),
         donors=tuple(sorted(holders[epoch, digest])),
         outvoted=tuple(sorted({claim.peer_id for claim in contradict})),
     )
+
+
+def one_vote_each(votes: Iterable[tuple[Hashable, tuple[int, str]]]) -> list[tuple[int, str]]:
+    """Return one vote for each voter: the one that most of its keys cast, the newest among equals."""
+    by_voter: dict[Hashable, Counter[tuple[int, str]]] = {}
+    for voter, vote in votes:
+        by_voter.setdefault(voter, Counter())[vote] += 1
+    return [max(cast, key=lambda vote: (cast[vote], vote)) for cast in by_voter.values()]
 
 
 def newest_plausible_epoch(epochs: Collection[int]) -> int:

@@ -133,6 +133,9 @@ class SwarmProgressTracker(ProgressTracker):
         values = {owner: entry.value for owner, entry in metadata.items() if entry.value is not None}
         records = {owner: LocalTrainingProgress.parse_obj(value) for owner, value in values.items()}
         counted = self._admissions.counted(records)
-        others = [r.epoch for owner, r in counted.items() if owner != self._owner and not r.client_mode]
-        limit = max(witnessed_epoch(others), self.local_progress.epoch)
+        others = {owner: r.epoch for owner, r in counted.items() if owner != self._owner and not r.client_mode}
+        witnesses: dict[str, int] = {}
+        for owner, user in self._admissions.users(others).items():
+            witnesses[user] = max(others[owner], witnesses.get(user, 0))
+        limit = max(witnessed_epoch(list(witnesses.values())), self.local_progress.epoch)
         return {owner: metadata[owner] for owner, record in counted.items() if record.epoch <= limit}

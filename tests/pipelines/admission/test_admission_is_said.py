@@ -86,6 +86,13 @@ def test_strangers_records_count_in_an_open_run_alone(plain_dht, held):
     assert AdmissionRecords(plain_dht, "run", admission=held).counted({b"stranger": 1}) == {}
 
 
+def test_behind_a_record_stands_a_user_or_in_an_open_run_its_key(plain_dht, held):
+    records = SwarmRecords(plain_dht, "run_of_users", admission=held).open()
+    owner = records.owner
+    assert records.admissions.users([owner]) == {owner: "alice"}
+    assert SwarmRecords(plain_dht, "run_of_users", admission=None).admissions.users([owner]) == {owner: owner.hex()}
+
+
 def test_records_and_tracker_share_what_was_looked_up(plain_dht, held):
     records = SwarmRecords(plain_dht, "run", admission=held)
     tracker = SwarmProgressTracker(

@@ -1,22 +1,27 @@
 """The admission service over HTTP, as a process of its own, against the embedded Hub."""
 
+import base64
 import time
 
 import httpx2
 import pytest
 from admission_material import (
     body_of,
+    der,
     edit_lists,
     publish_run,
+    rsa_key,
     running_service,
     signed_request,
+    unsigned_request,
 )
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
+from pipelines.admission.live_peers import LivePeers
 from pipelines.admission.server import load_or_create_key
 from pipelines.admission.service import RateLimit
-from pipelines.admission.tokens import TokenCheck, public_text
+from pipelines.admission.tokens import TokenCheck, public_text, sign_request
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +31,10 @@ REPOSITORY = "org/guarded"
 @pytest.fixture(scope="module")
 def users(hub):
     """Hub tokens of a member, a stranger and a member who will misbehave."""
-    tokens = {name: hub.create_user(f"{name}-of-service", token_role="read") for name in ("bob", "carol", "mallory")}
-    for name in ("bob", "mallory"):
+    tokens = {
+        name: hub.create_user(f"{name}-of-service", token_role="read") for name in ("bob", "carol", "dave", "mallory")
+    }
+    for name in ("bob", "dave", "mallory"):
         hub.add_member("org", f"{name}-of-service", "read")
     return tokens
 
@@ -164,9 +171,34 @@ def test_while_the_hub_is_away_admitted_peers_go_on_for_the_grace_and_others_wai
             assert service.ask(hub.alice_token, signed_request(token=held)).status_code == 200
 
             # Who asks too often hears for how long to be quiet; the count may start anew once, with the minute.
-            answers = [service.ask(None, signed_request()) for _ in range(20)]
+            answers = [service.ask("hf_nobody", signed_request()) for _ in range(20)]
             refused = next(answer for answer in answers if answer.status_code == 429)
             assert "Too many requests from your address. Try again in" in refusal(refused, 429)[1]
+            # Members behind the same address renew all the same, and junk counts for nobody.
+            assert service.ask(hub.alice_token, signed_request(token=held)).status_code == 200
+            assert {service.ask(None, signed_request()).status_code for _ in range(20)} == {401}
+
+
+def test_one_user_has_so_many_peers_and_no_more(service, users):
+    def ask(number):
+        peer = rsa_key(f"peer-{number}")
+        request = unsigned_request(peer_key=base64.b64encode(der(peer)).decode())
+        return service.ask(users["dave"], sign_request(request, peer, rsa_key("record")))
+
+    assert {ask(number).status_code for number in range(8)} == {200}
+    reason, message = refusal(ask(8), 403)
+    assert reason == "too_many_peers"
+    assert "dave-of-service has 8 peers in this run, the most that its organiser allows. Stop one" in message
+    assert ask(3).status_code == 200, "those that are admitted renew"
+
+
+def test_a_peer_that_left_makes_room_when_its_token_expires():
+    book = LivePeers(2)
+    assert book.admit("bob", "a", 0.0, 60.0) == book.admit("bob", "b", 10.0, 70.0) == 0.0
+    assert book.admit("bob", "c", 20.0, 80.0) == 40.0
+    assert book.admit("bob", "b", 30.0, 90.0) == book.admit("carol", "c", 30.0, 90.0) == 0.0
+    assert book.admit("bob", "c", 60.0, 120.0) == 0.0
+    assert book.admit("bob", "a", 61.0, 121.0) == pytest.approx(29.0)
 
 
 def test_one_address_may_ask_only_so_often():

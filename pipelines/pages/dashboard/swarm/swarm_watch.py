@@ -61,7 +61,7 @@ def look_once(records: "SwarmRecords") -> dict[str, Any]:
 
     reports = records.progress_reports()
     metrics, introductions, states = records.metrics(), records.introductions(), records.states()
-    verdict = count_votes(states, set(reports))
+    verdict = count_votes(states, set(reports), users=records.admissions.users(states))
     return dict(
         time=time.time(),
         peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],

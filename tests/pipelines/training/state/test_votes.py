@@ -105,3 +105,20 @@ def test_newcomers_spread_over_the_donors():
 )
 def test_jobs_are_runs_of_tensors_of_some_size(sizes, jobs):
     assert cut_into_jobs(sizes, job_bytes=10) == jobs
+
+
+def test_one_user_has_one_vote_with_however_many_keys():
+    """Seen before: seven admissions of one account outvoted three trainers and made them take over zeros."""
+    votes = claims((5, HONEST), (5, HONEST), *[(5, OTHER)] * 7)
+    users = {key: "mallory" for key in list(votes)[2:]} | {bytes([0]): "alice", bytes([1]): "bob"}
+    verdict = count_votes(votes, trainers=set(votes), users=users)
+    assert (verdict.digest, verdict.num_votes, verdict.num_voters) == (HONEST, 2, 3)
+    assert count_votes(votes, trainers=set(votes)).digest == OTHER
+    far_ahead = claims((5, HONEST), (5, HONEST), *[(10**6, OTHER)] * 7)
+    assert count_votes(far_ahead, trainers=set(far_ahead), users=users).epoch == 5
+
+
+def test_a_users_own_machines_vote_as_most_of_them_do():
+    votes = claims((5, HONEST), (5, HONEST), (5, OTHER))
+    verdict = count_votes(votes, trainers=set(votes), users=dict.fromkeys(votes, "alice"))
+    assert (verdict.digest, verdict.num_votes, verdict.num_voters, verdict.is_clear) == (HONEST, 1, 1, True)
