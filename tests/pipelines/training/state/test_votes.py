@@ -110,7 +110,7 @@ def test_jobs_are_runs_of_tensors_of_some_size(sizes, jobs):
 def test_one_user_has_one_vote_with_however_many_keys():
     """Seen before: seven admissions of one account outvoted three trainers and made them take over zeros."""
     votes = claims((5, HONEST), (5, HONEST), *[(5, OTHER)] * 7)
-    users = {key: "mallory" for key in list(votes)[2:]} | {bytes([0]): "alice", bytes([1]): "bob"}
+    users = dict.fromkeys(list(votes)[2:], "mallory") | {bytes([0]): "alice", bytes([1]): "bob"}
     verdict = count_votes(votes, trainers=set(votes), users=users)
     assert (verdict.digest, verdict.num_votes, verdict.num_voters) == (HONEST, 2, 3)
     assert count_votes(votes, trainers=set(votes)).digest == OTHER
