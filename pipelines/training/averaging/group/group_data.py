@@ -30,6 +30,7 @@ def mode_of(gathered: bytes) -> AveragingMode:
         raise ValueError(f"What it told its group about itself is not three values: {error!r}.") from error
     if type(mode) is not int or mode not in _MODES:
         raise ValueError(f"Its mode is {mode!r}; expected one of {sorted(_MODES)}.")
-    if type(bandwidth) not in (int, float) or not 0 <= bandwidth < math.inf:
-        raise ValueError(f"Its bandwidth is {bandwidth!r}; expected a finite number, 0 or more.")
+    # None, the default: as much as the others.
+    if bandwidth is not None and (type(bandwidth) not in (int, float) or not 0 <= bandwidth < math.inf):
+        raise ValueError(f"Its bandwidth is {bandwidth!r}; expected a finite number, 0 or more, or None.")
     return AveragingMode(mode)

@@ -15,6 +15,7 @@ NOTHING = packed(None)
 @pytest.mark.parametrize("mode", AveragingMode)
 def test_the_mode_is_read_with_and_without_a_token(mode):
     assert mode_of(packed([1.5, mode.value, NOTHING])) is mode
+    assert mode_of(packed([None, mode.value, NOTHING])) is mode
     assert mode_of(packed([0, mode.value, NOTHING, "token", 1.0, b"signature"])) is mode
 
 
