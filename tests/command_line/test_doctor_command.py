@@ -232,7 +232,7 @@ def test_the_list_for_people_has_a_line_for_each_finding_with_its_cure(commands,
     done = commands.run("doctor", "org/examined", "--host", LOOPBACK, is_worker=True)
     assert done.returncode == 3 and "FAIL    entry addresses: the run names none" in done.stdout
     assert "cure: Its organiser starts the auxiliary peer" in done.stdout
-    assert done.stdout.strip().endswith("checks fail.")
+    assert done.stdout.strip().endswith("checks failed.")
 
 
 def test_a_task_that_is_unknown_here_is_one_finding_of_both_examinations(hub, commands):

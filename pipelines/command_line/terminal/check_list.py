@@ -93,7 +93,7 @@ def _print_result(console: "Console", result: "CheckResult") -> None:
 def _summary(results: "list[CheckResult]") -> str:
     counts = {status: sum(result.status == status for result in results) for status in MARKS}
     if counts["fail"]:
-        return f"[bold red]{counts['fail']} of {len(results)} checks fail.[/bold red]"
+        return f"[bold red]{counts['fail']} of {len(results)} checks failed.[/bold red]"
     if counts["warn"]:
-        return f"Nothing fails; {counts['warn']} of {len(results)} checks warn."
+        return f"No check failed; {counts['warn']} of {len(results)} gave a warning."
     return f"[green]No problems found ({len(results)} checks).[/green]"

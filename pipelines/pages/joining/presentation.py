@@ -160,9 +160,9 @@ def checks_summary(view: JoinView) -> str:
         return f"{len(view.checks)} checks so far"
     counts = {status: sum(result.status == status for result in view.checks) for status in STATUSES}
     if counts["fail"]:
-        return f"{counts['fail']} of {len(view.checks)} checks {'fails' if counts['fail'] == 1 else 'fail'}."
+        return f"{counts['fail']} of {len(view.checks)} checks failed."
     if counts["warn"]:
-        return f"No check fails; {counts['warn']} of {len(view.checks)} checks warn."
+        return f"No check failed; {counts['warn']} of {len(view.checks)} gave a warning."
     return f"No problems found ({len(view.checks)} checks)."
 
 

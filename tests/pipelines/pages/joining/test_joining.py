@@ -214,7 +214,7 @@ def test_failures_come_first_once_all_checks_are_known():
     done = checks_html(JoinView(checks=results))
     assert running.index("Hub") < running.index("clock") and "3 checks so far" in running
     assert done.index("clock") < done.index("disk") < done.index("Hub")
-    assert "1 of 3 checks fails." in done and "<b>What to do:</b> set it" in done
+    assert "1 of 3 checks failed." in done and "<b>What to do:</b> set it" in done
     assert done.startswith('<div class="join"><details open>')
     assert "<details open>" not in checks_html(JoinView(checks=results, phase="training"))
     assert "No problems found (1 checks)" in checks_html(JoinView(checks=results[:1]))
