@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 
 from hub_tools.checks import check_counts, check_positive
 from pipelines.admission.lists import ListsOnHub, objection_to
-from pipelines.admission.live_peers import LivePeers
 from pipelines.admission.tokens import (
     Admission,
     AdmissionRequest,
@@ -183,6 +182,26 @@ class AdmissionService:
         if now - held.confirmed_at > self.options.grace_seconds:
             raise Refusal(503, "hub_away", f"{away} for longer than peers may stay without it. Try again later.")
         return held.username, held.confirmed_at
+
+
+class LivePeers:
+    """The live admissions of each user: one account may bring so many peers and no more. Thread-safe; it begins empty
+    when the service starts."""
+
+    def __init__(self, most_per_user: int) -> None:
+        self._most = most_per_user
+        self._expirations = dict[str, dict[str, float]]()
+        self._lock = threading.Lock()
+
+    def admit(self, username: str, peer_id: str, now: float, expires_at: float) -> float:
+        """Write a peer down until its admission expires and return 0.0, or return the seconds until there is room."""
+        with self._lock:
+            live = {peer: expiry for peer, expiry in self._expirations.get(username, {}).items() if expiry > now}
+            self._expirations[username] = live
+            if peer_id not in live and len(live) >= self._most:
+                return min(live.values()) - now
+            live[peer_id] = expires_at
+            return 0.0
 
 
 class RateLimit:

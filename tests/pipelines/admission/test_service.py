@@ -18,9 +18,8 @@ from admission_material import (
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
-from pipelines.admission.live_peers import LivePeers
 from pipelines.admission.server import load_or_create_key
-from pipelines.admission.service import RateLimit
+from pipelines.admission.service import LivePeers, RateLimit
 from pipelines.admission.tokens import TokenCheck, public_text, sign_request
 
 pytestmark = pytest.mark.slow
