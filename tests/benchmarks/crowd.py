@@ -7,7 +7,6 @@ that cannot be true.
 
 import contextlib
 import json
-import math
 import random
 import subprocess
 import sys
@@ -20,8 +19,8 @@ EPOCH = 1200
 ROGUES = (
     dict(username='<img src=x onerror="document.title=1">', samples_per_second=3.0),
     dict(username="{{constructor}} ${alert(1)} **bold**", package_version="[a](javascript:alert(1))"),
-    dict(username="absurd", loss=1e300),
-    dict(username="infinite", samples_per_second=math.inf),
+    dict(username="absurd", loss=1e12),
+    dict(username="too fast", samples_per_second=1e8),
 )
 
 

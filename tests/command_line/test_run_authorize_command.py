@@ -84,7 +84,7 @@ def ask(address, hub_token):
         (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens are sent to it"),
         (["--public-address", "https://user:" + "pass@door.example"], "expected for example https://"),
         (["--write-space", "folder"], "Peers must know where the Space will be"),
-        (["--token-minutes", "0"], "has a value that is too small"),
+        (["--token-minutes", "0"], "lifetime_seconds is 0.0; expected a number above 0"),
     ],
     ids=["not encrypted", "with a password", "Space without address", "no life"],
 )

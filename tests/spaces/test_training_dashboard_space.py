@@ -21,7 +21,7 @@ SPACE = Path(__file__).parents[2] / "spaces" / "training_dashboard"
 RUN = "org/recorded-run"
 NUM_PEERS, NUM_USERS = 130, 120
 NUM_ROGUES_LEFT_OUT = 2
-"""Of the rogues, the one that is infinitely fast is shown without speed; the absurd loss is left out."""
+"""Of the rogues, the one that is too fast is shown without speed; the absurd loss is left out."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -112,7 +112,7 @@ def test_prometheus_can_read_every_figure(filled):
             assert found, text
             values.setdefault(found[1], []).append((found[2], float(found[3])))
     assert sum(number for _, number in values["dalle_collab_peers"]) == NUM_PEERS
-    assert len(values["dalle_collab_peer_samples_per_second"]) == NUM_PEERS - 1  # the infinitely fast one
+    assert len(values["dalle_collab_peer_samples_per_second"]) == NUM_PEERS - 1  # the one that is too fast
     assert [number for _, number in values["dalle_collab_up"]] == [1, 1]
     assert any(
         r"onerror=\"document.title=1\"" in labels for labels, _ in values["dalle_collab_peer_samples_per_second"]
