@@ -153,8 +153,9 @@ def missing_parts(run: str) -> list[str]:
 
     api, create = HfApi(), "Create it first: dalle-collab run create"
     try:
-        settings = json.loads(Path(hf_hub_download(run, TRAINING_RUN_FILE)).read_text("utf-8"))
-        dataset = settings["dataset_repository"]
+        values = json.loads(Path(hf_hub_download(run, TRAINING_RUN_FILE)).read_text("utf-8"))
+        # Format 1 has all settings side by side, format 2 has them in sections.
+        dataset = (values["settings"]["data"] if "settings" in values else values)["dataset_repository"]
         check_repository("the run's dataset", dataset)
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         raise ValueError(f"{run} is not a training run that you may read. {create}") from error

@@ -4,6 +4,7 @@ import json
 
 import httpx
 import pytest
+from swarm_of_processes import tiny_run
 
 from hub_tools.publishing.space_publishing import SPACE_SUFFIXES, SpacePlan, check_plan, plans_of_run
 
@@ -84,7 +85,10 @@ def test_the_spaces_of_a_run_know_the_run_and_each_other():
 
 
 def test_everything_of_a_run_is_published_and_what_it_lacks_is_named(publish, hub, api, repo):
-    settings = json.dumps(dict(dataset_repository=f"{repo}-codes"))
+    flat = json.dumps(dict(format_version=1, dataset_repository=f"{repo}-pictures"))
+    api.upload_file(repo_id=repo, path_in_repo="training_run.json", path_or_fileobj=flat.encode())
+    assert f"{repo}-pictures does not exist" in publish("run", repo, "--all", "--dry-run").stderr
+    settings = tiny_run(dataset_repository=f"{repo}-codes").to_json()
     api.upload_file(repo_id=repo, path_in_repo="training_run.json", path_or_fileobj=settings.encode())
     planned = publish("run", repo, "--all", "--dry-run")
     assert not api.repo_exists(f"{repo}-together", repo_type="space")
