@@ -30,6 +30,8 @@ MOST_CLOCK_SECONDS = 300.0
 """By how much the clocks of honest peers may differ; the doctor warns long before."""
 
 MOST_COUNTED = 2**53
+"""JSON, Parquet and a float64 hold all whole numbers up to here exactly."""
+
 MOST_SAMPLES_PER_SECOND = 1e9
 
 MOST_KEYS = 4096

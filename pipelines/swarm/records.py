@@ -15,10 +15,10 @@ from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import MAX_TOKEN_CHARACTERS
-from pipelines.swarm.record_limits import MOST_SECONDS, ProgressBounds, RecordLimits
+from pipelines.swarm.record_limits import MOST_COUNTED, MOST_SECONDS, ProgressBounds, RecordLimits
 
-Count = conint(ge=0, le=2**53, strict=True)
-"""A number that JSON, Parquet and a float64 hold exactly: other readers must not fail because of one record."""
+Count = conint(ge=0, le=MOST_COUNTED, strict=True)
+"""Bounded, because other readers must not fail because of one record."""
 
 Measured = confloat(ge=0.0, le=1e15, strict=True)
 """A finite figure; neither infinity nor NaN is at most 1e15."""
@@ -35,7 +35,7 @@ class SuspectRecord(BaseModel):
 
     peer_id: constr(max_length=96)
     offence: constr(max_length=32)
-    num_rounds: conint(ge=1, le=2**53, strict=True)
+    num_rounds: conint(ge=1, le=MOST_COUNTED, strict=True)
 
 
 class PeerMetrics(BaseModel):

@@ -114,13 +114,14 @@ class Dashboard:
     def peers(self, search: str = "", page: float | None = 1) -> str:
         """Return one page of the peers that match a search as HTML."""
         found = page_of(self._live.peers, search, int(_finite(page, 1.0)))
-        return page_parts.peers_html(found, self._seen_at(), self._unit)
+        return page_parts.peers_html(found, self._seen_at(), self.hub.view.unit)
 
     def board(self, span: str) -> str:
         """Return the leaderboard of a span of `programs.SPANS` as HTML."""
-        rows, run = self.leaderboard_values(span), self.hub.view.run
+        rows, view = self.leaderboard_values(span), self.hub.view
         total = sum(row["samples"] for row in rows)
-        return page_parts.board_html(rows, span, total=total, is_open=run is None or run.is_open, unit=self._unit)
+        is_open = view.run is None or view.run.is_open
+        return page_parts.board_html(rows, span, total=total, is_open=is_open, unit=view.unit)
 
     def checkpoints(self) -> str:
         """Return the published checkpoints as HTML."""
@@ -198,13 +199,8 @@ class Dashboard:
             samples_per_second=sum(speeds) if is_live else newest.get("samples_per_second"),
             num_peers=len(peers) if is_live else None,
             epoch_seconds=usual,
-            unit=self._unit,
+            unit=view.unit,
         )
-
-    @property
-    def _unit(self) -> str:
-        run = self.hub.view.run
-        return run.unit if run else "samples"
 
     def _problems(self) -> list[tuple[str, str]]:
         problems = [("Hub", self.hub.view.problem), ("Swarm", self._swarm_problem())]
@@ -252,14 +248,13 @@ class Dashboard:
 def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
     """Return the curves of a part of the history along an axis."""
     along, columns = shown.columns[axis], shown.columns
-    unit = view.run.unit if view.run else "samples"
     evaluations = tuple(np.array([row[name] for row in view.evaluations], dtype=np.float64) for name in (axis, "loss"))
     charts = [
         Chart(
             title="Loss", unit="", axis=axis, along=along, values=columns["loss"], from_zero=False,
             dots=evaluations if len(evaluations[0]) else None, dots_title="held out",
         ),
-        Chart(title="Throughput", unit=f"{unit}/s", axis=axis, along=along, values=columns["samples_per_second"]),
+        Chart(title="Throughput", unit=f"{view.unit}/s", axis=axis, along=along, values=columns["samples_per_second"]),
         Chart(title="Active peers", unit="", axis=axis, along=along, values=columns["num_peers"]),
         Chart(
             title="Smallest share averaged", unit="", axis=axis, along=along, values=columns["share_averaged"],

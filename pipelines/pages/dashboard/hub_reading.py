@@ -58,6 +58,11 @@ class HubView:
     problem: str = "The Hub has not answered yet."
     """Why this may be out of date; empty if it is fresh."""
 
+    @property
+    def unit(self) -> str:
+        """What the run counts; see `TrainingRun.unit`."""
+        return self.run.unit if self.run else "samples"
+
 
 class HubReader:
     """Polls a run's repository in the background; unchanged files are not downloaded again."""

@@ -161,7 +161,7 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
         for epoch, commit in sorted(view.checkpoints.items(), reverse=True)[:MAX_CHECKPOINTS]
     ]
     newest = epoch_tag(max(view.checkpoints))
-    if view.run is not None and view.run.unit == "tokens":
+    if view.run is not None and view.unit == "tokens":
         command = f'pipeline("{view.run.task}", model="{settings.run}", revision="{newest}")'
     else:
         command = f"dalle-collab generate {settings.run} 'a caption' --revision {newest}"
