@@ -100,6 +100,7 @@ class AdmissionService:
         try:
             username = self._confirmed_user(hub_token)
             confirmed_at = now
+            self._remember(hub_token)
         except HUB_ERRORS as error:
             username, confirmed_at = self._vouched_user(request, peer_id, now, error)
         expires_at = now + self.options.lifetime_seconds
@@ -108,7 +109,6 @@ class AdmissionService:
                 403, "too_many_peers", f"{username} has {self.options.peers_per_user} peers in this run, the most that "
                 f"its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
             )  # fmt: skip
-        self._remember(hub_token)
         admission = Admission(
             username=username,
             run_id=self.run_id,
@@ -120,7 +120,7 @@ class AdmissionService:
         return issue_token(admission, self.key)
 
     def has_confirmed(self, hub_token: str) -> bool:
-        """Tell whether the owner of a Hub token has been admitted, lately."""
+        """Tell whether the Hub has named the owner of this token lately, who may join."""
         return _fingerprint(hub_token) in self._confirmed
 
     def _remember(self, hub_token: str) -> None:
