@@ -3,14 +3,15 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NoReturn
 
 from .endpoint import current_endpoint
 
 if TYPE_CHECKING:
+    import click
     from huggingface_hub.errors import HfHubHTTPError
+    from typer import Typer
 
 TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
 OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab"})
@@ -18,14 +19,18 @@ CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
 INTERRUPTED_EXIT_CODE = 130
 
 
-def run_command_line(app: Callable[..., object], prog_name: str) -> NoReturn:
+def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
     """Run a typer app and exit: 0 on success, 1 with one line on stderr for an error that the user can fix.
 
     Usage errors exit with 2 and Ctrl-C with 130. With DALLE_COLLAB_TRACEBACK=1 the traceback is shown too. Errors that
     come from a bug of ours rather than from input propagate with their traceback.
     """
+    from typer.main import get_command
+
+    command = get_command(app)
+    _join_help_lines(command)
     try:
-        app(prog_name=prog_name)
+        command(prog_name=prog_name)
     except KeyboardInterrupt:
         _leave(prog_name, "stopped by Ctrl-C.", INTERRUPTED_EXIT_CODE)
     except SystemExit as leaving:
@@ -41,6 +46,19 @@ def run_command_line(app: Callable[..., object], prog_name: str) -> NoReturn:
             traceback.print_exception(error)
         _leave(prog_name, explain_error(shown), 1)
     sys.exit(0)
+
+
+def _join_help_lines(command: "click.Command") -> None:
+    """Join the lines of each paragraph of all help texts: typer keeps line breaks of the source in all but the first.
+
+    Paragraphs that are indented, or marked with a backspace character, stay as they are.
+    """
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        text if text.startswith((" ", "\b")) else " ".join(text.split("\n")) for text in paragraphs
+    )
+    for subcommand in getattr(command, "commands", {}).values():
+        _join_help_lines(subcommand)
 
 
 def explain_error(error: BaseException) -> str:

@@ -134,9 +134,9 @@ class DalleCollabConfig(PreTrainedConfig):
             raise ValueError(f"conv_kernel_size is {self.conv_kernel_size}, expected an odd number.")
         if not 0 < len(self.attention_pattern) < max(2, self.num_hidden_layers):
             raise ValueError(
-                f"attention_pattern has {len(self.attention_pattern)} kinds, expected 1 to "
-                f"{max(1, self.num_hidden_layers - 1)}, because {self.num_hidden_layers} layers are the pattern's and "
-                f"one last layer. Shorten the pattern or increase num_hidden_layers."
+                f"attention_pattern has {len(self.attention_pattern)} kinds, but num_hidden_layers is "
+                f"{self.num_hidden_layers}, one of which is the last layer. Expected at least one kind and "
+                f"fewer kinds than layers. Shorten it, or use {max(2, len(self.attention_pattern) + 1)} layers."
             )
         if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.text_vocab_size:
             raise ValueError(

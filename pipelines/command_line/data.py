@@ -172,13 +172,14 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
 
 
 def _print_report(report: "FilterReport") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from pipelines.command_line.terminal.consoles import open_console
 
     table = Table("", "samples", "share")
     for name, count in [("kept", report.kept), *report.dropped.items()]:
         table.add_row(name.replace("_", " "), str(count), f"{100 * count / max(1, report.seen):.1f} %")
-    Console().print(table)
+    open_console().print(table)
     for title, names in (("Unreadable pictures", report.unreadable), ("Damaged sources", report.damaged_sources)):
         if names:
             typer.echo(f"{title} ({len(names)}):")

@@ -1,4 +1,4 @@
-"""`dalle-collab demo ...`: the demo's pictures and the judge that reads them."""
+"""`dalle-collab demo`: the whole system, small, on one machine; its data and its judges."""
 
 from pathlib import Path
 from typing import Annotated
@@ -129,7 +129,9 @@ def judge_text(
 
 
 @app.command()
-def spaces(output: OutputOption = Path("demo-output")) -> None:
+def spaces(
+    output: Annotated[Path, typer.Option(help="Folder of a finished demo.")] = Path("demo-output"),
+) -> None:
     """Open the Hub and the five pages of a finished demo, until Ctrl-C.
 
     \b

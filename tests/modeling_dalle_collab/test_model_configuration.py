@@ -23,8 +23,11 @@ from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGe
             "Attention kind 'diagonal' is unknown, expected one of row, column",
         ),
         ({"final_attention": "full"}, "Attention kind 'full' is unknown"),
-        ({"attention_pattern": ()}, "attention_pattern has 0 kinds, expected 1 to 5"),
-        ({"num_hidden_layers": 4}, "attention_pattern has 4 kinds, expected 1 to 3.*Shorten the pattern"),
+        ({"attention_pattern": ()}, "attention_pattern has 0 kinds.*Expected at least one kind"),
+        (
+            {"num_hidden_layers": 4},
+            "attention_pattern has 4 kinds, but num_hidden_layers is 4.*Shorten it, or use 5 layers",
+        ),
         ({"conv_window": "left"}, "conv_window is 'left', expected one of centred, corner"),
         ({"recompute": "all"}, "recompute is 'all', expected one of reversible, partial, none"),
         ({"pad_token_id": 40}, r"pad_token_id is 40, expected a text id in \[0, 40\)"),

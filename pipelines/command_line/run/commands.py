@@ -6,38 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.command_line.run import (
-    assist as run_assist,
-)
-from pipelines.command_line.run import (
-    authorize as run_authorize,
-)
-from pipelines.command_line.run import (
-    check as run_check,
-)
-from pipelines.command_line.run import (
-    index as run_index,
-)
-from pipelines.command_line.run import (
-    report as run_report,
-)
-from pipelines.command_line.run import (
-    rollback as run_rollback,
-)
+from pipelines.command_line.run import assist as run_assist
+from pipelines.command_line.run import authorize as run_authorize
+from pipelines.command_line.run import check as run_check
+from pipelines.command_line.run import index as run_index
+from pipelines.command_line.run import report as run_report
+from pipelines.command_line.run import rollback as run_rollback
 from pipelines.command_line.terminal.setting_options import parse_settings
 
 app = typer.Typer(no_args_is_help=True)
-app.command("assist")(run_assist.assist)
-app.command("authorize")(run_authorize.authorize)
-app.command("check")(run_check.check)
-app.command("index")(run_index.index)
-app.command("report")(run_report.report)
-app.command("rollback")(run_rollback.rollback)
 
 Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
 
 
-@app.command()
 def create(
     repository: Repository,
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository, ORG/NAME: image codes, or text.")],
@@ -89,10 +70,10 @@ def create(
     with tempfile.TemporaryDirectory() as folder:
         address = create_run_repository(repository, run, processor, Path(folder))
     typer.echo(f"Created {repository}: {address}")
-    typer.echo(f"Next, start its auxiliary peer: dalle-collab run assist {repository}")
+    typer.echo("Next, start its auxiliary peer on a machine that the others can reach:")
+    typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
 
 
-@app.command()
 def show(repository: Repository) -> None:
     """Print a run's settings and the epoch of its newest checkpoint.
 
@@ -102,9 +83,9 @@ def show(repository: Repository) -> None:
     """
     import dataclasses
 
-    from rich.console import Console
     from rich.table import Table
 
+    from pipelines.command_line.terminal.consoles import open_console
     from pipelines.training.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
@@ -115,7 +96,7 @@ def show(repository: Repository) -> None:
     who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
     table.add_row("who may join", who, style="bold")
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
-    Console().print(table)
+    open_console().print(table)
 
 
 def _read_settings(path: Path | None) -> dict[str, Any]:
@@ -128,3 +109,17 @@ def _read_settings(path: Path | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} contains a {type(values).__name__}; expected a JSON object of settings.")
     return values
+
+
+# The help lists them in this order, in which an organiser needs them.
+for command in (
+    create,
+    run_authorize.authorize,
+    run_assist.assist,
+    run_check.check,
+    show,
+    run_report.report,
+    run_index.index,
+    run_rollback.rollback,
+):
+    app.command()(command)

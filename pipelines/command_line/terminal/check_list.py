@@ -33,11 +33,10 @@ def show_checks(
 
     `make_checks` gets a function to call with the name of the next check; `events` gets that, and each finding.
     """
-    from rich.console import Console
-
+    from pipelines.command_line.terminal.consoles import open_console
     from pipelines.doctor.check_result import exit_code
 
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     results = []
     with console.status(title) as status:
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from pipelines.command_line.terminal.consoles import open_console
 from pipelines.training.peer.process_group import (
     START_AGAIN_EXIT_CODE,
     guard_process_group,
@@ -33,9 +34,12 @@ def become_worker() -> Console:
 
 
 def _start_logging() -> Console:
-    console = Console(stderr=True)
-    handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    console = open_console(stderr=True)
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    else:
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
     logging.getLogger("pipelines").setLevel(logging.INFO)
     # Taking over a state advances the schedule without local steps, as intended.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
