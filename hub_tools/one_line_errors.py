@@ -4,12 +4,11 @@ import os
 import sys
 import traceback
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
 
 if TYPE_CHECKING:
-    import click
     from huggingface_hub.errors import HfHubHTTPError
     from typer import Typer
 
@@ -48,7 +47,7 @@ def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
     sys.exit(0)
 
 
-def _join_help_lines(command: "click.Command") -> None:
+def _join_help_lines(command: Any) -> None:
     """Join the lines of each paragraph of all help texts: typer keeps line breaks of the source in all but the first.
 
     Paragraphs that are indented, or marked with a backspace character, stay as they are.
