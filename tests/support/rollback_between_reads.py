@@ -6,6 +6,8 @@ Prints one JSON object: what was read before, and what a reader sees who begins 
 import json
 import sys
 
+from huggingface_hub import HfApi
+
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.training.metrics.history import read_history
 from pipelines.training.repository.rollback import carry_out, plan_rollback
@@ -28,7 +30,9 @@ def all_of(snapshot: RunSnapshot) -> dict[str, object]:
 def main(repository: str, epoch: str) -> None:
     prepare_hub_client()
     snapshot, fresh = RunSnapshot.read(repository), RunSnapshot.read(repository, in_cache=False)
-    rolled_back = carry_out(plan_rollback(repository, int(epoch)))
+    plan = plan_rollback(repository, int(epoch))
+    HfApi().upload_file(repo_id=repository, path_in_repo="news.md", path_or_fileobj=b"Published in between.")
+    rolled_back = carry_out(plan)
     after = all_of(RunSnapshot.read(repository))
     print(json.dumps(dict(before=all_of(snapshot), fresh=all_of(fresh), after=after, rolled_back=rolled_back)))
 

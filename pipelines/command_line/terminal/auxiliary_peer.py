@@ -29,7 +29,6 @@ def run_auxiliary_peer(
     from pipelines.training.auxiliary.hub_publisher import RunRolledBackError
     from pipelines.training.tasks.choice import open_task
 
-    console.print(f"Starting an auxiliary peer of {repository}")
     with console.status(f"Reading {repository}") as status:
 
         def hear(event: str, **values: Any) -> None:

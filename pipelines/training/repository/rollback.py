@@ -10,7 +10,7 @@ history, with their tags until the run publishes those epochs again.
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from hub_tools.run_files import (
     REEL_FOLDER,
     TRAINING_RUN_FILE,
 )
-from pipelines.training.repository.commits import commit_on
+from pipelines.training.repository.commits import commit_changes
 from pipelines.training.repository.epoch_tags import epoch_tag, find_epoch
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError, verify_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -100,22 +100,31 @@ def changed_files(head: Mapping[str, str], source: Mapping[str, str]) -> tuple[d
 
 
 def carry_out(plan: RollbackPlan) -> str:
-    """Roll back in one commit on top of the head that was planned for; return the commit.
+    """Roll back in one commit; return the commit. What the run has published since the plan was made is undone too.
 
     Raises:
-        HeadMovedError: the run has published since; plan again.
+        ValueError: somebody else has rolled the run back since.
+        ConnectionError: the run keeps publishing in between.
         CheckpointRefusedError: the Hub did not restore what it was asked to.
     """
-    text = plan.head.run.replace(generation=plan.generation).to_json()
-    operations = [
-        CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=text.encode()),
-        *(CommitOperationCopy(name, name, src_revision=plan.source) for name in plan.restored),
-        *(CommitOperationDelete(path_in_repo=name) for name in plan.deleted),
-    ]
-    message = f"Roll back to epoch {plan.epoch}: generation {plan.generation}"
-    repository, commit = plan.head.repository, commit_on(plan.head, operations, message)
-    now = _identities(HfApi(), repository, commit)
-    if wrong := sorted(name for name, oid in plan.restored.items() if now.get(name) != oid):
+    api, repository = HfApi(), plan.head.repository
+    wanted = _identities(api, repository, plan.source)
+
+    def changes(head: RunSnapshot) -> Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete]:
+        if head.run.generation != plan.head.run.generation:
+            raise ValueError(f"{repository} was rolled back by somebody else just now; look at it before you go on.")
+        restored, deleted = changed_files(_identities(api, repository, head.commit), wanted)
+        text = head.run.replace(generation=plan.generation).to_json()
+        return [
+            CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=text.encode()),
+            *(CommitOperationCopy(name, name, src_revision=plan.source) for name in restored),
+            *(CommitOperationDelete(path_in_repo=name) for name in deleted),
+        ]
+
+    commit = commit_changes(repository, changes, f"Roll back to epoch {plan.epoch}: generation {plan.generation}")
+    assert commit is not None, "a rollback always changes the generation"
+    now = _identities(api, repository, commit)
+    if wrong := sorted(name for name, oid in wanted.items() if not _is_kept(name) and now.get(name) != oid):
         raise CheckpointRefusedError(
             f"After the rollback {', '.join(wrong)} of {repository} is not what epoch {plan.epoch} had. "
             f"Roll back again, or restore the commit {plan.source} by hand."

@@ -39,6 +39,8 @@ def test_a_rollback_between_two_reads_changes_nothing_for_who_has_begun_to_read(
     assert read["before"] == read["fresh"] == dict(old, commit=head)
     new = dict(generation=1, state=3, manifest=3, history=[3], checkpoint=3, num_keys=1)
     assert read["after"] == dict(new, commit=read["rolled_back"])
+    files = training_material.api.list_repo_files(repository)
+    assert "news.md" not in files, "what is published between plan and commit is undone, too"
     # Settings of the old generation with a checkpoint of the new one: no peer takes that.
     publish(6)
     checkpoint = training_material.snapshot(repository)
