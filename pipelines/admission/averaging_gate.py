@@ -1,9 +1,10 @@
 """Averaging and state transfer among admitted peers only.
 
-One gate guards all calls of an averager. A peer that wants to join a group shows a token and a signature over
-the peer id, the group, the time and the other data exchanged in the group; the leader checks it, and so does every
-member for all others before it aggregates. Tensor parts are accepted only from checked peers. For anything else, like
-the training state, a peer introduces itself first: both sides show their tokens.
+A peer that wants to join a group shows a token and a signature over the peer id, the group, the time and the other data
+exchanged in the group; the leader checks it, and so does every member for all others before it aggregates: no leader
+can speak for its followers. Where the run has an authority, one gate guards all calls of an averager. Tensor parts are
+then accepted only from checked peers, and for anything else, like the training state, a peer introduces itself first:
+both sides show their tokens.
 """
 
 import asyncio
@@ -99,11 +100,11 @@ class AnsweringAverager(Protocol):
 
 
 class AveragingGate:
-    """The gate of one averager, in its process: which peers it accepts; everybody if the run is open."""
+    """The gate of one averager, in its process: which peers it accepts."""
 
     def __init__(self, admission: PeerAdmission | None, prefix: str, seconds_of_a_round: float | None) -> None:
-        """`admission` is this peer's, None in an open run; `prefix` is the averager's."""
-        self._seconds = seconds_of_a_round
+        """`admission` is this peer's, None: nothing is checked; `prefix` is the averager's."""
+        self._seconds, self._is_guarded = seconds_of_a_round, admission is not None and admission.has_authority
         seconds_valid = max(60.0, 6 * (seconds_of_a_round or 60.0))
         self._gate = None if admission is None else AdmissionGate(admission, prefix, seconds_valid)
 
@@ -112,17 +113,23 @@ class AveragingGate:
         if self._gate is not None:
             step._data_for_gather = self._gate.prove(step.data_for_gather, peer_id)
 
+    def opened(self, gathered: bytes, peer_id: PeerID) -> bytes:
+        """Check what a peer tells its group, and return hivemind's own part of it.
+
+        Raises:
+            TokenRefusedError: the peer is not admitted, or has not signed it.
+        """
+        return gathered if self._gate is None else self._gate.open(gathered, peer_id)
+
     def checked(self, group: GroupInfo) -> GroupInfo:
         """Check all members of a group; return it with hivemind's own part of their data.
 
         Raises:
             MatchmakingException: a member is not admitted.
         """
-        if self._gate is None:
-            return group
         try:
             pairs = zip(group.gathered, group.peer_ids, strict=True)
-            return replace(group, gathered=tuple(self._gate.open(data, peer) for data, peer in pairs))
+            return replace(group, gathered=tuple(self.opened(data, peer) for data, peer in pairs))
         except TokenRefusedError as error:
             logger.warning("A group was aborted: %s", error)
             raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
@@ -133,7 +140,7 @@ class AveragingGate:
 
     def answer(self, request: auth_pb2.RequestAuthInfo, peer_id: PeerID) -> auth_pb2.ResponseAuthInfo:
         """Check a peer's token and show this peer's; in an open run there is nothing to show."""
-        if self._gate is not None:
+        if self._gate is not None and self._is_guarded:
             self._gate.check(request.client_access_token.username, peer_id)
         return auth_pb2.ResponseAuthInfo(service_access_token=self._token())
 
@@ -143,19 +150,21 @@ class AveragingGate:
         Raises:
             TokenRefusedError: the other peer is not admitted.
         """
-        if self._gate is not None:
+        if self._gate is not None and self._is_guarded:
             self._gate.check((await greet(peer_id)).service_access_token.username, peer_id)
 
     def guarded(self, averager: AnsweringAverager) -> "_GuardedCalls | None":
         """Return the averager's handlers behind the gate; None: the averager may answer itself."""
-        return None if self._gate is None else _GuardedCalls(averager, self._gate, self._seconds)
+        if self._gate is None or not self._is_guarded:
+            return None
+        return _GuardedCalls(averager, self._gate, self._seconds)
 
     def introducing(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> "StubBase | _IntroducingStub":
         """Return a stub that introduces this peer before each call."""
-        return stub if self._gate is None else _IntroducingStub(stub, introduce)
+        return _IntroducingStub(stub, introduce) if self._is_guarded else stub
 
     def _token(self) -> auth_pb2.AccessToken | None:
-        return None if self._gate is None else access_token(self._gate.admission)
+        return access_token(self._gate.admission) if self._gate is not None and self._is_guarded else None
 
 
 class _GuardedCalls:
@@ -167,11 +176,9 @@ class _GuardedCalls:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._averager, name)
-        if name == "rpc_introduce":
+        if name in ("rpc_introduce", "rpc_join_group"):  # these check for themselves, see `answer` and `opened`
             return call
-        before = {"rpc_join_group": self._check_joining, "rpc_aggregate_part": self._check_sender}.get(
-            name, self._check_introduced
-        )
+        before = self._check_sender if name == "rpc_aggregate_part" else self._check_introduced
 
         async def answer_once(request: Any, context: P2PContext) -> Any:
             return await call(await before(request, context), context)
@@ -183,12 +190,6 @@ class _GuardedCalls:
                     yield message
 
         return answer if inspect.isasyncgenfunction(call) else answer_once
-
-    async def _check_joining(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> averaging_pb2.JoinRequest:
-        self._gate.open(request.gather, context.remote_id)
-        return request
 
     async def _check_introduced(self, request: Any, context: P2PContext) -> Any:
         if self._gate.admission_of(context.remote_id) is None:

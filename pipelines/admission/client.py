@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
+from typing import Protocol
 
 import httpx2
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
@@ -26,10 +26,14 @@ from pipelines.admission.identity import existing_identity_file, read_identity
 from pipelines.admission.settings import Door
 from pipelines.admission.tokens import (
     MAX_TOKEN_CHARACTERS,
+    NOBODY,
+    Admission,
     AdmissionRequest,
     TokenCheck,
     TokenRefusedError,
+    der_of,
     peer_id_of,
+    self_signed_token,
     sign_request,
 )
 
@@ -37,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 SECONDS_TO_TRY_AT_START = 45.0
+SELF_SIGNED_SECONDS = 600.0
+"""Lifetime of a self-signed token: as long it takes room in the DHT after its peer has left."""
+
 SHARE_OF_LIFE_BEFORE_RENEWAL = 0.4
 """Before half of a token's lifetime, which leaves the rest for outages of the service."""
 
@@ -67,18 +74,25 @@ class SharedToken:
         self._newest.value = other
 
 
+class TokenIssuer(Protocol):
+    """Issues the tokens that admit one peer."""
+
+    def issue(self, old: str) -> tuple[str, float]:
+        """Return a new token and its lifetime in seconds; `old` is the expiring one, or empty.
+
+        Raises:
+            AdmissionRefusedError: this peer is not admitted.
+            AdmissionUnreachableError: whoever issues tokens cannot answer now.
+        """
+
+
 class PeerAdmission:
     """Holds and renews this peer's token. Use as a context manager before hivemind forks."""
 
     def __init__(
-        self,
-        door: Door,
-        peer_key: rsa.RSAPrivateKey,
-        hub_token: str,
-        *,
-        seconds_to_try: float = SECONDS_TO_TRY_AT_START,
+        self, check: TokenCheck, issuer: TokenIssuer, *, seconds_to_try: float = SECONDS_TO_TRY_AT_START
     ) -> None:
-        self.check = TokenCheck(door.run_id, door.authority_key)
+        self.check, self._issuer = check, issuer
         self.record_key = RSAPrivateKey.process_wide()
         self.refusal: AdmissionRefusedError | None = None
         """Why the authority has stopped renewing, if it has."""
@@ -86,12 +100,15 @@ class PeerAdmission:
         self.has_new_identity = False
         """Whether this peer's identity is certainly not used by anybody else."""
 
-        self._service, self._repository, self._hub_token = door.service_address, door.repository, hub_token
-        self._peer_key, self._token = peer_key, SharedToken()
-        self._peer_der = peer_key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        self._token = SharedToken()
         self._on_renewal: list[Callable[[], None]] = []
         self._on_refusal: list[Callable[[], None]] = []
         self._stop, self._seconds_to_try = threading.Event(), seconds_to_try
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether the run's authority admits peers; in an open run each peer signs its own token."""
+        return bool(self.check.authority_key)
 
     @property
     def token(self) -> str:
@@ -154,24 +171,41 @@ class PeerAdmission:
                 return
 
     def _fetch(self) -> float:
-        """Request a token, check it and start using it; return its lifetime."""
+        """Get a token and start using it; return its lifetime."""
+        token, lifetime = self._issuer.issue(self.token)
+        self._token.write(token)
+        for call in self._on_renewal:
+            call()
+        return lifetime
+
+
+class ServiceTokens:
+    """Tokens of the run's admission service."""
+
+    def __init__(self, door: Door, peer_key: rsa.RSAPrivateKey, hub_token: str, check: TokenCheck) -> None:
+        self._check, self._peer_key, self._hub_token = check, peer_key, hub_token
+        self._service, self._repository = door.service_address, door.repository
+
+    def issue(self, old: str) -> tuple[str, float]:
+        """See `TokenIssuer`; the token is checked."""
+        record_key, peer_der = RSAPrivateKey.process_wide(), der_of(self._peer_key)
         request = AdmissionRequest(
-            run_id=self.check.run_id,
-            peer_key=base64.b64encode(self._peer_der).decode(),
-            record_key=self.record_key.get_public_key().to_bytes().decode(),
+            run_id=self._check.run_id,
+            peer_key=base64.b64encode(peer_der).decode(),
+            record_key=record_key.get_public_key().to_bytes().decode(),
             time=get_dht_time(),
-            token=self.token,
+            token=old,
         )
-        record_key = serialization.load_der_private_key(self.record_key.to_bytes(), password=None)
-        assert isinstance(record_key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
-        signed = sign_request(request, self._peer_key, record_key)
+        signing_key = serialization.load_der_private_key(record_key.to_bytes(), password=None)
+        assert isinstance(signing_key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
+        signed = sign_request(request, self._peer_key, signing_key)
         answer = self._ask(dict(vars(signed)))
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
         if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not lifetime > 0:
             raise AdmissionUnreachableError(f"What answers at {self._service} is not an admission service.")
         try:
-            self.check.check(
-                token, get_dht_time(), peer_id=peer_id_of(self._peer_der), record_key=request.record_key.encode()
+            self._check.check(
+                token, get_dht_time(), peer_id=peer_id_of(peer_der), record_key=request.record_key.encode()
             )
         except TokenRefusedError as error:
             raise AdmissionRefusedError(
@@ -180,10 +214,7 @@ class PeerAdmission:
                 "the one that the run announces, and its organiser must restart it: "
                 f"dalle-collab run authorize {self._repository}"
             ) from error
-        self._token.write(token)
-        for call in self._on_renewal:
-            call()
-        return float(lifetime)
+        return token, float(lifetime)
 
     def _ask(self, body: dict[str, object]) -> dict[str, object]:
         headers = {"Authorization": f"Bearer {self._hub_token}"}
@@ -208,6 +239,26 @@ class PeerAdmission:
         return values
 
 
+class SelfSignedTokens:
+    """Tokens that a peer of an open run signs itself."""
+
+    def __init__(self, run_id: str, peer_key: rsa.RSAPrivateKey) -> None:
+        self._run_id, self._peer_key = run_id, peer_key
+
+    def issue(self, old: str) -> tuple[str, float]:
+        """See `TokenIssuer`."""
+        now = get_dht_time()
+        admission = Admission(
+            username=NOBODY,
+            run_id=self._run_id,
+            peer_id=peer_id_of(der_of(self._peer_key)).hex(),
+            record_key=RSAPrivateKey.process_wide().get_public_key().to_bytes().decode(),
+            expires_at=now + SELF_SIGNED_SECONDS,
+            confirmed_at=now,
+        )
+        return self_signed_token(admission, self._peer_key), SELF_SIGNED_SECONDS
+
+
 @contextlib.contextmanager
 def seek_admission(
     door: Door,
@@ -215,8 +266,8 @@ def seek_admission(
     hub_token: str | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
-) -> Iterator[tuple[Path | None, PeerAdmission | None]]:
-    """Yield the file of the identity that is admitted, and the admission; None for an open run.
+) -> Iterator[tuple[Path, PeerAdmission]]:
+    """Yield the file of the identity that is admitted, and the admission; self-signed in an open run.
 
     `identity_file` is the peer's own choice; None: a new identity, deleted after the block. The admission is
     renewed in the background. Call it before hivemind forks.
@@ -225,20 +276,32 @@ def seek_admission(
         AdmissionRefusedError: the authority does not admit this user, or there is no Hub token.
         AdmissionUnreachableError: the service does not answer.
     """
-    if door.is_open:
-        yield identity_file, None
-        return
-    if not hub_token:
+    if not door.is_open and not hub_token:
         raise AdmissionRefusedError(
             f"{door.repository} is not open to everybody: joining needs a Hub token with read access. "
             "Log in: hf auth login"
         )
     with (
         existing_identity_file(identity_file) as path,
-        PeerAdmission(door, read_identity(path), hub_token, seconds_to_try=seconds_to_try) as admission,
+        peer_admission(door, read_identity(path), hub_token or "", seconds_to_try=seconds_to_try) as admission,
     ):
         admission.has_new_identity = path != identity_file
         yield path, admission
+
+
+def peer_admission(
+    door: Door,
+    peer_key: rsa.RSAPrivateKey,
+    hub_token: str,
+    *,
+    seconds_to_try: float = SECONDS_TO_TRY_AT_START,
+) -> PeerAdmission:
+    """Return the admission that a run asks for: its authority's, or a self-signed one where everybody may join."""
+    check = TokenCheck(door.run_id, door.authority_key)
+    issuer: TokenIssuer = (
+        SelfSignedTokens(door.run_id, peer_key) if door.is_open else ServiceTokens(door, peer_key, hub_token, check)
+    )
+    return PeerAdmission(check, issuer, seconds_to_try=seconds_to_try)
 
 
 def seconds_to_renewal(lifetime: float, num_failures: int) -> float:

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class SwarmDHT(hivemind.DHT):
-    """A DHT node that answers only admitted peers if it has an admission; without one (None) it is open."""
+    """A DHT node that answers only admitted peers if the run has an authority; all others are open."""
 
     def __init__(self, *, admission: PeerAdmission | None, **kwargs: Any) -> None:
-        self.authorizer = None if admission is None else SwarmAuthorizer(admission)
+        self.authorizer = SwarmAuthorizer(admission) if admission and admission.has_authority else None
         super().__init__(authorizer=self.authorizer, **kwargs)
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Owners of DHT records: in a run with an authority a record counts only with a token for its key and its peer."""
+"""Owners of DHT records: a record counts only with a token for its key and its peer; see `tokens`."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from pipelines.admission.client import PeerAdmission
-from pipelines.admission.tokens import Admission, TokenRefusedError
+from pipelines.admission.tokens import NOBODY, Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +24,14 @@ SECONDS_FOR_A_LOOK = 5.0
 
 
 class AdmissionRecords:
-    """Publishes this peer's token, and knows which record owners are admitted; does nothing in an open run."""
+    """Publishes this peer's token, and knows which record owners are admitted."""
 
     def __init__(self, dht: hivemind.DHT, swarm_id: str, *, admission: PeerAdmission | None) -> None:
-        """`admission` is this peer's; None: the run is open, and everybody's records count."""
+        """`admission` is this peer's; None: nothing is checked, and all records count."""
         self._dht, self._key = dht, f"{swarm_id}_admissions"
         self.admission = admission
         self._known: dict[bytes, Admission] = {}
         self._last_look = float("-inf")
-
-    @property
-    def is_open(self) -> bool:
-        """Whether everybody's records count."""
-        return self.admission is None
 
     def keep_published(self) -> None:
         """Publish this peer's token now and after every renewal; needs validators that sign records."""
@@ -45,7 +40,7 @@ class AdmissionRecords:
             self._publish(self.admission)
 
     def counted(self, records: Mapping[bytes, Record]) -> dict[bytes, Record]:
-        """Return the records that count, by owner: all of an open run, those of admitted peers otherwise."""
+        """Return the records that count, by owner: those of admitted peers that speak for themselves."""
         if self.admission is None:
             return dict(records)
         admitted = self.admitted(records)
@@ -66,12 +61,12 @@ class AdmissionRecords:
         return {owner: held for owner, held in found.items() if held is not None and now < held.expires_at}
 
     def users(self, owners: Collection[bytes]) -> dict[bytes, str]:
-        """Return who stands behind each record owner: the admitted user, in an open run nobody but the owner itself.
+        """Return who stands behind each record owner: the admitted user, in an open run only the peer itself.
 
         A user has one voice, with however many keys. Call it for owners whose records count.
         """
-        admitted = self.admitted(owners)
-        return {owner: admitted[owner].username if owner in admitted else owner.hex() for owner in owners}
+        held = self.admitted(owners)
+        return {owner: voice_of(held[owner]) if owner in held else owner.hex() for owner in owners}
 
     def _are_known(self, owners: Collection[bytes]) -> bool:
         now = get_dht_time()
@@ -86,7 +81,9 @@ class AdmissionRecords:
         self._last_look = time.monotonic()
         values = found.value if found is not None and isinstance(found.value, dict) else {}
         read = {owner: _read(admission, owner, entry.value) for owner, entry in values.items()}
-        self._known |= {owner: held for owner, held in read.items() if held is not None}
+        now = get_dht_time()
+        known = {owner: held for owner, held in self._known.items() if now < held.expires_at}
+        self._known = known | {owner: held for owner, held in read.items() if held is not None}
 
     def _publish(self, admission: PeerAdmission) -> None:
         held = admission.check.check(admission.token, now=0.0)
@@ -107,7 +104,13 @@ def speaks_for(record: object, admission: Admission) -> bool:
             peer_id = PeerID.from_base58(peer_id).to_bytes()
         except ValueError:
             return False
-    return peer_id in (None, bytes.fromhex(admission.peer_id)) and username in (None, admission.username)
+    is_its_peer = peer_id in (None, bytes.fromhex(admission.peer_id))
+    return is_its_peer and (username in (None, admission.username) or admission.username == NOBODY)
+
+
+def voice_of(admission: Admission) -> str:
+    """Return whose voice an admission is: its user's, or its peer's where users are unknown."""
+    return admission.peer_id if admission.username == NOBODY else admission.username
 
 
 def _read(admission: PeerAdmission, owner: bytes, token: object) -> Admission | None:

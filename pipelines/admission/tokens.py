@@ -3,6 +3,9 @@
 A token says: the run's authority admits the peer with this libp2p identity and this record key, which belong to this
 user of the Hub, until then. It is not a secret: a thief lacks both keys. The two keys are bound together because
 hivemind signs DHT records with a separate RSA key, which says nothing about the libp2p peer that sent them.
+
+In an open run each peer signs its own token with its libp2p key. Such a token admits everybody, but it binds the two
+keys as well: nobody can sign records in another peer's name.
 """
 
 import base64
@@ -20,8 +23,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 
 TOKEN_DOMAIN = b"dalle-collab admission token 1\0"
+SELF_SIGNED_DOMAIN = b"dalle-collab self-signed token 1\0"
 REQUEST_DOMAIN = b"dalle-collab admission request 1\0"
 MAX_TOKEN_CHARACTERS = 4096
+NOBODY = "anonymous"
+"""User in self-signed tokens, which say nothing about users."""
+
 USERNAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 
 
@@ -106,8 +113,15 @@ class AdmissionRequest:
 
 def issue_token(admission: Admission, authority: ed25519.Ed25519PrivateKey) -> str:
     """Return the signed text of an admission."""
-    claims = json.dumps(asdict(admission), sort_keys=True, separators=(",", ":")).encode()
+    claims = _claims(admission)
     return f"{_encode(claims)}.{_encode(authority.sign(TOKEN_DOMAIN + claims))}"
+
+
+def self_signed_token(admission: Admission, peer_key: rsa.RSAPrivateKey) -> str:
+    """Return the text of a token that a peer of an open run signs itself, with its libp2p key."""
+    claims = _claims(admission)
+    signature = peer_key.sign(SELF_SIGNED_DOMAIN + claims, _pss(), hashes.SHA256())
+    return ".".join(map(_encode, (claims, der_of(peer_key), signature)))
 
 
 @dataclass(frozen=True)
@@ -116,19 +130,19 @@ class TokenCheck:
 
     run_id: str
     authority_key: str
-    """The authority's Ed25519 public key, as in `training_run.json`."""
+    """The authority's Ed25519 public key, as in `training_run.json`; empty: peers sign their own tokens."""
 
     def check(
         self, token: object, now: float, *, peer_id: bytes | None = None, record_key: bytes | None = None
     ) -> Admission:
-        """Return a token's claims, if it is from the authority, for this run, still valid, and for the given keys.
+        """Return a token's claims, if it is from who may issue it, for this run, still valid, and for the given keys.
 
         Raises:
             TokenRefusedError: it is not; the message says why.
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             raise TokenRefusedError("There is no token, or it is too long.")
-        admission = _read_signed(token, self.authority_key)
+        admission = _read_signed(token, self.authority_key) if self.authority_key else _read_self_signed(token)
         if admission.run_id != self.run_id:
             raise TokenRefusedError(f"The token admits to the run {admission.run_id!r}, not to {self.run_id!r}.")
         if now >= admission.expires_at:
@@ -168,13 +182,16 @@ def check_request(request: AdmissionRequest) -> str:
         raise ValueError("peer_key or record_key is not a public key") from error
     signatures = (request.peer_signature, request.record_signature)
     for name, key, signature in zip(("peer_key", "record_key"), (peer_key, record_key), signatures, strict=True):
-        if not isinstance(key, rsa.RSAPublicKey) or not 2048 <= key.key_size <= 4096:
-            raise ValueError(f"{name} is not an RSA key of 2048 to 4096 bits")
         try:
-            key.verify(_decode(signature), content, _pss(), hashes.SHA256())
+            _rsa_key(key, name).verify(_decode(signature), content, _pss(), hashes.SHA256())
         except InvalidSignature as error:
             raise ValueError(f"the request is not signed by its {name}") from error
     return peer_id_of(peer_der).hex()
+
+
+def der_of(key: rsa.RSAPrivateKey) -> bytes:
+    """Return the public half of an RSA key in DER."""
+    return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def peer_id_of(peer_key: bytes) -> bytes:
@@ -204,6 +221,34 @@ def _read_signed(token: str, authority_key: str) -> Admission:
         raise TokenRefusedError("The token is not signed by the run's authority.") from error
     except (ValueError, TypeError) as error:
         raise TokenRefusedError("The token is damaged.") from error
+
+
+@lru_cache(maxsize=4096)
+def _read_self_signed(token: str) -> Admission:
+    claims_text, _, rest = token.partition(".")
+    key_text, _, signature = rest.partition(".")
+    try:
+        claims, peer_der = (_decode(text, altchars=b"-_") for text in (claims_text, key_text))
+        key = _rsa_key(serialization.load_der_public_key(peer_der), "peer_key")
+        key.verify(_decode(signature, altchars=b"-_"), SELF_SIGNED_DOMAIN + claims, _pss(), hashes.SHA256())
+        admission = Admission(**json.loads(claims))
+    except InvalidSignature as error:
+        raise TokenRefusedError("The token is not signed by the peer that it names.") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise TokenRefusedError("The token is damaged.") from error
+    if admission.peer_id != peer_id_of(peer_der).hex():
+        raise TokenRefusedError("The token is not signed by the peer that it names.")
+    return admission
+
+
+def _claims(admission: Admission) -> bytes:
+    return json.dumps(asdict(admission), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _rsa_key(key: object, name: str) -> rsa.RSAPublicKey:
+    if not isinstance(key, rsa.RSAPublicKey) or not 2048 <= key.key_size <= 4096:
+        raise ValueError(f"{name} is not an RSA key of 2048 to 4096 bits")
+    return key
 
 
 def _encode(content: bytes) -> str:

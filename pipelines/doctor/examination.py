@@ -238,14 +238,14 @@ def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[Chec
             network = dataclasses.replace(network, identity_file=identity_file)
         except (AdmissionRefusedError, AdmissionUnreachableError) as error:
             results.append(hub_checks.failure(name, error, "a token of the run's authority"))
-        if admission is not None:
+        if admission is not None and admission.has_authority:
             results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))
         finding = probe_swarm(
             run.swarm_id,
             run.entry_addresses,
             network,
             startup_timeouts=examination.startup_timeouts,
-            authorizer=None if admission is None else SwarmAuthorizer(admission),
+            authorizer=SwarmAuthorizer(admission) if admission and admission.has_authority else None,
             now=examination.now,
             announce=examination.announce,
         )

@@ -46,7 +46,7 @@ def open_dht(
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
-    `seek_admission` has yielded together with the identity; None: the run is open. `reply_seconds` is the time that
+    `seek_admission` has yielded together with the identity; None: nothing is checked. `reply_seconds` is the time that
     other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
 
     Raises:
@@ -98,7 +98,8 @@ def _start_dht(
             logger.warning("The libp2p daemon was slow to start.")
     if any(sign in str(failure) for sign in SIGNS_OF_A_BAD_HOST):
         raise CannotListenError(_explain_host(options.host_addresses, failure)) from failure
-    raise SwarmUnreachableError(_explain(run_name, entry_addresses, failure, admission is not None)) from failure
+    is_checked = admission is not None and admission.has_authority
+    raise SwarmUnreachableError(_explain(run_name, entry_addresses, failure, is_checked)) from failure
 
 
 def visible_addresses(dht: hivemind.DHT) -> tuple[str, ...]:

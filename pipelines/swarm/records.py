@@ -119,7 +119,7 @@ class SwarmRecords:
     """Reads and writes the run's signed records; every process that touches them opens one of these first."""
 
     def __init__(self, dht: hivemind.DHT, run_id: str, *, admission: PeerAdmission | None) -> None:
-        """`admission` is this peer's; None: the run is open, and everybody's records count."""
+        """`admission` is this peer's; None: nothing is checked, and all records count."""
         self._dht, self._run_id = dht, run_id
         self._signature = RSASignatureValidator()
         self.admissions = AdmissionRecords(dht, run_id, admission=admission)
@@ -211,9 +211,9 @@ class SwarmRecords:
             for key, progress in counted.items()
         }
 
-    def progress(self) -> list[LocalTrainingProgress]:
-        """Return the progress records of the live training peers."""
-        return list(self._read("progress", LocalTrainingProgress).values())
+    def progress(self) -> dict[bytes, LocalTrainingProgress]:
+        """Return the progress records of the live training peers, by public key."""
+        return self._read("progress", LocalTrainingProgress)
 
     def _publish(self, name: str, record: BaseModel, lifetime_seconds: float) -> None:
         self._dht.store(

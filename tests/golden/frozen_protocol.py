@@ -24,7 +24,6 @@ from parts import (
     DialBack,
     Offence,
     PacedKeyManager,
-    PeerAdmission,
     PeerIntroduction,
     PeerMetrics,
     PublisherKey,
@@ -40,6 +39,7 @@ from parts import (
     initial_model,
     issue_token,
     manifest_request,
+    peer_admission,
     public_text,
     suspect_record,
     tensors_request,
@@ -187,7 +187,7 @@ def _group_proof() -> dict[str, Any]:
     """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
     key = public_text(fixed_key())
     run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
-    peer = PeerAdmission(door_of(run, "org/golden"), peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
+    peer = peer_admission(door_of(run, "org/golden"), peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
     public_key = peer.record_key.get_public_key()
     token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
     peer._token.write(token)

@@ -14,7 +14,7 @@ from swarm_of_processes import tiny_run
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
 from pipelines.admission.averaging_gate import AdmissionGate
-from pipelines.admission.client import PeerAdmission
+from pipelines.admission.client import peer_admission
 from pipelines.admission.dht_gate import SwarmDHT, access_token
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import Admission, AdmissionRequest, issue_token, public_text

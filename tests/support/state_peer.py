@@ -29,6 +29,7 @@ from pipelines.training.state.checkpoint_tensors import RunState, save_training_
 from pipelines.training.state.digest import make_manifest
 from pipelines.training.state.download import StateDownloadError
 from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager, transfer_limits
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.tasks.text_to_image.model import initial_model
@@ -109,7 +110,12 @@ def donate(run, dht, settings, events):
     averager = start_averager(run, dht, kind)
     make_up_state(averager, kind, epoch)
     tracker = SwarmProgressTracker(
-        dht=dht, prefix=run.swarm_id, admissions=records.admissions, target_batch_size=10**6, start=True
+        dht=dht,
+        prefix=run.swarm_id,
+        admissions=records.admissions,
+        acquaintances=Acquaintances(),
+        target_batch_size=10**6,
+        start=True,
     )
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
     StateTransfer(averager, records, transfer_limits(run)).share()

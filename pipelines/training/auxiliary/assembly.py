@@ -42,7 +42,7 @@ def assembled_auxiliary_peer(
 ) -> Iterator[tuple[AuxiliaryPeer, Trackers]]:
     """Yield the auxiliary peer with all its parts. Enter it in the main thread; `dht` comes from `open_dht`.
 
-    `admission` is this peer's; None: the run is open.
+    `admission` is this peer's; None: nothing is checked.
     """
     run = task.run
     folder = options.generation_folder(run.generation)

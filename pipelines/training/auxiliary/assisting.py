@@ -75,8 +75,7 @@ def assist_run(
             assembled_auxiliary_peer(repository, task, dht, options, admission=admission)
         )
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
-        if admission is not None:
-            admission.on_refusal(stop.set)
+        admission.on_refusal(stop.set)
         epoch = peer.restore(snapshot.download_checkpoint() if state else None)
         hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
         yield Assistance(peer=peer, trackers=trackers, stop=stop)

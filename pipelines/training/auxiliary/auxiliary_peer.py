@@ -156,7 +156,7 @@ class AuxiliaryPeer:
         return AuxiliaryReport(
             held_epoch=self.held_epoch,
             published_epoch=self.publisher.published_epoch,
-            swarm_epoch=max([self.held_epoch, *(record.epoch for record in progress)]),
+            swarm_epoch=max([self.held_epoch, *(record.epoch for record in progress.values())]),
             num_trainers=len(progress),
             summary=summary,
             published=self.publisher.take_last_commit(),

@@ -78,7 +78,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         rounds_begin_together: bool = True,
         **kwargs: Any,
     ) -> None:
-        """`admission` is this peer's; None: the run is open, and the averager accepts everybody.
+        """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
         `rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`.
         """
@@ -157,8 +157,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> StreamOf[averaging_pb2.MessageFromLeader]:
         """Accept a peer into a group unless it should be avoided, or redirect it; see `DecentralizedAverager`."""
+        gathered = self._gate.opened(request.gather, context.remote_id)
         try:
-            mode_of(request.gather)
+            mode_of(gathered)
         except ValueError as error:
             logger.warning("Peer %s was not accepted into a group. %s", context.remote_id, error)
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
@@ -189,7 +190,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         self._gate.prove(step, self.peer_id)
         step.wait_for_cancel = partial(until_cancelled, step)
-        self._search = self._search or GroupSearch(self._matchmaking, self._rounds_begin_together)
+        self._search = self._search or GroupSearch(
+            self._matchmaking, self._rounds_begin_together, self._name_stalling_leader
+        )
         self._search.average_epoch(self._epoch)
         self._search.begin()
         self._control = step
@@ -301,9 +304,16 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
         return self._recorded_weights
 
+    def _name_stalling_leader(self, leader: PeerID) -> None:
+        logger.warning("Peer %s %s.", leader.to_base58(), Offence.STALLED)
+        self._figures.ledger.record_round([(leader.to_base58(), Offence.STALLED)])
+
     def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool, *, is_over: bool) -> None:
         figures, share = self._figures, runner.share_averaged if succeeded else 0.0
         offences = runner.end_round() if is_over else runner.offences
+        if is_over:
+            absent = runner.lost_senders | runner.banned_senders
+            figures.write_senders(peer.to_base58() for peer in runner.sender_peer_ids if peer not in absent)
         figures.num_rounds.value += 1
         figures.share_averaged.value = share
         figures.seconds.value = seconds

@@ -2,9 +2,13 @@
 
 import ctypes
 import multiprocessing
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipelines.training.averaging.reduce.suspects import Suspect, SuspectLedger
+
+SENDERS_BYTES = 2**16
+"""Room for the ids of about 1,200 senders; more are not remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,9 @@ class AveragingRound:
     num_incomplete_rounds: int
     """Rounds that averaged a smaller share than the run requires, or failed."""
 
+    senders: tuple[str, ...]
+    """libp2p ids of all whose values are in the last whole round's average."""
+
     suspects: tuple[Suspect, ...]
     """Peers that misbehaved, since the start."""
 
@@ -52,11 +59,18 @@ class SharedFigures:
         self.num_withheld = multiprocessing.Value(ctypes.c_int64, 0)
         self.num_incomplete_rounds = multiprocessing.Value(ctypes.c_int64, 0)
         self.ledger = SuspectLedger()
+        self._senders = multiprocessing.Array(ctypes.c_char, SENDERS_BYTES)
 
     def read(self) -> AveragingRound:
         """Return the current figures."""
-        cells = {name: cell.value for name, cell in vars(self).items() if name != "ledger"}
-        return AveragingRound(**cells, suspects=self.ledger.suspects())
+        cells = {name: cell.value for name, cell in vars(self).items() if name not in ("ledger", "_senders")}
+        senders = tuple(self._senders.value.decode().split())
+        return AveragingRound(**cells, senders=senders, suspects=self.ledger.suspects())
+
+    def write_senders(self, peers: Iterable[str]) -> None:
+        """Record whose values are in the last round's average, before its number."""
+        text = " ".join(peers).encode()
+        self._senders.value = text[: SENDERS_BYTES - 1].rpartition(b" ")[0] if len(text) >= SENDERS_BYTES else text
 
     def count_bytes(self, number: int) -> None:
         """Add payload sent by this peer."""

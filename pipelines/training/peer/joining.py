@@ -180,7 +180,7 @@ def enter_run(
         dht = stack.enter_context(
             open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
         )
-        username = parts.username or (admission.username if admission else "anonymous")
+        username = parts.username or admission.username
         peer = stack.enter_context(
             TrainingPeer(
                 task,
@@ -196,8 +196,7 @@ def enter_run(
         )
         # Signals must kill hivemind's children, so they are forked before.
         stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
-        if admission is not None:
-            admission.on_refusal(stop.set)
+        admission.on_refusal(stop.set)
         watch = stack.enter_context(watching_generation(name, run, stop)) if watches_generation else None
         peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
         parts.hear("entered", dht=dht)
@@ -210,17 +209,14 @@ def enter_run(
 
 
 @contextlib.contextmanager
-def admitted(
-    run: TrainingRun, name: str, network: NetworkOptions
-) -> Iterator[tuple[NetworkOptions, PeerAdmission | None]]:
-    """Stay admitted with this machine's Hub token for the duration of the block; None for an open run.
+def admitted(run: TrainingRun, name: str, network: NetworkOptions) -> Iterator[tuple[NetworkOptions, PeerAdmission]]:
+    """Stay admitted for the duration of the block: with this machine's Hub token where the run has an authority.
 
     After the block, raises the authority's refusal to renew the admission, if any.
     """
     with seek_admission(door_of(run, name), network.identity_file, get_token()) as (identity_file, admission):
         yield dataclasses.replace(network, identity_file=identity_file), admission
-        if admission is not None:
-            admission.raise_refusal()
+        admission.raise_refusal()
 
 
 def with_devices(compute: ComputeOptions) -> ComputeOptions:

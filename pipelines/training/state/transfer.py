@@ -104,6 +104,8 @@ class StateTransfer:
         self._sealed_at = 0.0
         self.last_taken: TakenState | None = None
         self.num_outvoted_epochs = 0
+        self.was_offered_newer = False
+        """Whether somebody serves the state that the last `fetch` wanted, whether or not it could be loaded."""
 
     @property
     def is_outvoted(self) -> bool:
@@ -124,6 +126,7 @@ class StateTransfer:
         started, show = time.monotonic(), show or logged_now_and_then()
         refused: set[str] = set()
         avoided = set(self._avoided)
+        self.was_offered_newer = False
         for _ in range(self._limits.num_attempts):
             rest = started + self._limits.total_seconds - time.monotonic()
             verdict = self._settled_verdict(wanted, refused)
@@ -141,9 +144,11 @@ class StateTransfer:
                 avoided |= set(error.report.failures) - set(error.report.moved_on)
                 if isinstance(error, StateRefusedError):
                     refused.add(verdict.digest)
+                else:
+                    self.was_offered_newer = True
                 continue
             self._avoided |= set(report.liars)
-            self.num_outvoted_epochs = 0
+            self.was_offered_newer, self.num_outvoted_epochs = True, 0
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
         self._averager.state_changed.set()  # the earlier snapshot may have been partly overwritten: copy again

@@ -15,6 +15,7 @@ from pipelines.training.optimizers.choice import gradient_momentum, optimizer_pa
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts
 from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
@@ -48,7 +49,8 @@ def make_optimizer(
     """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients."""
     check_codec(averaging_compression(run))
     level = logging.INFO if verbose else logging.DEBUG
-    new_tracker = partial(_start_tracker, run, dht, records, level)
+    acquaintances = Acquaintances()
+    new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level)
     tracker = new_tracker()
     options = _averager_options(run, dht, bandwidth_limit_mbit)
     state = make_state_averager(
@@ -84,16 +86,20 @@ def make_optimizer(
         records=records,
         transfer=StateTransfer(state, records, transfer_limits(run)),
         round_times=_round_times(run),
+        acquaintances=acquaintances,
     )
     return SwarmOptimizer(parts, new_tracker)
 
 
-def _start_tracker(run: TrainingRun, dht: hivemind.DHT, records: SwarmRecords, level: int) -> SwarmProgressTracker:
+def _start_tracker(
+    run: TrainingRun, dht: hivemind.DHT, records: SwarmRecords, acquaintances: Acquaintances, level: int
+) -> SwarmProgressTracker:
     tracker = SwarmProgressTracker(
         dht=dht,
         prefix=run.swarm_id,
         target_batch_size=run.samples_per_epoch,
         admissions=records.admissions,
+        acquaintances=acquaintances,
         client_mode=dht.client_mode,
         status_loglevel=level,
         start=True,

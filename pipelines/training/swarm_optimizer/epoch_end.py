@@ -18,6 +18,7 @@ from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.gathering import Gathering
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.missed_rounds import (
@@ -34,7 +35,6 @@ from pipelines.training.swarm_optimizer.round_policy import (
     RoundPolicy,
     Search,
     epoch_of_call,
-    have_ended_epoch,
     judge,
 )
 from pipelines.training.swarm_optimizer.state_averaging_calls import StateAveragingCalls
@@ -58,6 +58,7 @@ class EpochParts:
     records: SwarmRecords
     transfer: StateTransfer
     round_times: RoundTimes
+    acquaintances: Acquaintances
     scheduled: StepControl | None = None
     """The gradient round in matchmaking or in progress."""
 
@@ -206,9 +207,7 @@ def have_others_moved_on(parts: EpochParts) -> bool:
 
     With delayed averaging, the others' epochs show it only after the next one, but their states show it at once.
     """
-    own = parts.state.peer_id.to_bytes()
-    others = [peer.epoch for peer in parts.records.progress() if peer.peer_id != own and not peer.client_mode]
-    if have_ended_epoch(parts.epoch, others):
+    if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
     return parts.run.delay_gradient_averaging and parts.transfer.newest_epoch() >= parts.epoch
 

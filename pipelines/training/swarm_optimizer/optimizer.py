@@ -18,6 +18,9 @@ NUM_LOADS_TO_CATCH_UP = 2
 """State downloads in a row, overtaken by the swarm, after which a peer takes part one epoch behind."""
 
 MAX_FAILED_LOADS = 5
+WITNESSES_TO_LEAVE = 2
+"""Others that must be ahead before a peer that cannot catch up leaves: no single one can make it leave."""
+
 SECONDS_TO_SHUT_DOWN = 5.0
 
 
@@ -123,6 +126,7 @@ class SwarmOptimizer:
         self.last_gradient_was_used = False
         newest = self.grad_averager.last_round
         self._parts.round_times.note(newest.num_rounds, newest.seconds)
+        self._parts.acquaintances.note_round(newest.num_rounds, newest.senders)
         self.state_averager.step(apply_delayed_updates=True)  # those that have ended in the background
         if self._is_out_of_step():
             self.load_state_from_peers()
@@ -222,10 +226,16 @@ class SwarmOptimizer:
     def _count_failed_loads(self) -> None:
         is_behind = self.local_epoch < self.tracker.global_epoch - 1
         self.num_failed_loads = self.num_failed_loads + 1 if is_behind else 0
-        if self.num_failed_loads >= MAX_FAILED_LOADS:
+        if is_behind and not self.state_transfer.was_offered_newer:
+            self.tracker.doubt()
+        elif self.num_failed_loads >= MAX_FAILED_LOADS:
+            self.num_failed_loads = 0
+            if self.tracker.num_witnesses < WITNESSES_TO_LEAVE:
+                self.tracker.doubt()
+                return
             raise OutOfStepError(
                 f"This peer is at epoch {self.local_epoch}, the swarm at {self.tracker.global_epoch}, and "
-                f"{self.num_failed_loads} downloads of its state in a row did not help: they take longer than "
+                f"{MAX_FAILED_LOADS} downloads of its state in a row did not help: they take longer than "
                 "an epoch, or no donor is usable. Try again later, or with a faster link."
             )
 

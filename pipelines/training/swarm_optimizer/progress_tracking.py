@@ -1,9 +1,11 @@
 """The swarm's progress: hivemind's tracker, but it counts itself, and others only as far as they are credible."""
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hivemind.dht.crypto import RSASignatureValidator
@@ -11,10 +13,13 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainin
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from pipelines.admission.record_owners import AdmissionRecords
+from pipelines.swarm.node import readable_peer_id
+from pipelines.training.swarm_optimizer.acquaintances import Acquaintances, believed_epoch
 
-TRUSTED_COMPANY = 2
-SHARE_OF_WITNESSES = 0.25
-"""Share of the other peers that must have reached an epoch before this peer believes that the swarm has."""
+logger = logging.getLogger(__name__)
+
+FIRST_DOUBT_SECONDS, LONGEST_DOUBT_SECONDS = 10.0, 600.0
+"""A peer whose claim about the swarm's epoch has come to nothing is ignored for this long, twice as long each time."""
 
 REPORT_SHARE = 0.25
 """Share of an epoch's remaining time between two reports: near its end the others need newer figures."""
@@ -38,15 +43,6 @@ def plausible_samples(
         if math.isfinite(gathered):
             samples[record.peer_id] = max(gathered, samples.get(record.peer_id, 0.0))
     return samples
-
-
-def witnessed_epoch(epochs: Sequence[int]) -> int:
-    """Return the latest epoch confirmed by enough other peers not to rest on a single claim; 0 without others.
-
-    One claim is enough if there are at most two others: the swarm would otherwise stall with any of them.
-    """
-    num_witnesses = 1 if len(epochs) <= TRUSTED_COMPANY else max(2, math.ceil(len(epochs) * SHARE_OF_WITNESSES))
-    return sorted(epochs, reverse=True)[num_witnesses - 1] if epochs else 0
 
 
 class PacedEvent(threading.Event):
@@ -76,18 +72,27 @@ class SwarmProgressTracker(ProgressTracker):
     Without this, a newcomer that sees the record of one other peer believes it is alone, ends the epoch without
     averaging, and leaves the swarm's trajectory with its first gradient.
 
-    Peers that claim an epoch not confirmed by others do not count: one that has just finished a round is counted again
-    once the next ones have, and a liar drags nobody along.
+    An epoch counts once half of the peers that this one has averaged with have reached it, see `acquaintances`. Peers
+    ahead of it do not count: one that has just finished a round is counted again once the next ones have, and a liar
+    drags nobody along.
     """
 
     seconds_to_come = 0.0
     """Time that a round may take to start once an epoch has enough samples."""
 
     _records: tuple[LocalTrainingProgress, ...] = ()
+    _metadata: Any = None
+    """The swarm's records as they were read last."""
 
-    def __init__(self, *args: Any, admissions: AdmissionRecords, start: bool, **kwargs: Any) -> None:
-        """`admissions` says whose progress counts; all else is as in `ProgressTracker`."""
+    def __init__(
+        self, *args: Any, admissions: AdmissionRecords, acquaintances: Acquaintances, start: bool, **kwargs: Any
+    ) -> None:
+        """`admissions` says whose progress counts, `acquaintances` whose word; all else is as in `ProgressTracker`."""
         self._admissions, self._owner = admissions, RSASignatureValidator().local_public_key
+        self._acquaintances = acquaintances
+        self._doubts: dict[str, _Doubt] = {}
+        self._voices: dict[str, int] = {}
+        self._known: set[str] = set()
         super().__init__(*args, start=False, **kwargs)
         self.should_report_progress = PacedEvent(self._seconds_to_next_report)
         if start:
@@ -120,6 +125,7 @@ class SwarmProgressTracker(ProgressTracker):
         return plausible_samples(self._records, get_dht_time(), self.seconds_to_come)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
+        self._metadata = metadata
         if isinstance(metadata, dict) and metadata:
             own = ValueWithExpiration(self.local_progress.dict(), math.inf)
             metadata = {self._owner: own} | self._only_counted(metadata)
@@ -128,14 +134,60 @@ class SwarmProgressTracker(ProgressTracker):
             self._records = tuple(LocalTrainingProgress.parse_obj(value) for value in values)
         return super()._parse_swarm_progress_data(metadata)
 
+    def believed_epoch(self, records: Mapping[bytes, LocalTrainingProgress]) -> int:
+        """Return the epoch that the other peers can be believed to have reached; their `records` go by owner."""
+        others = {owner: r for owner, r in records.items() if owner != self._owner and not r.client_mode}
+        claims: dict[str, int] = {}
+        known: set[str] = set()
+        for owner, voice in self._admissions.users(others).items():
+            claims[voice] = max(others[owner].epoch, claims.get(voice, 0))
+            if self._acquaintances.know(readable_peer_id(others[owner].peer_id)):
+                known.add(voice)
+        now = get_dht_time()
+        self._voices, self._known = claims, known
+        heard = {voice: epoch for voice, epoch in claims.items() if not self._is_doubted(voice, now)}
+        return believed_epoch(heard, known)
+
+    @property
+    def num_witnesses(self) -> int:
+        """How many others that this peer has averaged with claim to have reached the swarm's epoch."""
+        return sum(epoch >= self.global_epoch for voice, epoch in self._voices.items() if voice in self._known)
+
+    def doubt(self) -> None:
+        """Ignore for a while those who claim a later epoch than this peer's: there is no such state to be had."""
+        now, ahead = get_dht_time(), self.local_progress.epoch + 1
+        for voice, epoch in self._voices.items():
+            if epoch > ahead and not self._is_doubted(voice, now):
+                seconds = min(
+                    LONGEST_DOUBT_SECONDS,
+                    2 * self._doubts[voice].seconds if voice in self._doubts else FIRST_DOUBT_SECONDS,
+                )
+                self._doubts[voice] = _Doubt(until=now + seconds, seconds=seconds)
+                logger.warning(
+                    "A peer claims epoch %d, but nobody has such a state; it is ignored for %.0f s.", epoch, seconds
+                )
+        with self.lock_global_progress:
+            self.global_progress = self._parse_swarm_progress_data(self._metadata)
+
+    def _is_doubted(self, voice: str, now: float) -> bool:
+        return voice in self._doubts and now < self._doubts[voice].until
+
     def _only_counted(self, metadata: dict[bytes, Any]) -> dict[bytes, Any]:
-        """Drop the records of peers not admitted by the run's authority, and of peers claiming an unconfirmed epoch."""
+        """Drop the records of peers that are not admitted, ahead of the swarm, or never seen in a round."""
         values = {owner: entry.value for owner, entry in metadata.items() if entry.value is not None}
         records = {owner: LocalTrainingProgress.parse_obj(value) for owner, value in values.items()}
         counted = self._admissions.counted(records)
-        others = {owner: r.epoch for owner, r in counted.items() if owner != self._owner and not r.client_mode}
-        witnesses: dict[str, int] = {}
-        for owner, user in self._admissions.users(others).items():
-            witnesses[user] = max(others[owner], witnesses.get(user, 0))
-        limit = max(witnessed_epoch(list(witnesses.values())), self.local_progress.epoch)
-        return {owner: metadata[owner] for owner, record in counted.items() if record.epoch <= limit}
+        peers = {owner: readable_peer_id(record.peer_id) for owner, record in counted.items()}
+        self._acquaintances.note_claims(set(peers.values()))
+        limit = max(self.believed_epoch(counted), self.local_progress.epoch)
+        return {
+            owner: metadata[owner]
+            for owner, record in counted.items()
+            if record.epoch <= limit and self._acquaintances.count(peers[owner])
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Doubt:
+    until: float
+    seconds: float

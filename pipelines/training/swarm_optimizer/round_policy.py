@@ -3,14 +3,13 @@
 `epoch_end` calls it and acts. Epochs are numbers of optimizer steps; times are seconds.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.transfer import NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
-from pipelines.training.swarm_optimizer.progress_tracking import witnessed_epoch
 
 EPOCHS_OF_NOTICE = 2
 """A call in the round that starts epoch e is for epoch e + 1: it has an epoch's time to arrive."""
@@ -124,11 +123,6 @@ def judge(before: AveragingRound, after: AveragingRound) -> Verdict:
 def epoch_of_call(local_epoch: int, global_epoch: int) -> int:
     """Return the epoch at whose start all peers average the state, if one of them calls now."""
     return max(local_epoch, global_epoch) + EPOCHS_OF_NOTICE
-
-
-def have_ended_epoch(local_epoch: int, epochs_of_others: Sequence[int]) -> bool:
-    """Return whether enough others claim to have ended this peer's epoch."""
-    return witnessed_epoch(epochs_of_others) > local_epoch
 
 
 def epoch_to_adopt(local_epoch: int, global_epoch: int) -> int:

@@ -15,13 +15,14 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from swarm_of_processes import tiny_run
 
-from pipelines.admission.client import PeerAdmission
+from pipelines.admission.client import peer_admission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import issue_token, public_text
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.run.door import door_of
 from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 
@@ -43,7 +44,7 @@ def plain_dht():
 @pytest.fixture
 def held():
     """The admission of this process, as the authority would have signed it."""
-    held = PeerAdmission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
+    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     held._token.write(issue_token(admission(time.time(), record_key=record_key), AUTHORITY))
     return held
@@ -68,7 +69,9 @@ def state_averager(dht, **options):
         lambda dht: SwarmDHT(start=False),
         lambda dht: AdmissionRecords(dht, "run"),
         lambda dht: SwarmRecords(dht, "run"),
-        lambda dht: SwarmProgressTracker(dht=dht, prefix="run", target_batch_size=1, start=False),
+        lambda dht: SwarmProgressTracker(
+            dht=dht, prefix="run", acquaintances=Acquaintances(), target_batch_size=1, start=False
+        ),
         gradient_averager,
         state_averager,
     ],
@@ -96,7 +99,12 @@ def test_behind_a_record_stands_a_user_or_in_an_open_run_its_key(plain_dht, held
 def test_records_and_tracker_share_what_was_looked_up(plain_dht, held):
     records = SwarmRecords(plain_dht, "run", admission=held)
     tracker = SwarmProgressTracker(
-        dht=plain_dht, prefix="run", admissions=records.admissions, target_batch_size=1, start=False
+        dht=plain_dht,
+        prefix="run",
+        admissions=records.admissions,
+        acquaintances=Acquaintances(),
+        target_batch_size=1,
+        start=False,
     )
     assert tracker._admissions is records.admissions and records.admissions.admission is held
 

@@ -12,7 +12,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from swarm_of_processes import tiny_run
 
 from pipelines.admission.averaging_gate import AdmissionGate
-from pipelines.admission.client import PeerAdmission, SharedToken, seconds_to_renewal
+from pipelines.admission.client import SharedToken, peer_admission, seconds_to_renewal
 from pipelines.admission.record_owners import speaks_for
 from pipelines.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
 from pipelines.swarm.records import AuxiliaryStatus, PeerMetrics
@@ -26,7 +26,7 @@ FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
 
 def gate_with(seconds_valid=60.0, prefix="run_grad_averager", **changes):
     """Return the gate of a peer that holds a token as the authority would have signed it, but for the changes."""
-    held = PeerAdmission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
+    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     token = issue_token(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
     held._token.write(token)

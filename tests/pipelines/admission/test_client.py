@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from admission_material import edit_lists, publish_run, rsa_key, running_service
@@ -13,10 +12,11 @@ from swarm_of_processes import tiny_run
 from pipelines.admission.client import (
     AdmissionRefusedError,
     AdmissionUnreachableError,
-    PeerAdmission,
+    peer_admission,
     seek_admission,
 )
-from pipelines.admission.tokens import public_text
+from pipelines.admission.identity import read_identity
+from pipelines.admission.tokens import der_of, peer_id_of, public_text
 from pipelines.training.run.door import door_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
@@ -49,7 +49,7 @@ def wait_until(is_so, what, seconds=60):
 def admission_at(service, run, hub_token, **changes):
     settings = dict(authorization_service=service.address, authorization_key=public_text(service.key))
     door = door_of(run.replace(**(settings | changes)), REPOSITORY)
-    return PeerAdmission(door, rsa_key("peer"), hub_token, seconds_to_try=0.0)
+    return peer_admission(door, rsa_key("peer"), hub_token, seconds_to_try=0.0)
 
 
 def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(hub, run, member, tmp_path, caplog):
@@ -107,9 +107,13 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
             admission_at(service, run, member).__enter__()
 
 
-def test_an_open_run_asks_nobody_and_a_guarded_one_needs_a_hub_token(run):
-    with seek_admission(door_of(run, REPOSITORY), Path("own.key"), None) as (identity_file, admission):
-        assert admission is None and identity_file == Path("own.key")
+def test_in_an_open_run_a_peer_signs_its_own_token_and_a_guarded_one_needs_a_hub_token(run, tmp_path):
+    with seek_admission(door_of(run, REPOSITORY), tmp_path / "own.key", None) as (identity_file, admission):
+        assert identity_file == tmp_path / "own.key" and not admission.has_authority
+        own = peer_id_of(der_of(read_identity(identity_file)))
+        record_key = admission.record_key.get_public_key().to_bytes()
+        held = admission.check.check(admission.token, time.time(), peer_id=own, record_key=record_key)
+        assert held.username == admission.username == "anonymous" and held.expires_at < time.time() + 3600
     guarded = run.replace(
         authorization_service="https://door.example",
         authorization_key=public_text(ed25519.Ed25519PrivateKey.generate()),

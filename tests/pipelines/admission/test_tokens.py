@@ -19,11 +19,13 @@ from pipelines.admission.tokens import (
     issue_token,
     peer_id_of,
     public_text,
+    self_signed_token,
 )
 
 NOW = 1_800_000_000.0
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()
 CHECK = TokenCheck("run", public_text(AUTHORITY))
+OPEN = TokenCheck("run", "")
 PEER_ID, RECORD_KEY = peer_id_of(der(rsa_key("peer"))), ssh(rsa_key("record")).encode()
 
 
@@ -51,6 +53,34 @@ def test_a_token_that_is_for_somebody_else_is_refused(changes, shown, message):
         CHECK.check(token, NOW, **({"peer_id": PEER_ID, "record_key": RECORD_KEY} | shown))
 
 
+def self_signed(name="peer", **changes):
+    return self_signed_token(admission(NOW, **changes), rsa_key(name))
+
+
+def test_where_everybody_may_join_a_peer_signs_for_its_own_two_keys():
+    token = self_signed()
+    assert OPEN.check(token, NOW, peer_id=PEER_ID, record_key=RECORD_KEY) == admission(NOW)
+    with pytest.raises(TokenRefusedError, match="expired"):
+        OPEN.check(token, NOW + 60.0)
+
+
+def test_nobody_signs_a_token_in_the_name_of_another_peer():
+    with pytest.raises(TokenRefusedError, match="not signed by the peer that it names"):
+        OPEN.check(self_signed("stranger"), NOW)
+    claims, key, signature = self_signed().split(".")
+    changed = json.loads(base64.urlsafe_b64decode(claims)) | {"record_key": ssh(rsa_key("stranger"))}
+    forged = base64.urlsafe_b64encode(json.dumps(changed).encode()).decode()
+    with pytest.raises(TokenRefusedError, match="not signed by the peer that it names"):
+        OPEN.check(f"{forged}.{key}.{signature}", NOW)
+
+
+def test_a_self_signed_token_is_worth_nothing_to_an_authority_and_the_other_way_round():
+    with pytest.raises(TokenRefusedError):
+        CHECK.check(self_signed(), NOW)
+    with pytest.raises(TokenRefusedError):
+        OPEN.check(issue_token(admission(NOW), AUTHORITY), NOW)
+
+
 def test_a_token_of_another_authority_is_refused():
     token = issue_token(admission(NOW), ed25519.Ed25519PrivateKey.generate())
     with pytest.raises(TokenRefusedError, match="not signed by the run's authority"):
@@ -71,8 +101,9 @@ def test_a_token_whose_claims_were_changed_is_refused():
     ids=["empty", "dot", "letters", "accents", "long", "json", "none", "list"],
 )
 def test_what_is_no_token_is_refused(token):
-    with pytest.raises(TokenRefusedError):
-        CHECK.check(token, NOW)
+    for check in (CHECK, OPEN):
+        with pytest.raises(TokenRefusedError):
+            check.check(token, NOW)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
+
+from pipelines.training.averaging.group.leaders import LeaderMemory
 
 SECONDS_BETWEEN_SIGNS = 0.001
 
@@ -42,8 +45,13 @@ def retry_seconds(matchmaking_seconds: float) -> float:
 class GroupSearch:
     """Controls an averager's matchmaking, in its process: for how long, how often it polls, and whom it avoids."""
 
-    def __init__(self, matchmaking: Matchmaking, rounds_begin_together: bool = True) -> None:
-        """`matchmaking` is the averager's own, whose next searches are changed.
+    def __init__(
+        self,
+        matchmaking: Matchmaking,
+        rounds_begin_together: bool = True,
+        on_stall: Callable[[PeerID], None] = lambda leader: None,
+    ) -> None:
+        """`matchmaking` is the averager's own, whose next searches are changed; `on_stall` hears of leaders that stall.
 
         Members that do not start a round together, because each averages in the background of its own next epoch, do
         not abort it together either: then nobody is late, and they look for each other in the DHT.
@@ -52,8 +60,12 @@ class GroupSearch:
         self._rounds_begin_together = rounds_begin_together
         self._group_size = matchmaking.target_group_size
         pause_seconds = min(LONGEST_PAUSE_SECONDS, self._seconds / LOOKS_PER_MATCHMAKING)
-        self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds)
+        self._leaders, self._on_stall = LeaderMemory(), on_stall
+        self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds, self._may_be_followed)
         matchmaking.group_key_manager = self._key_manager
+        self._num_requests = 0
+        self._request_join_group = matchmaking._request_join_group
+        matchmaking._request_join_group = self._follow
         self._silent: frozenset[PeerID] = frozenset()
         self._late: frozenset[PeerID] = frozenset()
         self._members: tuple[PeerID, ...] = ()
@@ -107,6 +119,30 @@ class GroupSearch:
             self._silent = frozenset(silent)
             self._update()
 
+    async def _follow(self, leader: PeerID) -> GroupInfo | None:
+        """Ask a leader to join its group, and remember whether that has begun; see `LeaderMemory`."""
+        matchmaking, was_accepted = self._matchmaking, self._matchmaking.was_accepted_to_group
+        deadline = matchmaking.get_request_expiration_time() + matchmaking.request_timeout / 2
+        accepted = asyncio.create_task(was_accepted.wait())
+        self._num_requests += 1
+        number = self._num_requests
+        try:
+            group = await self._request_join_group(leader)
+        finally:
+            is_accepted = accepted.done()
+            accepted.cancel()
+        if self._num_requests != number:
+            return group  # it sent this peer on to another leader, whom it asked then
+        if group is not None:
+            self._leaders.led(leader)
+        elif is_accepted and get_dht_time() > deadline:
+            self._leaders.stalled(leader, time.monotonic())
+            self._on_stall(leader)
+        return group
+
+    def _may_be_followed(self, leader: PeerID) -> bool:
+        return self._leaders.may_be_followed(leader, time.monotonic())
+
     def _update(self) -> None:
         """Apply what is known about the members, if the round was aborted."""
         if not self._members:
@@ -136,7 +172,13 @@ class GroupSearch:
 class PacedKeyManager(GroupKeyManager):
     """Tells who is looking for a group, except peers to avoid, and pauses between two DHT queries."""
 
-    def __init__(self, former: GroupKeyManager, pause_seconds: float) -> None:
+    def __init__(
+        self,
+        former: GroupKeyManager,
+        pause_seconds: float,
+        may_be_followed: Callable[[PeerID], bool] = lambda leader: True,
+    ) -> None:
+        self._may_be_followed = may_be_followed
         super().__init__(former.dht, former.prefix, former.group_bits, former.target_group_size)
         self.avoided: frozenset[PeerID] = frozenset()
         self.epoch: int | None = None
@@ -172,7 +214,9 @@ class PacedKeyManager(GroupKeyManager):
             found = await super().get_averagers(*args, **kwargs)
         finally:
             self._next_look = now() + self._pause_seconds
-        return [(peer, expiration) for peer, expiration in found if peer not in self.avoided]
+        return [
+            (peer, expiration) for peer, expiration in found if peer not in self.avoided and self._may_be_followed(peer)
+        ]
 
     async def declare_averager(self, *args: Any, **kwargs: Any) -> bool:
         """See `GroupKeyManager.declare_averager`. A retried group does not wait for the DHT."""

@@ -27,6 +27,7 @@ class Offence(StrEnum):
     NO_ANSWER = "did not answer"
     BAD_ANSWER = "answered with an impossible average"
     NOT_A_SENDER = "sent parts as a helper"
+    STALLED = "accepted followers and never began"
 
 
 class PartRefusedError(ValueError):

@@ -15,7 +15,6 @@ from pipelines.training.swarm_optimizer.round_policy import (
     Verdict,
     epoch_of_call,
     epoch_to_adopt,
-    have_ended_epoch,
     judge,
     keeps_gradient,
 )
@@ -123,11 +122,6 @@ def test_who_lacks_a_step_stays_behind_unless_the_state_is_averaged_soon(local_e
 
 def test_a_call_leaves_an_epoch_for_it_to_arrive():
     assert epoch_of_call(4, 4) == 6 and epoch_of_call(3, 5) == 7
-
-
-def test_one_of_many_is_no_witness_that_an_epoch_is_over():
-    assert have_ended_epoch(4, [5]) and have_ended_epoch(4, [5, 4])
-    assert not have_ended_epoch(4, [9, 4, 4]) and not have_ended_epoch(4, [])
 
 
 def test_one_missing_step_is_overlooked_and_more_are_not():

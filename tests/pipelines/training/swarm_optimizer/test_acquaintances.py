@@ -1,0 +1,74 @@
+"""Whom a peer believes about the swarm's progress, when keys are free and some of them lie."""
+
+import pytest
+
+from pipelines.training.swarm_optimizer.acquaintances import (
+    ROUNDS_REMEMBERED,
+    ROUNDS_TO_SHOW_UP,
+    Acquaintances,
+    believed_epoch,
+)
+
+
+def epochs_of(*epochs):
+    return {str(number): epoch for number, epoch in enumerate(epochs)}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        ([], 0),
+        ([7], 7),
+        ([7, 9], 9),
+        ([7, 7, 8], 7),
+        ([7, 8, 8], 8),
+        ([7, 7, 7, 1000], 7),
+        ([5] * 10 + [1000] * 2, 5),
+        ([5] * 6 + [6] * 6, 6),
+    ],
+    ids=["alone", "one", "two", "first to finish", "second to finish", "liar", "too few liars", "half moved on"],
+)
+def test_the_swarms_epoch_is_one_that_half_have_reached(epochs, expected):
+    assert believed_epoch(epochs_of(*epochs), set()) == expected
+
+
+def test_any_number_of_strangers_is_not_believed_against_those_one_has_averaged_with():
+    claims = epochs_of(7, 8, 8, *[10**6] * 50)
+    assert believed_epoch(claims, {"0", "1", "2"}) == 8
+    assert believed_epoch(claims, {"0"}) == 7
+
+
+def test_a_peer_is_known_after_a_round_with_it_and_for_some_rounds():
+    known = Acquaintances()
+    known.note_claims({"ann", "bob"})
+    assert not known.know("ann")
+    known.note_round(1, ["ann"])
+    assert known.know("ann") and not known.know("bob")
+    for number in range(2, ROUNDS_REMEMBERED + 1):
+        known.note_round(number, ["bob"])
+    assert known.know("ann"), "one that left is missed for a while"
+    known.note_round(ROUNDS_REMEMBERED + 1, ["bob"])
+    assert not known.know("ann") and known.know("bob")
+
+
+def test_who_claims_samples_and_comes_to_no_round_is_not_counted_any_more():
+    known = Acquaintances()
+    known.note_round(5, ["bob"])
+    known.note_claims({"bob", "liar"})
+    for number in range(6, 5 + ROUNDS_TO_SHOW_UP):
+        known.note_round(number, ["bob"])
+        assert known.count("liar"), "it may be late"
+    known.note_round(5 + ROUNDS_TO_SHOW_UP, ["bob"])
+    assert not known.count("liar") and known.count("bob")
+    known.note_claims({"bob"})
+    known.note_claims({"bob", "liar"})
+    assert known.count("liar"), "whoever comes back is new again"
+    known.note_round(6 + ROUNDS_TO_SHOW_UP, ["bob", "liar"])
+    assert known.count("liar")
+
+
+def test_between_rounds_nothing_is_learnt():
+    known = Acquaintances()
+    known.note_round(1, ["ann"])
+    known.note_round(1, ["bob"])
+    assert known.know("ann") and not known.know("bob")

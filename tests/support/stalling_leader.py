@@ -1,0 +1,97 @@
+"""Two honest averagers, and a hostile one that always leads and never begins: python stalling_leader.py.
+
+Prints as JSON how many rounds each honest one has had before and during the attack, and whether it has named the
+leader.
+"""
+
+import asyncio
+import contextlib
+import json
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
+
+import torch
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
+
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.averaging.reduce.suspects import Offence
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+MATCHMAKING_SECONDS = 2.0
+NUM_ROUNDS = 6
+
+
+class StallingLeader(SwarmGradientAverager):
+    """Accepts everybody into its group and says nothing more."""
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> StreamOf[averaging_pb2.MessageFromLeader]:
+        yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+        await asyncio.sleep(60.0)
+
+    async def _declare(self) -> None:
+        """Be the first of all leaders, for as long as the process lives."""
+        manager = self._matchmaking.group_key_manager
+        while True:
+            # Declared to begin soon: who begins first is followed.
+            await manager.declare_averager(manager.current_key, self.peer_id, get_dht_time() + 0.5)
+            await asyncio.sleep(0.1)
+
+    async def _lead(self) -> None:
+        self.declaring = asyncio.create_task(self._declare())
+
+
+def try_rounds(averagers, num_rounds: int) -> list[int]:
+    """Have the averagers try this many rounds together; return how many of them each has had."""
+    before = [averager.last_round.num_rounds for averager in averagers]
+    for _ in range(num_rounds):
+        for averager in averagers:
+            averager.parameters[0].grad = torch.randn(64)
+            averager.accumulate_grads_(batch_size=8)
+        controls = [averager.step(wait=False, timeout=15.0, allow_retries=True) for averager in averagers]
+        for control in controls:
+            with contextlib.suppress(Exception):  # a round that does not happen is not counted
+                control.result(20.0)
+        for averager in averagers:
+            averager.notify_used_averaged_gradients()
+    return [averager.last_round.num_rounds - number for averager, number in zip(averagers, before, strict=True)]
+
+
+def main() -> None:
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(open_dht("test/run", (), LOOPBACK, admission=None))]
+        for _ in range(2):
+            nodes.append(
+                stack.enter_context(open_dht("test/run", visible_addresses(nodes[0]), LOOPBACK, admission=None))
+            )
+        *honest, hostile = (
+            kind(
+                [torch.nn.Parameter(torch.zeros(64))], dht=dht, admission=None, prefix="stalled",
+                min_matchmaking_time=MATCHMAKING_SECONDS, request_timeout=0.8, allreduce_timeout=20.0,
+                next_chunk_timeout=8.0, start=True,
+            )
+            for kind, dht in zip((SwarmGradientAverager, SwarmGradientAverager, StallingLeader), nodes, strict=True)
+        )  # fmt: skip
+        before = try_rounds(honest, 1)
+        hostile._tell_process("_lead")
+        during = try_rounds(honest, NUM_ROUNDS)
+        named = {
+            suspect.peer_id for averager in honest for suspect in averager.last_round.suspects
+            if suspect.offence is Offence.STALLED
+        }  # fmt: skip
+        print(json.dumps(dict(
+            before=before, during=during, num_rounds_tried=NUM_ROUNDS, named=named == {hostile.peer_id.to_base58()}
+        )))  # fmt: skip
+        for averager in (*honest, hostile):
+            averager.shutdown()
+
+
+if __name__ == "__main__":
+    guard_process_group()
+    torch.set_num_threads(1)
+    main()
