@@ -1,4 +1,4 @@
-"""One process with many keys that publishes false records: python lying_records.py SETTINGS.json.
+"""One process with many keys that publishes false progress and states: python lying_records.py SETTINGS.json.
 
 It trains nothing and is in no round. Settings: `run`, `folder`, `name`, `entry_addresses`, and `claims`, a list of the
 fields of progress records that differ from an ordinary one. Each claim has keys of its own. Without an epoch it is
@@ -14,6 +14,7 @@ import hivemind
 from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.validation import RecordValidatorBase
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from swarm_peer import write_event
@@ -73,7 +74,11 @@ def main(settings: dict) -> None:
                 peer_id=peer_id, epoch=epoch, samples_accumulated=1, samples_per_second=1.0, time=now, client_mode=False
             )
             owner = RSASignatureValidator(key).local_public_key
-            for name, value in (("admissions", self_signed_token(admission, peer)), ("progress", record | claim)):
+            state = dict(
+                peer_id=PeerID(peer_id).to_base58(), epoch=claim.get("epoch", epoch), digest="0" * 64, shares=True
+            )
+            told = dict(admissions=self_signed_token(admission, peer), progress=record | claim, states=state)
+            for name, value in told.items():
                 dht.store(f"{run.swarm_id}_{name}", subkey=owner, value=value, expiration_time=now + 20)
         write_event(events, event="lied")
         time.sleep(SECONDS_BETWEEN_LIES)

@@ -20,7 +20,7 @@ from pipelines.training.state.download import (
     StateDownloadError,
     StateRefusedError,
 )
-from pipelines.training.state.votes import Verdict, count_votes, donors_in_turn
+from pipelines.training.state.votes import Verdict, count_votes, donors_in_turn, electorate
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,15 @@ class TakenState:
 class StateTransfer:
     """Downloads the state from others and offers it to others. `close` it before the averager is shut down."""
 
-    def __init__(self, averager: SwarmStateAverager, records: SwarmRecords, limits: TransferLimits) -> None:
+    def __init__(
+        self,
+        averager: SwarmStateAverager,
+        records: SwarmRecords,
+        limits: TransferLimits,
+        knows: Callable[[str], bool] = lambda _peer: False,
+    ) -> None:
+        """`knows` tells of a libp2p id whether this peer has averaged with it, and takes its vote."""
+        self._knows = knows
         self._averager, self._records, self._limits = averager, records, limits
         self._peer_id = averager.peer_id.to_base58()
         self._generator = random.Random()  # specific to this peer: newcomers arriving together spread over the donors
@@ -186,7 +194,8 @@ class StateTransfer:
         claims = self._records.states()
         if not with_own:
             claims = {key: claim for key, claim in claims.items() if claim.peer_id != self._peer_id}
-        return count_votes(claims, self._records.trainers(), refused, self._records.admissions.users(claims))
+        voters = electorate(claims, self._records.trainers(), self._knows)
+        return count_votes(claims, voters, refused, self._records.admissions.users(claims))
 
     def _settled_verdict(self, wanted: int, refused: set[str]) -> Verdict | None:
         deadline = time.monotonic() + self._limits.settling_seconds

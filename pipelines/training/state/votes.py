@@ -4,12 +4,13 @@ A vote is a peer's signed record that says: at this epoch my state has this dige
 such as auxiliary peers, count only while nobody trains. A liar has one vote and is outvoted as long as more honest
 trainers agree with each other than liars do. An epoch that the swarm cannot have reached, according to half of the
 voters, does not count: with the newest state preferred among equals, it would win every tie. Who may sign at all
-is up to the run's admission: where everybody may join, votes can be bought with machines.
+is up to the run's admission. Where everybody may join, keys are free, so a trainer asks only those that it has averaged
+with; a newcomer knows nobody, and has to believe the most.
 """
 
 import random
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +93,14 @@ def count_votes(
         donors=tuple(sorted(holders[epoch, digest])),
         outvoted=tuple(sorted({claim.peer_id for claim in contradict})),
     )
+
+
+def electorate(
+    claims: Mapping[bytes, StateClaim], trainers: Collection[bytes], knows: Callable[[str], bool]
+) -> Collection[bytes]:
+    """Return the trainers who vote: those whose libp2p ids this peer `knows`, all of them if it knows none."""
+    known = {key for key in trainers if key in claims and knows(claims[key].peer_id)}
+    return known or trainers
 
 
 def one_vote_each(votes: Iterable[tuple[Hashable, tuple[int, str]]]) -> list[tuple[int, str]]:

@@ -84,7 +84,7 @@ def make_optimizer(
         gathering=_gathering(run, model, gradients, state),
         calls=StateAveragingCalls(records, run.averaging_timeout_seconds * CALL_LIFETIME_IN_TIMEOUTS),
         records=records,
-        transfer=StateTransfer(state, records, transfer_limits(run)),
+        transfer=StateTransfer(state, records, transfer_limits(run), acquaintances.know),
         round_times=_round_times(run),
         acquaintances=acquaintances,
     )

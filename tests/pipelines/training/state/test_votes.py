@@ -6,7 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.training.state.votes import count_votes, cut_into_jobs, donors_in_turn, newest_plausible_epoch
+from pipelines.training.state.votes import (
+    count_votes,
+    cut_into_jobs,
+    donors_in_turn,
+    electorate,
+    newest_plausible_epoch,
+)
 
 HONEST, OTHER = "a" * 64, "b" * 64
 
@@ -116,6 +122,15 @@ def test_one_user_has_one_vote_with_however_many_keys():
     assert count_votes(votes, trainers=set(votes)).digest == OTHER
     far_ahead = claims((5, HONEST), (5, HONEST), *[(10**6, OTHER)] * 7)
     assert count_votes(far_ahead, trainers=set(far_ahead), users=users).epoch == 5
+
+
+def test_a_trainer_asks_those_it_has_averaged_with_and_a_newcomer_everybody():
+    votes = claims((5, HONEST), (5, HONEST), *[(5, OTHER)] * 7)
+    known = {claim.peer_id for claim in votes.values() if claim.digest == HONEST}
+    voters = electorate(votes, set(votes), known.__contains__)
+    assert count_votes(votes, voters).digest == HONEST
+    assert electorate(votes, set(votes), lambda _: False) == set(votes)
+    assert electorate(votes, [], known.__contains__) == [], "who does not train has no vote"
 
 
 def test_a_users_own_machines_vote_as_most_of_them_do():

@@ -1,4 +1,4 @@
-"""One process with many free keys lies about the swarm's progress in a run that everybody may join."""
+"""One process with many free keys lies about the swarm's progress and state in a run that everybody may join."""
 
 import pytest
 from swarm_of_processes import Swarm, tiny_run
@@ -10,17 +10,21 @@ FAR = dict(epoch=10**6)
 MANY = dict(samples_accumulated=10**9, samples_per_second=1e9)
 
 
-def test_three_trainers_go_on_while_one_process_claims_a_far_epoch_and_samples_that_nobody_brings(tmp_path):
+def test_three_trainers_go_on_while_one_process_lies_about_epochs_samples_and_states(
+    tmp_path,
+):
     run = tiny_run(num_epochs=10_000, target_batch_size=TARGET)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
         trainers = [swarm.start(name) for name in ("first", "second", "third")]
         for trainer in trainers:
             trainer.wait_for("step", epoch=2, has_averaged=True)
-        liar = swarm.start("liar", program="lying_records.py", claims=[FAR] * 5 + [MANY] * 2)
+        liar = swarm.start("liar", program="lying_records.py", claims=[FAR] * 5 + [MANY] * 7)
         first_lie = liar.wait_for("lied")["time"]
         last = max(step["epoch"] for trainer in trainers for step in trainer.events("step"))
         for trainer in trainers:
             trainer.wait_for("step", after=first_lie, epoch=last + 8, ended_epoch=True, share_averaged=1.0)
+    for trainer in trainers:
+        assert "outvoted" not in trainer.log(), "who was in no round has no vote on the state"
     for epoch in range(last + 6, last + 9):
         assert sum(num_gathered(trainer, epoch) for trainer in trainers) > 0.7 * TARGET, (
             f"epoch {epoch} was ended by samples that nobody has"
