@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,16 @@ def plausible_samples(
         if math.isfinite(gathered):
             samples[record.peer_id] = max(gathered, samples.get(record.peer_id, 0.0))
     return samples
+
+
+def newest_of_each_peer(records: Mapping[bytes, LocalTrainingProgress]) -> Collection[bytes]:
+    """Return the owners of each peer's newest record: a peer that has started again, or has many keys, counts once."""
+    newest: dict[bytes, bytes] = {}
+    for owner, record in records.items():
+        other = newest.get(record.peer_id)
+        if other is None or record.time > records[other].time:
+            newest[record.peer_id] = owner
+    return newest.values()
 
 
 class PacedEvent(threading.Event):
@@ -182,8 +192,8 @@ class SwarmProgressTracker(ProgressTracker):
         limit = max(self.believed_epoch(counted), self.local_progress.epoch)
         return {
             owner: metadata[owner]
-            for owner, record in counted.items()
-            if record.epoch <= limit and self._acquaintances.count(peers[owner])
+            for owner in newest_of_each_peer(counted)
+            if counted[owner].epoch <= limit and self._acquaintances.count(peers[owner])
         }
 
 
