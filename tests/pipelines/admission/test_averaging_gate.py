@@ -1,17 +1,21 @@
 """Who gets through the gate of an averager, without a network: a peer that proves token, keys, group and time."""
 
+import dataclasses
 import time
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import pytest
 from admission_material import admission, der, rsa_key
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
 from swarm_of_processes import tiny_run
 
-from pipelines.admission.averaging_gate import AdmissionGate
+from pipelines.admission.averaging_gate import AdmissionGate, AveragingGate
 from pipelines.admission.client import SharedToken, peer_admission, seconds_to_renewal
 from pipelines.admission.record_owners import speaks_for
 from pipelines.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
@@ -20,6 +24,7 @@ from pipelines.training.run.door import door_of
 
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()
 RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=public_text(AUTHORITY))
+OPEN_RUN = tiny_run(run_id="run")
 PEER, STRANGER = (PeerID(peer_id_of(der(rsa_key(name)))) for name in ("peer", "stranger"))
 FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
 
@@ -49,6 +54,38 @@ def test_an_admitted_peer_gets_through_and_is_known_until_its_token_expires():
     while time.time() < expires_at:
         time.sleep(0.01)
     assert gate.admission_of(PEER) is None
+
+
+def open_gate(name):
+    """Return the gate of a peer of a run that everybody may join."""
+    with peer_admission(door_of(OPEN_RUN, "org/run"), rsa_key(name), "") as held:
+        return AveragingGate(held, "run_grad_averager", 10.0)
+
+
+def told_by(gate, peer, mode):
+    """Return what a peer tells its group."""
+    step = SimpleNamespace(data_for_gather=MSGPackSerializer.dumps([1.5, mode, MSGPackSerializer.dumps(7)]))
+    gate.prove(step, peer)
+    return step._data_for_gather
+
+
+def test_in_an_open_run_no_leader_says_of_its_followers_how_they_take_part():
+    """Seen before: a leader that said that all others were clients reduced the whole vector."""
+    peer, leader = open_gate("peer"), open_gate("stranger")
+    told = told_by(peer, PEER, mode=0)
+    group = GroupInfo(b"group", (PEER, STRANGER), (told, told_by(leader, STRANGER, mode=0)))
+    assert [MSGPackSerializer.loads(data)[1] for data in peer.checked(group).gathered] == [0, 0]
+    bandwidth, _, *rest = MSGPackSerializer.loads(told)
+    forged = MSGPackSerializer.dumps([bandwidth, 1, *rest])
+    made_up = told_by(leader, PEER, mode=1)
+    for lie in (forged, made_up, MSGPackSerializer.dumps(FIELDS)):
+        with pytest.raises(MatchmakingException, match="not admitted"):
+            peer.checked(dataclasses.replace(group, gathered=(lie, group.gathered[1])))
+
+
+def test_in_an_open_run_no_peer_has_to_introduce_itself():
+    gate = open_gate("peer")
+    assert gate.guarded(None) is None and gate.introducing("stub", None) == "stub"
 
 
 @pytest.mark.parametrize(
