@@ -14,8 +14,15 @@ import threading
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import rsa
 
 EPOCH = 1200
+NUM_IDENTITIES = 8
+"""libp2p identities that the crowd shares: their keys take long to make."""
+
 ROGUES = (
     dict(username='<img src=x onerror="document.title=1">', samples_per_second=3.0),
     dict(username="{{constructor}} ${alert(1)} **bold**", package_version="[a](javascript:alert(1))"),
@@ -50,10 +57,14 @@ class _Member:
         from hivemind.dht.crypto import RSASignatureValidator
         from hivemind.utils.crypto import RSAPrivateKey
 
+        from pipelines.admission.tokens import der_of, peer_id_of
+
         private_key = RSAPrivateKey.__new__(RSAPrivateKey)
         # Half the usual size: hundreds of them are made.
         private_key._private_key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
         self.signature = RSASignatureValidator(private_key)
+        self.record_key = private_key.get_public_key().to_bytes().decode()
+        self.identity = _identity(index % NUM_IDENTITIES)
         chance, own = random.Random(index), ROGUES[index] if index < len(ROGUES) else {}
         speed = own.get("samples_per_second", chance.uniform(2.0, 40.0))
         who = dict(
@@ -63,7 +74,7 @@ class _Member:
         )
         self.records = dict(
             progress=dict(
-                peer_id=chance.randbytes(34), epoch=EPOCH, samples_accumulated=chance.randrange(100),
+                peer_id=peer_id_of(der_of(self.identity)), epoch=EPOCH, samples_accumulated=chance.randrange(100),
                 samples_per_second=speed, client_mode=who["client_mode"],
             ),
             introductions=dict(who, device=chance.choice(("NVIDIA T4", "NVIDIA RTX 4090", "CPU, 8 threads"))),
@@ -74,6 +85,23 @@ class _Member:
                 num_withheld=0, suspects=[],
             ),
         )  # fmt: skip
+
+    def token(self, swarm_id: str, now: float, expires: float) -> str:
+        """Return the token that ties the member's records to its identity."""
+        from pipelines.admission.tokens import NOBODY, Admission, self_signed_token
+
+        admission = Admission(
+            username=NOBODY, run_id=swarm_id, peer_id=self.records["progress"]["peer_id"].hex(),
+            record_key=self.record_key, expires_at=expires, confirmed_at=now,
+        )  # fmt: skip
+        return self_signed_token(admission, self.identity)
+
+
+@cache
+def _identity(number: int) -> "rsa.RSAPrivateKey":
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
@@ -113,7 +141,8 @@ async def _store_records(swarm_id: str, num_peers: int, now: float, expires: flo
     serializer = node.protocol.serializer
     for member in _members(num_peers):
         owner = member.signature.local_public_key
-        for name, values in member.records.items():
+        token = member.token(swarm_id, now, expires)
+        for name, values in dict(member.records, admissions=token).items():
             values = dict(values, time=now) if name == "progress" else values
             key = DHTID.generate(source=f"{swarm_id}_{name}")
             record = DHTRecord(key.to_bytes(), serializer.dumps(owner), serializer.dumps(values), expires)
