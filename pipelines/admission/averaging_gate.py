@@ -104,9 +104,10 @@ class AveragingGate:
 
     def __init__(self, admission: PeerAdmission | None, prefix: str, seconds_of_a_round: float | None) -> None:
         """`admission` is this peer's, None: nothing is checked; `prefix` is the averager's."""
-        self._seconds, self._is_guarded = seconds_of_a_round, admission is not None and admission.has_authority
+        self._seconds = seconds_of_a_round
         seconds_valid = max(60.0, 6 * (seconds_of_a_round or 60.0))
         self._gate = None if admission is None else AdmissionGate(admission, prefix, seconds_valid)
+        self._guard = self._gate if admission is not None and admission.has_authority else None  # of all other calls
 
     def prove(self, step: StepControl, peer_id: PeerID) -> None:
         """Add this peer's token and signature to its data for the group."""
@@ -140,8 +141,8 @@ class AveragingGate:
 
     def answer(self, request: auth_pb2.RequestAuthInfo, peer_id: PeerID) -> auth_pb2.ResponseAuthInfo:
         """Check a peer's token and show this peer's; in an open run there is nothing to show."""
-        if self._gate is not None and self._is_guarded:
-            self._gate.check(request.client_access_token.username, peer_id)
+        if self._guard is not None:
+            self._guard.check(request.client_access_token.username, peer_id)
         return auth_pb2.ResponseAuthInfo(service_access_token=self._token())
 
     async def introduce(self, greet: Callable[[PeerID], Awaitable[auth_pb2.ResponseAuthInfo]], peer_id: PeerID) -> None:
@@ -150,21 +151,19 @@ class AveragingGate:
         Raises:
             TokenRefusedError: the other peer is not admitted.
         """
-        if self._gate is not None and self._is_guarded:
-            self._gate.check((await greet(peer_id)).service_access_token.username, peer_id)
+        if self._guard is not None:
+            self._guard.check((await greet(peer_id)).service_access_token.username, peer_id)
 
     def guarded(self, averager: AnsweringAverager) -> "_GuardedCalls | None":
         """Return the averager's handlers behind the gate; None: the averager may answer itself."""
-        if self._gate is None or not self._is_guarded:
-            return None
-        return _GuardedCalls(averager, self._gate, self._seconds)
+        return None if self._guard is None else _GuardedCalls(averager, self._guard, self._seconds)
 
     def introducing(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> "StubBase | _IntroducingStub":
         """Return a stub that introduces this peer before each call."""
-        return _IntroducingStub(stub, introduce) if self._is_guarded else stub
+        return stub if self._guard is None else _IntroducingStub(stub, introduce)
 
     def _token(self) -> auth_pb2.AccessToken | None:
-        return access_token(self._gate.admission) if self._gate is not None and self._is_guarded else None
+        return None if self._guard is None else access_token(self._guard.admission)
 
 
 class _GuardedCalls:

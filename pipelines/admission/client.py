@@ -26,12 +26,11 @@ from pipelines.admission.identity import existing_identity_file, read_identity
 from pipelines.admission.settings import Door
 from pipelines.admission.tokens import (
     MAX_TOKEN_CHARACTERS,
-    NOBODY,
-    Admission,
     AdmissionRequest,
     TokenCheck,
     TokenRefusedError,
     der_of,
+    own_admission,
     peer_id_of,
     self_signed_token,
     sign_request,
@@ -248,14 +247,9 @@ class SelfSignedTokens:
     def issue(self, old: str) -> tuple[str, float]:
         """See `TokenIssuer`."""
         now = get_dht_time()
-        admission = Admission(
-            username=NOBODY,
-            run_id=self._run_id,
-            peer_id=peer_id_of(der_of(self._peer_key)).hex(),
-            record_key=RSAPrivateKey.process_wide().get_public_key().to_bytes().decode(),
-            expires_at=now + SELF_SIGNED_SECONDS,
-            confirmed_at=now,
-        )
+        record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
+        expires_at = now + SELF_SIGNED_SECONDS
+        admission = own_admission(self._run_id, self._peer_key, record_key, now=now, expires_at=expires_at)
         return self_signed_token(admission, self._peer_key), SELF_SIGNED_SECONDS
 
 

@@ -22,7 +22,7 @@ class SwarmDHT(hivemind.DHT):
     """A DHT node that answers only admitted peers if the run has an authority; all others are open."""
 
     def __init__(self, *, admission: PeerAdmission | None, **kwargs: Any) -> None:
-        self.authorizer = SwarmAuthorizer(admission) if admission and admission.has_authority else None
+        self.authorizer = authorizer_of(admission)
         super().__init__(authorizer=self.authorizer, **kwargs)
 
     def run(self) -> None:
@@ -73,6 +73,11 @@ class SwarmAuthorizer(TokenAuthorizerBase):
     def does_token_need_refreshing(self, access_token: auth_pb2.AccessToken) -> bool:
         """Tell whether a newer token has been put into shared memory."""
         return access_token.username != self._admission.token
+
+
+def authorizer_of(admission: PeerAdmission | None) -> SwarmAuthorizer | None:
+    """Return what signs and checks a peer's calls in a run with an authority; None in all others."""
+    return None if admission is None or not admission.has_authority else SwarmAuthorizer(admission)
 
 
 def access_token(admission: PeerAdmission) -> auth_pb2.AccessToken:

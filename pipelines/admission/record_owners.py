@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from pipelines.admission.client import PeerAdmission
-from pipelines.admission.tokens import NOBODY, Admission, TokenRefusedError
+from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class AdmissionRecords:
         return {
             owner: record
             for owner, record in records.items()
-            if owner in admitted and speaks_for(record, admitted[owner])
+            if owner in admitted and speaks_for(record, admitted[owner], names_user=self.admission.has_authority)
         }
 
     def admitted(self, owners: Collection[bytes]) -> dict[bytes, Admission]:
@@ -66,7 +66,9 @@ class AdmissionRecords:
         A user has one voice, with however many keys. Call it for owners whose records count.
         """
         held = self.admitted(owners)
-        return {owner: voice_of(held[owner]) if owner in held else owner.hex() for owner in owners}
+        has_users = self.admission is not None and self.admission.has_authority
+        voices = {owner: known.username if has_users else known.peer_id for owner, known in held.items()}
+        return {owner: voices.get(owner, owner.hex()) for owner in owners}
 
     def _are_known(self, owners: Collection[bytes]) -> bool:
         now = get_dht_time()
@@ -96,8 +98,8 @@ class AdmissionRecords:
         )
 
 
-def speaks_for(record: object, admission: Admission) -> bool:
-    """Tell whether the peer and the user named in a record, if any, are those of an admission."""
+def speaks_for(record: object, admission: Admission, *, names_user: bool = True) -> bool:
+    """Tell whether the peer named in a record, if any, is that of an admission, and the user if that `names_user`."""
     peer_id, username = getattr(record, "peer_id", None), getattr(record, "username", None)
     if isinstance(peer_id, str):
         try:
@@ -105,12 +107,7 @@ def speaks_for(record: object, admission: Admission) -> bool:
         except ValueError:
             return False
     is_its_peer = peer_id in (None, bytes.fromhex(admission.peer_id))
-    return is_its_peer and (username in (None, admission.username) or admission.username == NOBODY)
-
-
-def voice_of(admission: Admission) -> str:
-    """Return whose voice an admission is: its user's, or its peer's where users are unknown."""
-    return admission.peer_id if admission.username == NOBODY else admission.username
+    return is_its_peer and (not names_user or username in (None, admission.username))
 
 
 def _read(admission: PeerAdmission, owner: bytes, token: object) -> Admission | None:

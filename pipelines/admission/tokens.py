@@ -117,6 +117,21 @@ def issue_token(admission: Admission, authority: ed25519.Ed25519PrivateKey) -> s
     return f"{_encode(claims)}.{_encode(authority.sign(TOKEN_DOMAIN + claims))}"
 
 
+def own_admission(
+    run_id: str, peer_key: rsa.RSAPrivateKey, record_key: str, *, now: float, expires_at: float
+) -> Admission:
+    """Return what a peer of an open run says in the token that it signs itself."""
+    peer_id = peer_id_of(der_of(peer_key)).hex()
+    return Admission(
+        username=NOBODY,
+        run_id=run_id,
+        peer_id=peer_id,
+        record_key=record_key,
+        expires_at=expires_at,
+        confirmed_at=now,
+    )
+
+
 def self_signed_token(admission: Admission, peer_key: rsa.RSAPrivateKey) -> str:
     """Return the text of a token that a peer of an open run signs itself, with its libp2p key."""
     claims = _claims(admission)

@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import get_token
 
 from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
-from pipelines.admission.dht_gate import SwarmAuthorizer
+from pipelines.admission.dht_gate import authorizer_of
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
 from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
@@ -245,7 +245,7 @@ def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[Chec
             run.entry_addresses,
             network,
             startup_timeouts=examination.startup_timeouts,
-            authorizer=SwarmAuthorizer(admission) if admission and admission.has_authority else None,
+            authorizer=authorizer_of(admission),
             now=examination.now,
             announce=examination.announce,
         )

@@ -88,12 +88,9 @@ class _Member:
 
     def token(self, swarm_id: str, now: float, expires: float) -> str:
         """Return the token that ties the member's records to its identity."""
-        from pipelines.admission.tokens import NOBODY, Admission, self_signed_token
+        from pipelines.admission.tokens import own_admission, self_signed_token
 
-        admission = Admission(
-            username=NOBODY, run_id=swarm_id, peer_id=self.records["progress"]["peer_id"].hex(),
-            record_key=self.record_key, expires_at=expires, confirmed_at=now,
-        )  # fmt: skip
+        admission = own_admission(swarm_id, self.identity, self.record_key, now=now, expires_at=expires)
         return self_signed_token(admission, self.identity)
 
 

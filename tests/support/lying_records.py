@@ -19,7 +19,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from swarm_peer import write_event
 
-from pipelines.admission.tokens import NOBODY, Admission, der_of, peer_id_of, self_signed_token
+from pipelines.admission.tokens import der_of, own_admission, peer_id_of, self_signed_token
 from pipelines.training.run.training_run import TrainingRun
 
 SECONDS_BETWEEN_LIES = 0.5
@@ -66,10 +66,7 @@ def main(settings: dict) -> None:
         now, epoch = get_dht_time(), epoch_of_others(dht, run)
         for claim, peer, key in zip(settings["claims"], peers, keys, strict=True):
             peer_id, record_key = peer_id_of(der_of(peer)), key.get_public_key().to_bytes().decode()
-            admission = Admission(
-                username=NOBODY, run_id=run.run_id, peer_id=peer_id.hex(), record_key=record_key,
-                expires_at=now + 600, confirmed_at=now,
-            )  # fmt: skip
+            admission = own_admission(run.run_id, peer, record_key, now=now, expires_at=now + 600)
             record = dict(
                 peer_id=peer_id, epoch=epoch, samples_accumulated=1, samples_per_second=1.0, time=now, client_mode=False
             )

@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hivemind.dht.crypto import RSASignatureValidator
@@ -14,6 +13,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.swarm.node import readable_peer_id
+from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances, believed_epoch
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class SwarmProgressTracker(ProgressTracker):
         """`admissions` says whose progress counts, `acquaintances` whose word; all else is as in `ProgressTracker`."""
         self._admissions, self._owner = admissions, RSASignatureValidator().local_public_key
         self._acquaintances = acquaintances
-        self._doubts: dict[str, _Doubt] = {}
+        self._doubted = Avoidance(FIRST_DOUBT_SECONDS, LONGEST_DOUBT_SECONDS)
         self._voices: dict[str, int] = {}
         self._known: set[str] = set()
         super().__init__(*args, start=False, **kwargs)
@@ -155,7 +155,7 @@ class SwarmProgressTracker(ProgressTracker):
                 known.add(voice)
         now = get_dht_time()
         self._voices, self._known = claims, known
-        heard = {voice: epoch for voice, epoch in claims.items() if not self._is_doubted(voice, now)}
+        heard = {voice: epoch for voice, epoch in claims.items() if not self._doubted.avoids(voice, now)}
         return believed_epoch(heard, known)
 
     @property
@@ -167,20 +167,13 @@ class SwarmProgressTracker(ProgressTracker):
         """Ignore for a while those who claim a later epoch than this peer's: there is no such state to be had."""
         now, ahead = get_dht_time(), self.local_progress.epoch + 1
         for voice, epoch in self._voices.items():
-            if epoch > ahead and not self._is_doubted(voice, now):
-                seconds = min(
-                    LONGEST_DOUBT_SECONDS,
-                    2 * self._doubts[voice].seconds if voice in self._doubts else FIRST_DOUBT_SECONDS,
-                )
-                self._doubts[voice] = _Doubt(until=now + seconds, seconds=seconds)
+            if epoch > ahead and not self._doubted.avoids(voice, now):
+                seconds = self._doubted.avoid(voice, now)
                 logger.warning(
                     "A peer claims epoch %d, but nobody has such a state; it is ignored for %.0f s.", epoch, seconds
                 )
         with self.lock_global_progress:
             self.global_progress = self._parse_swarm_progress_data(self._metadata)
-
-    def _is_doubted(self, voice: str, now: float) -> bool:
-        return voice in self._doubts and now < self._doubts[voice].until
 
     def _only_counted(self, metadata: dict[bytes, Any]) -> dict[bytes, Any]:
         """Drop the records of peers that are not admitted, ahead of the swarm, or never seen in a round."""
@@ -195,9 +188,3 @@ class SwarmProgressTracker(ProgressTracker):
             for owner in newest_of_each_peer(counted)
             if counted[owner].epoch <= limit and self._acquaintances.count(peers[owner])
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Doubt:
-    until: float
-    seconds: float

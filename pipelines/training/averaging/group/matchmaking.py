@@ -18,7 +18,10 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from pipelines.training.averaging.group.leaders import LeaderMemory
+from pipelines.training.averaging.group.avoidance import Avoidance
+
+FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS = 5.0, 3600.0
+"""A leader whose group has never begun is not followed for this long, twice as long each time."""
 
 SECONDS_BETWEEN_SIGNS = 0.001
 
@@ -60,7 +63,7 @@ class GroupSearch:
         self._rounds_begin_together = rounds_begin_together
         self._group_size = matchmaking.target_group_size
         pause_seconds = min(LONGEST_PAUSE_SECONDS, self._seconds / LOOKS_PER_MATCHMAKING)
-        self._leaders, self._on_stall = LeaderMemory(), on_stall
+        self._stalled, self._on_stall = Avoidance(FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS), on_stall
         self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds, self._may_be_followed)
         matchmaking.group_key_manager = self._key_manager
         self._num_requests = 0
@@ -120,7 +123,7 @@ class GroupSearch:
             self._update()
 
     async def _follow(self, leader: PeerID) -> GroupInfo | None:
-        """Ask a leader to join its group, and remember whether that has begun; see `LeaderMemory`."""
+        """Ask a leader to join its group, and remember whether that has begun."""
         matchmaking, was_accepted = self._matchmaking, self._matchmaking.was_accepted_to_group
         deadline = matchmaking.get_request_expiration_time() + matchmaking.request_timeout / 2
         accepted = asyncio.create_task(was_accepted.wait())
@@ -134,14 +137,14 @@ class GroupSearch:
         if self._num_requests != number:
             return group  # it sent this peer on to another leader, whom it asked then
         if group is not None:
-            self._leaders.led(leader)
+            self._stalled.forgive(leader)
         elif is_accepted and get_dht_time() > deadline:
-            self._leaders.stalled(leader, time.monotonic())
+            self._stalled.avoid(leader, time.monotonic())
             self._on_stall(leader)
         return group
 
     def _may_be_followed(self, leader: PeerID) -> bool:
-        return self._leaders.may_be_followed(leader, time.monotonic())
+        return not self._stalled.avoids(leader, time.monotonic())
 
     def _update(self) -> None:
         """Apply what is known about the members, if the round was aborted."""
