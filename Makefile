@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-openmoji test lint bench constraints
+.PHONY: help install demo demo-language demo-openmoji test test-long lint bench constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -34,6 +34,9 @@ test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
 	$(VENV)/bin/python -m pytest -m "slow and not swarm" $(AT_ONCE) 2
 	$(VENV)/bin/python -m pytest -m swarm $(AT_ONCE) 2
+
+test-long: $(STAMP)  ## Attack small swarms, one attack after the other; cells of this version are not repeated
+	$(VENV)/bin/python tests/long/attack_matrix.py
 
 lint: $(STAMP)  ## Check style and types
 	$(VENV)/bin/ruff check .

@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "pipelines.demo.scenes": (CODES, HUB),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
     "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
-    "pipelines.chaos.faults": (AVERAGING, SWARM_OPTIMIZER),
+    "pipelines.chaos.faults": ("pipelines.chaos.attacks", AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (
         "pipelines.demo",
         "pipelines.data_preparation",
@@ -106,6 +106,7 @@ PRICED = {
         "pipelines/training/state/",
         "pipelines/training/swarm_optimizer/",
         "pipelines/chaos/faults/hostile_peers.py",
+        "pipelines/chaos/attacks/",
     ),
     "gradio": ("spaces/",),
 }

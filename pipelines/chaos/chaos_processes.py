@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from pipelines.chaos.chaotic_peer import (
     events_file,
     settings_file,
 )
-from pipelines.chaos.faults.process_table import group_members, is_running, processes_with_variable, signal_processes
+from pipelines.chaos.faults.process_table import (
+    group_members,
+    is_running,
+    memory_of,
+    processes_with_variable,
+    signal_processes,
+)
 from pipelines.chaos.fork_server import ForkServer
 from pipelines.demo.stages import last_line
 
@@ -32,8 +38,8 @@ SECONDS_TO_DIE = 5.0
 class Trainer:
     """One trainer and its volunteer, who restarts it when it has died."""
 
-    def __init__(self, settings: ChaoticPeerSettings, forks: ForkServer) -> None:
-        self.settings, self._forks = settings, forks
+    def __init__(self, settings: ChaoticPeerSettings, forks: ForkServer, environment: Mapping[str, str] = {}) -> None:
+        self.settings, self._forks, self._environment = settings, forks, environment
         self.num_unexpected_exits = 0
         self.group = 0
         self._is_frozen = False
@@ -53,8 +59,12 @@ class Trainer:
         path = settings_file(self.folder, self.name)
         path.write_text(json.dumps(asdict(self.settings)), encoding="utf-8")
         self._is_frozen = False
-        self.group = self._forks.start(self.name, "pipelines.chaos.chaotic_peer", [str(path)])
+        self.group = self._forks.start(self.name, "pipelines.chaos.chaotic_peer", [str(path)], self._environment)
         return self.group
+
+    def memory_bytes(self) -> int:
+        """Return the memory of all its processes, what they share counted in each: only its growth says anything."""
+        return sum(map(memory_of, group_members(self.group)))
 
     def is_alive(self) -> bool:
         """Tell whether the trainer's main process is alive, frozen or not."""

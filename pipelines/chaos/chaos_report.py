@@ -4,7 +4,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipelines.chaos.faults.fault_script import NO_PEER, Fault, FaultKind
@@ -94,6 +94,15 @@ class ChaosReport:
     num_checkpoints: int
     """Checkpoints that the auxiliary peer published."""
 
+    attacks: Mapping[str, bool] = field(default_factory=dict)
+    """Attacks by name, and whether a trainer named the attacker among its suspects."""
+
+    memory_growth_bytes: int = 0
+    """Of the trainer, not restarted, whose memory grew most during the faults."""
+
+    epochs_per_minute: float = 0.0
+    """During the faults."""
+
     @property
     def criteria(self) -> dict[str, bool]:
         """Criteria of a good run, and whether this one meets them."""
@@ -119,13 +128,17 @@ def make_report(
     num_orphans: int,
     num_unexpected_exits: int,
     num_checkpoints: int,
+    attackers: Mapping[str, str] = {},
+    memory_growth_bytes: int = 0,
 ) -> ChaosReport:
-    """Return the figures of a run whose faults started at `chaos.begin`."""
+    """Return the figures of a run whose faults started at `chaos.begin`; `attackers` are peer ids by attack."""
     stretches = list(counted_stretches(events))
     rates = [samples_within(stretches, window) / window.seconds for window in (reference, chaos)]
     losses = median_losses(events)
     rounds = [event for _, event in _epoch_events(events) if chaos.begin < event["time"] <= chaos.end]
     honest = [event for event in rounds if not event["attack"]]
+    named = {peer for event in honest for peer in event.get("suspects", ())}
+    reached = [event["new_epoch"] for event in rounds]
     return ChaosReport(
         num_faults=len(faults),
         goodput=rates[1] / rates[0] if rates[0] else 0.0,
@@ -142,6 +155,9 @@ def make_report(
         num_orphans=num_orphans,
         num_unexpected_exits=num_unexpected_exits,
         num_checkpoints=num_checkpoints,
+        attacks={name: peer in named for name, peer in attackers.items()},
+        memory_growth_bytes=memory_growth_bytes,
+        epochs_per_minute=60 * (max(reached) - min(reached)) / chaos.seconds if reached else 0.0,
     )
 
 

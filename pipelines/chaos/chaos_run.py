@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.chaos_report import ChaosReport, Events, Window, make_report
 from pipelines.chaos.chaos_swarm import ChaosSwarm, SwarmPlan
 from pipelines.chaos.chaotic_peer import Control, parameters_file
@@ -57,11 +58,15 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
             for line in injection.advance(seconds):
                 progress.console.print(f"[dim]{seconds:6.1f} s[/dim] {line}")
 
+        memory = _memory(swarm)
         chaos = _let_pass(swarm, plan.duration_seconds, progress, "with faults", inject)
+        growth = [after - memory[group] for group, after in _memory(swarm).items() if group in memory]
         progress.update(task, description="stopping at one epoch", total=None)
         injection.end_all()
         difference = _finish(swarm)
         events = {trainer.name: trainer.events() for trainer in swarm.trainers}
+        names = [fault.kind for fault in plan.faults if fault.kind in ATTACKS]
+        attackers = {name: event["peer_id"] for name in names for event in swarm.attack_events(name)[:1]}
     report = make_report(
         events,
         plan.faults,
@@ -71,6 +76,8 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
         num_orphans=len(swarm.orphans),
         num_unexpected_exits=sum(trainer.num_unexpected_exits for trainer in swarm.trainers),
         num_checkpoints=sum(look["published"] is not None for look in swarm.auxiliary_reports),
+        attackers=attackers,
+        memory_growth_bytes=max(growth, default=0),
     )
     _write(folder, report, events, plan.faults, reference, chaos)
     return report
@@ -111,6 +118,10 @@ def _let_pass(
         time.sleep(0.1)
     busy, available = (after - before for after, before in zip(processor_ticks(), ticks, strict=True))
     return Window(begin=begin, end=time.time(), busy_share=busy / max(1, available))
+
+
+def _memory(swarm: ChaosSwarm) -> dict[int, int]:
+    return {trainer.group: trainer.memory_bytes() for trainer in swarm.trainers if trainer.is_alive()}
 
 
 def _newest_epoch(swarm: ChaosSwarm) -> int:

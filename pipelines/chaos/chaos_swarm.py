@@ -4,6 +4,7 @@ import contextlib
 import json
 import resource
 import signal
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from pipelines.chaos.chaos_processes import (
     left_behind,
     read_events,
 )
-from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control
+from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control, events_file, settings_file
 from pipelines.chaos.faults.link_proxy import LinkProxy, PortOwners
 from pipelines.chaos.faults.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.fork_server import ForkServer
@@ -31,6 +32,10 @@ from pipelines.demo.stages import StageError, last_line
 from pipelines.training.peer.process_group import WORKER_VARIABLE
 
 ORGANISATION = "chaos"
+ATTACKER = "attacker"
+NUM_KEYS = 12
+"""Of an attacker in an open run."""
+
 REPOSITORY = f"{ORGANISATION}/run"
 AUXILIARY = "auxiliary"
 SECONDS_TO_START = 240.0
@@ -67,6 +72,9 @@ class SwarmPlan:
     """Length of an epoch when all trainers work, without the time for averaging."""
 
     seed: int = 0
+    has_authority: bool = False
+    """Whether the run admits users only: each trainer is one, and so is who attacks."""
+
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run that override or extend `RUN_SETTINGS`."""
 
@@ -91,6 +99,8 @@ class ChaosSwarm:
         self.trainers: list[Trainer] = []
         self.orphans: list[int] = []
         self.auxiliary = 0
+        self.attackers: dict[str, int] = {}
+        self._tokens: dict[str, str] = {}
         self._restarts: dict[str, float] = {}
         self._stack = contextlib.ExitStack()
 
@@ -105,8 +115,9 @@ class ChaosSwarm:
     def __exit__(self, *exception: object) -> None:
         for trainer in self.trainers:
             trainer.kill()
-        if self.auxiliary:
-            kill_group(self.auxiliary)
+        for group in (*self.attackers.values(), self.auxiliary):
+            if group:
+                kill_group(group)
         self._stack.close()
         self.orphans += left_behind(self.marker)
         signal_processes(self.orphans, signal.SIGKILL)
@@ -135,6 +146,23 @@ class ChaosSwarm:
         self._restarts[trainer.name] = time.monotonic() + seconds_until_back
         self.orphans += trainer.kill()
 
+    def start_attack(self, name: str) -> None:
+        """Start a process that makes an attack of `attacks.table`, by its name."""
+        path = settings_file(self.plan.folder, name)
+        settings = dict(repository=REPOSITORY, folder=str(self.plan.folder), name=name, attacks={name: NUM_KEYS})
+        path.write_text(json.dumps(settings), encoding="utf-8")
+        self.attackers[name] = self._forks.start(
+            name, "pipelines.chaos.attacks.hostile_process", [str(path)], self._environment_of(ATTACKER)
+        )
+
+    def end_attack(self, name: str) -> None:
+        """Kill the process."""
+        kill_group(self.attackers.pop(name))
+
+    def attack_events(self, name: str) -> list[dict[str, Any]]:
+        """What the process of an attack has written."""
+        return read_events(events_file(self.plan.folder, name))
+
     def fill_disk(self, is_full: bool) -> None:
         """Prevent the auxiliary peer from writing large files, or allow it again."""
         limit = MAX_FILE_BYTES_OF_A_FULL_DISK if is_full else resource.RLIM_INFINITY
@@ -160,7 +188,10 @@ class ChaosSwarm:
         folder = self.plan.folder
         self.hub = self._stack.enter_context(LocalHub(folder / "hub"))
         token = self.hub.create_user("organiser")
-        self.hub.create_organization(ORGANISATION, members={"organiser": "admin"})
+        users = [ATTACKER, *map(_trainer_name, range(self.plan.num_peers))]
+        self._tokens = {user: self.hub.create_user(user) for user in users}
+        members = {"organiser": "admin"} | dict.fromkeys(users, "read")
+        self.hub.create_organization(ORGANISATION, members=members)
         environment = {
             **self.hub.environment(), "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             MARKER_VARIABLE: self.marker,
@@ -169,6 +200,8 @@ class ChaosSwarm:
         self._create_run(token)
         self._owners = PortOwners()
         self.proxy = self._stack.enter_context(LinkProxy(self._owners))
+        if self.plan.has_authority:
+            self._serve_admission(token)
         self._start_auxiliary(token)
         for number in range(self.plan.num_peers):
             self.trainers.append(self._make_trainer(number))
@@ -188,6 +221,21 @@ class ChaosSwarm:
             log = self._forks.log("create")
             raise StageError(f"The run could not be created (exit code {code}): {last_line(log)} See {log}.")
 
+    def _serve_admission(self, token: str) -> None:
+        port, key = free_port(), self.plan.folder / "authority.key"
+        arguments = ["run", "authorize", REPOSITORY, "--port", str(port), "--key-file", str(key)]
+        service = self._forks.start("authority", "pipelines.command_line.main", arguments, {"HF_TOKEN": token})
+        self._stack.callback(kill_group, service)
+        deadline = time.monotonic() + SECONDS_TO_START
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                return
+            time.sleep(0.1)
+        raise StageError(f"The admission service did not start; see {self._forks.log('authority')}.")
+
+    def _environment_of(self, user: str) -> dict[str, str]:
+        return {"HF_TOKEN": self._tokens[user]} if self.plan.has_authority else {}
+
     def _start_auxiliary(self, token: str) -> None:
         host, announce = self._addresses(AUXILIARY)
         arguments = [
@@ -199,9 +247,9 @@ class ChaosSwarm:
         self._owners.register(self.auxiliary, AUXILIARY)
 
     def _make_trainer(self, number: int) -> Trainer:
-        host, announce = self._addresses(f"trainer-{number}")
+        host, announce = self._addresses(_trainer_name(number))
         settings = ChaoticPeerSettings(
-            name=f"trainer-{number}",
+            name=_trainer_name(number),
             folder=str(self.plan.folder),
             repository=REPOSITORY,
             host_address=host,
@@ -210,7 +258,7 @@ class ChaosSwarm:
             seconds_per_batch=self.plan.seconds_per_batch,
             seed=self.plan.seed * 1000 + number,
         )
-        trainer = Trainer(settings, self._forks)
+        trainer = Trainer(settings, self._forks, self._environment_of(settings.name))
         trainer.control(Control())
         return trainer
 
@@ -221,3 +269,7 @@ class ChaosSwarm:
         """Return where a peer listens and what it announces: the proxy before it."""
         port = free_port()
         return f"/ip4/127.0.0.1/tcp/{port}", f"/ip4/127.0.0.1/tcp/{self.proxy.add(name, port).proxy_port}"
+
+
+def _trainer_name(number: int) -> str:
+    return f"trainer-{number}"

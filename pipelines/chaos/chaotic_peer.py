@@ -194,6 +194,7 @@ class ObservedTraining:
             group_size=averaging.group_size if was_averaged else 1,
             round_seconds=averaging.seconds if was_averaged else 0.0,
             attack=self._control.attack,
+            suspects=[suspect.peer_id for suspect in averaging.suspects],
             loss=self._evaluate(),
         )
         self._num_rounds, self._num_samples = averaging.num_rounds, num_kept

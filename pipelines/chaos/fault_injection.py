@@ -47,7 +47,7 @@ class FaultInjection:
         self.advance(float("inf"))
 
     def _set(self, fault: Fault, *, is_on: bool) -> None:
-        actions: dict[FaultKind, Callable[[Fault, bool], None]] = {
+        actions: dict[str, Callable[[Fault, bool], None]] = {
             FaultKind.KILL: self._kill,
             FaultKind.STOP: self._stop,
             FaultKind.PARTITION: self._limit,
@@ -58,7 +58,10 @@ class FaultInjection:
             FaultKind.CLOCK_SKEW: self._skew,
             FaultKind.DISK_FULL: lambda _fault, on: self.swarm.fill_disk(on),
         }
-        actions[fault.kind](fault, is_on)
+        actions.get(fault.kind, self._let_attack)(fault, is_on)
+
+    def _let_attack(self, fault: Fault, is_on: bool) -> None:
+        self.swarm.start_attack(fault.kind) if is_on else self.swarm.end_attack(fault.kind)
 
     def _kill(self, fault: Fault, is_on: bool) -> None:
         if is_on:

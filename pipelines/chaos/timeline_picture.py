@@ -54,8 +54,9 @@ def _draw_lives(axes: Axes, events: Events, faults: Sequence[Fault], zero: float
         label = None if fault.kind in shown else str(fault.kind)
         shown.add(fault.kind)
         left = chaos.begin - zero + fault.at_seconds
-        axes.barh(row, fault.duration_seconds, left=left, height=0.6, color=COLOURS[fault.kind], alpha=0.7, label=label)
-    axes.set_yticks(range(len(names) + 1), [*names, "Hub, auxiliary"])
+        colour = COLOURS.get(fault.kind, "black")
+        axes.barh(row, fault.duration_seconds, left=left, height=0.6, color=colour, alpha=0.7, label=label)
+    axes.set_yticks(range(len(names) + 1), [*names, "others"])
     axes.set_title("lives (gray), averaged epochs (strokes) and faults; faults start at the dotted line")
     if shown:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.command_line.terminal.setting_options import parse_settings
 
 if TYPE_CHECKING:
     from pipelines.chaos.chaos_report import ChaosReport
 
+NAMES = ", ".join(ATTACKS)
 SHARE_FOR_REFERENCE = 0.25
 MIN_REFERENCE_SECONDS = 20.0
 MAX_BUSY_SHARE = 0.95
@@ -23,6 +25,10 @@ def chaos(
     faults: Annotated[int, typer.Option(min=0, help="How many to draw.")] = 12,
     seed: Annotated[int, typer.Option(help="Decides kinds, times and victims of the faults.")] = 1,
     script: Annotated[Path | None, typer.Option(help="JSON list of faults, instead of drawing them.")] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=f"One process attacks, instead of faults: {NAMES}.")
+    ] = None,
+    admission: Annotated[bool, typer.Option("--admission", help="Admit users only: who attacks is one.")] = False,
     epoch_seconds: Annotated[float, typer.Option(min=1.0, help="Length of an epoch, without averaging.")] = 4.0,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the run.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for logs, report.json, timeline.png.")] = Path("chaos-output"),
@@ -46,13 +52,19 @@ def chaos(
 
       dalle-collab chaos --script faults.json
 
+      dalle-collab chaos --attack lying_epoch --attack stalling_leader
+
       dalle-collab chaos --epoch-seconds 10 --set aggregation_rule=mean
     """
-    from pipelines.chaos.faults.fault_script import draw_faults, read_script, script_text
+    from pipelines.chaos.faults.fault_script import attack_in_the_middle, draw_faults, read_script, script_text
 
     seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:
         planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)
+    elif attack:
+        if unknown := sorted(set(attack) - set(ATTACKS)):
+            raise ValueError(f"--attack got {', '.join(unknown)}; expected one of {NAMES}.")
+        planned = tuple(attack_in_the_middle(name, seconds) for name in dict.fromkeys(attack))
     else:
         planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers)
     if dry_run:
@@ -67,7 +79,12 @@ def chaos(
     console = Console(stderr=True)
     plan = ChaosPlan(
         swarm=SwarmPlan(
-            folder=output.resolve(), num_peers=peers, seed=seed, seconds_per_epoch=epoch_seconds, settings=settings
+            folder=output.resolve(),
+            num_peers=peers,
+            seed=seed,
+            seconds_per_epoch=epoch_seconds,
+            has_authority=admission,
+            settings=settings,
         ),
         faults=planned,
         duration_seconds=seconds,
@@ -97,6 +114,9 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     table.add_row("relative difference of parameters", f"{report.parameter_difference:.2g}")
     table.add_row("orphans, unexpected exits", f"{report.num_orphans}, {report.num_unexpected_exits}")
     table.add_row("checkpoints published", str(report.num_checkpoints))
+    table.add_row("a trainer's memory has grown by", f"{report.memory_growth_bytes / 1e6:.0f} MB")
+    for name, is_named in report.attacks.items():
+        table.add_row(f"attacker named: {name}", "yes" if is_named else "no")
     for name, is_met in report.criteria.items():
         table.add_row(name, "[green]yes[/green]" if is_met else "[red]no[/red]")
     console.print(table)

@@ -4,16 +4,12 @@ Prints as JSON how many rounds each honest one has had before and during the att
 leader.
 """
 
-import asyncio
 import contextlib
 import json
-from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
 import torch
-from hivemind.p2p import P2PContext
-from hivemind.proto import averaging_pb2
-from hivemind.utils import get_dht_time
 
+from pipelines.chaos.attacks.hostile_averagers import StallingLeader
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.training.averaging.reduce.suspects import Offence
@@ -23,27 +19,6 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 MATCHMAKING_SECONDS = 2.0
 NUM_ROUNDS = 6
-
-
-class StallingLeader(SwarmGradientAverager):
-    """Accepts everybody into its group and says nothing more."""
-
-    async def rpc_join_group(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> StreamOf[averaging_pb2.MessageFromLeader]:
-        yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
-        await asyncio.sleep(60.0)
-
-    async def _declare(self) -> None:
-        """Be the first of all leaders, for as long as the process lives."""
-        manager = self._matchmaking.group_key_manager
-        while True:
-            # Declared to begin soon: who begins first is followed.
-            await manager.declare_averager(manager.current_key, self.peer_id, get_dht_time() + 0.5)
-            await asyncio.sleep(0.1)
-
-    async def _lead(self) -> None:
-        self.declaring = asyncio.create_task(self._declare())
 
 
 def try_rounds(averagers, num_rounds: int) -> list[int]:
@@ -78,7 +53,7 @@ def main() -> None:
             for kind, dht in zip((SwarmGradientAverager, SwarmGradientAverager, StallingLeader), nodes, strict=True)
         )  # fmt: skip
         before = try_rounds(honest, 1)
-        hostile._tell_process("_lead")
+        hostile.lead()
         during = try_rounds(honest, NUM_ROUNDS)
         named = {
             suspect.peer_id for averager in honest for suspect in averager.last_round.suspects

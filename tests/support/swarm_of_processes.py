@@ -19,6 +19,7 @@ from pipelines.training.run.training_run import TrainingRun
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
 
+HOSTILE_PROCESS = "pipelines.chaos.attacks.hostile_process"
 PATIENT = dict(matchmaking_seconds=3.0, averaging_timeout_seconds=80.0, progress_expiration_seconds=30.0)
 """Changes of a tiny run in which every round has to succeed: how long peers wait follows from these, and on a busy
 machine an answer takes a second."""
@@ -136,7 +137,10 @@ class Swarm:
             peer.kill()
 
     def start(self, name: str, program: str = "swarm_peer.py", **settings: Any) -> PeerProcess:
-        """Start a peer; the first one is waited for and becomes the entry address of the others."""
+        """Start a peer, by a file of this folder or a module.
+
+        The first one is waited for and becomes the entry address of the others.
+        """
         values = dict(
             run=json.loads(self.run.to_json()),
             folder=str(self.folder),
@@ -149,8 +153,10 @@ class Swarm:
         )
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(values | settings), encoding="utf-8")
-        program_file, log = str(Path(__file__).with_name(program)), self.folder / f"{name}.log"
-        process = ForkedProcess(fork_server(), program_file, [str(path)], log)
+        log = self.folder / f"{name}.log"
+        if program.endswith(".py"):
+            program = str(Path(__file__).with_name(program))
+        process = ForkedProcess(fork_server(), program, [str(path)], log)
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
         self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]

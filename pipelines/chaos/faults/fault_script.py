@@ -1,4 +1,7 @@
-"""Which faults a chaos run injects, when and into whom: a pure function of script, seed and duration."""
+"""Which faults a chaos run injects, when and into whom: a pure function of script, seed and duration.
+
+Attacks of `attacks.table` are faults, too: of no peer, and never drawn.
+"""
 
 import itertools
 import json
@@ -8,6 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from pipelines.chaos.attacks.table import ATTACKS
 
 NO_PEER = -1
 """The `peer` of faults that strike no single trainer: the Hub's and the auxiliary peer's."""
@@ -57,7 +62,8 @@ DURATIONS = {
 }
 """Range of a fault's duration in seconds; all outlast several rounds of the chaos run."""
 
-KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL)
+KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ATTACKS)
+DURATION_OF_AN_ATTACK = (20.0, 30.0)
 QUIET_SHARE = 0.15
 """Share at the end of the duration that is free of drawn faults: the recovery is measured there."""
 
@@ -66,7 +72,9 @@ QUIET_SHARE = 0.15
 class Fault:
     """One fault of a run."""
 
-    kind: FaultKind
+    kind: str
+    """A `FaultKind`, or the name of an attack."""
+
     at_seconds: float
     """When it starts, in seconds from the start of the faults."""
 
@@ -75,7 +83,8 @@ class Fault:
     """Number of the trainer that it strikes; `NO_PEER` for the Hub's and the auxiliary peer's faults."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", FaultKind(self.kind))
+        if self.kind not in ATTACKS:
+            object.__setattr__(self, "kind", FaultKind(self.kind))
         if not (0 <= self.at_seconds < float("inf") and 0 < self.duration_seconds < float("inf")):
             raise ValueError(
                 f"Fault {self.kind} starts at {self.at_seconds} s and lasts {self.duration_seconds} s; expected a "
@@ -91,6 +100,12 @@ class Fault:
         """Return the fault in words."""
         whom = "" if self.peer == NO_PEER else f" of trainer {self.peer}"
         return f"{self.kind}{whom} at {self.at_seconds:.1f} s for {self.duration_seconds:.1f} s"
+
+
+def attack_in_the_middle(name: str, duration_seconds: float) -> Fault:
+    """Return the fault that one attack is, from a tenth of the duration on, until what is quiet at the end."""
+    begin = duration_seconds / 10
+    return Fault(kind=name, at_seconds=begin, duration_seconds=duration_seconds * (1 - QUIET_SHARE) - begin)
 
 
 def draw_faults(*, seed: int, duration_seconds: float, num_faults: int, num_peers: int) -> tuple[Fault, ...]:
@@ -147,8 +162,8 @@ def _fault_of_entry(
     known = {"kind", "at_seconds", "duration_seconds", "peer"}
     if unknown := sorted(set(entry) - known):
         raise ValueError(f"{path} has a fault with unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}.")
-    if entry.get("kind") not in list(FaultKind):
-        raise ValueError(f"{path} has a fault of kind {entry.get('kind')!r}; expected one of {', '.join(FaultKind)}.")
+    if entry.get("kind") not in (kinds := [*FaultKind, *ATTACKS]):
+        raise ValueError(f"{path} has a fault of kind {entry.get('kind')!r}; expected one of {', '.join(kinds)}.")
     numbers = [entry[name] for name in known - {"kind"} if name in entry]
     if not all(isinstance(number, (int, float)) for number in numbers):
         raise ValueError(f"{path} has {numbers} in a fault of kind {entry['kind']}; expected numbers.")
@@ -165,8 +180,9 @@ def _fault_of_entry(
 
 def _draw_fault(random_numbers: random.Random, values: Mapping[str, Any], *, last_end: float, num_peers: int) -> Fault:
     """Complete a fault; all its numbers are always drawn, so that a given value does not shift the later ones."""
-    kind = FaultKind(values["kind"])
-    length, peer = random_numbers.uniform(*DURATIONS[kind]), random_numbers.randrange(num_peers)
+    kind = values["kind"]
+    length = random_numbers.uniform(*DURATIONS.get(kind, DURATION_OF_AN_ATTACK))
+    peer = random_numbers.randrange(num_peers)
     at_seconds = float(values["at_seconds"])
     return Fault(
         kind=kind,

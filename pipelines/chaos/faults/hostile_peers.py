@@ -5,13 +5,14 @@ them.
 """
 
 import multiprocessing
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 import torch
-from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.proto import averaging_pb2
 
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
@@ -51,6 +52,9 @@ class Attack(StrEnum):
     LYING_REDUCER = "lying_reducer"
     """Honest parts, but answers that are -1000 times the average."""
 
+    UNEVEN_REDUCER = "uneven_reducer"
+    """Honest parts, but answers for one member only."""
+
 
 VALUE_ATTACKS = {
     Attack.NAN: lambda own, earlier: torch.full_like(own, float("nan")),
@@ -87,7 +91,17 @@ class HostileRunner(TrustedAllReduceRunner):
                 message.tensor_part.buffer = message.tensor_part.buffer[:-4]
             yield message
 
-    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
+    async def _answers_to_stream(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
+    ) -> AsyncGenerator[averaging_pb2.AveragingData]:
+        modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
+        others = [p for p in self.sender_peer_ids if p != self.peer_id and modes[p] == AveragingMode.NODE]
+        is_favoured = self.sender_peer_ids[sender_index] == others[0]
+        async for answer in super()._answers_to_stream(stream, sender_index, number):
+            if is_favoured or self._attack != Attack.UNEVEN_REDUCER:
+                yield answer
+
+    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         lie = self._attack == Attack.LYING_REDUCER
         return await super()._answer(LIE_FACTOR * average if lie else average, part, part_index)
 

@@ -1,13 +1,11 @@
 """One process with many free keys lies about the swarm's progress and state in a run that everybody may join."""
 
 import pytest
-from swarm_of_processes import Swarm, tiny_run
+from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 TARGET = 300
-FAR = dict(epoch=10**6)
-MANY = dict(samples_accumulated=10**9, samples_per_second=1e9)
 
 
 def test_three_trainers_go_on_while_one_process_lies_about_epochs_samples_and_states(
@@ -18,7 +16,7 @@ def test_three_trainers_go_on_while_one_process_lies_about_epochs_samples_and_st
         trainers = [swarm.start(name) for name in ("first", "second", "third")]
         for trainer in trainers:
             trainer.wait_for("step", epoch=2, has_averaged=True)
-        liar = swarm.start("liar", program="lying_records.py", claims=[FAR] * 5 + [MANY] * 7)
+        liar = swarm.start("liar", HOSTILE_PROCESS, attacks=dict(lying_epoch=5, lying_samples=7))
         first_lie = liar.wait_for("lied")["time"]
         last = max(step["epoch"] for trainer in trainers for step in trainer.events("step"))
         for trainer in trainers:

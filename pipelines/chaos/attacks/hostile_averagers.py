@@ -1,0 +1,117 @@
+"""Hostile members of groups, and hostile donors of states."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
+
+import torch
+from hivemind.averaging.control import StepControl
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from pipelines.chaos.attacks.hostile_node import HostileNode
+from pipelines.training.averaging.wire.codec import averaging_compression
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.download import WANT_MANIFEST, read_request
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager
+from pipelines.training.tasks.text_to_image.model import initial_model
+
+Averager = TypeVar("Averager", bound=SwarmGradientAverager)
+SECONDS_OF_SILENCE = 60.0
+NO_SUCH_MODE = 9
+
+
+class StallingLeader(SwarmGradientAverager):
+    """Accepts everybody into its group and says nothing more."""
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> StreamOf[averaging_pb2.MessageFromLeader]:
+        """Accept, and be silent."""
+        yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+        await asyncio.sleep(SECONDS_OF_SILENCE)
+
+    def lead(self) -> None:
+        """Be the first of all leaders, for as long as the process lives."""
+        self._tell_process("_lead")
+
+    async def _lead(self) -> None:
+        self.declaring = asyncio.create_task(self._declare())
+
+    async def _declare(self) -> None:
+        manager = self._matchmaking.group_key_manager
+        while True:
+            # Declared to begin soon: who begins first is followed.
+            await manager.declare_averager(manager.current_key, self.peer_id, get_dht_time() + 0.5)
+            await asyncio.sleep(0.1)
+
+
+class BadMember(SwarmGradientAverager):
+    """Tells its group that it takes part in a way that does not exist."""
+
+    def try_round(self) -> None:
+        """Look for a group, as everybody does."""
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.accumulate_grads_(batch_size=1)
+        with contextlib.suppress(Exception):  # the others do not let it in
+            self.step(timeout=self.matchmaking_kwargs["min_matchmaking_time"] * 2, allow_retries=False)
+        self.notify_used_averaged_gradients()
+
+    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        bandwidth, _, message = MSGPackSerializer.loads(step.data_for_gather)
+        step._data_for_gather = MSGPackSerializer.dumps([bandwidth, NO_SUCH_MODE, message])
+        await super()._step(step=step, **kwargs)
+
+
+class EndlessDonor(SwarmStateAverager):
+    """Answers every question for the hashes of a state without an end."""
+
+    async def _hand_out(self, request: bytes) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+        want, _, _ = read_request(request, len(self.snapshot.layout))
+        while want == WANT_MANIFEST:
+            yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=b" " * 2**17))
+
+
+def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
+    """Start an averager of gradients that the others take for one of theirs."""
+    run = node.run
+    return kind(
+        parameters=[parameter for group in _optimizer_parts(node)["params"] for parameter in group["params"]],
+        dht=node.dht,
+        admission=node.admission,
+        prefix=f"{run.swarm_id}_grad_averager",
+        min_matchmaking_time=run.matchmaking_seconds,
+        compression=averaging_compression(run),
+        allreduce_timeout=run.averaging_timeout_seconds / 2,
+        start=True,
+        **averager_options(run),
+    )
+
+
+def zeroed_state(node: HostileNode, kind: type[SwarmStateAverager] = SwarmStateAverager) -> SwarmStateAverager:
+    """Start an averager that offers a training state of zeros."""
+    run = node.run
+    averager = make_state_averager(
+        kind,
+        dht=node.dht,
+        admission=node.admission,
+        run_id=run.swarm_id,
+        matchmaking_seconds=run.matchmaking_seconds,
+        **averager_options(run),
+        **_optimizer_parts(node),
+    )
+    with torch.no_grad():
+        for parameter in averager.optimized_parameters:
+            parameter.zero_()
+    averager.take_snapshot()
+    return averager
+
+
+def _optimizer_parts(node: HostileNode) -> dict[str, Any]:
+    return optimizer_parts(node.run, initial_model(node.run))

@@ -1,0 +1,124 @@
+"""What a hostile participant can do to a run, by name. To add an attack, write a function and name it in the table.
+
+Each is a generator: it begins when it is first asked, and does it again each time it is asked, some twice a second.
+It does not know the run's users: in a run with an authority its node is that of one admitted member.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipelines.chaos.attacks.hostile_node import HostileNode
+
+Attack = Callable[["HostileNode"], Iterator[None]]
+
+FAR_EPOCH = 10**6
+MANY_SAMPLES = 10**9
+FLOOD_BYTES = 100_000
+SECONDS_OF_A_SQUATTER = 10 * 365 * 86_400.0
+BUSY_SHARE = 0.5
+
+
+def lying_epoch(node: "HostileNode") -> Iterator[None]:
+    """Progress of an epoch far ahead."""
+    while True:
+        node.claim(progress=dict(epoch=FAR_EPOCH), state=dict(epoch=FAR_EPOCH))
+        yield
+
+
+def lying_samples(node: "HostileNode") -> Iterator[None]:
+    """Samples that do not exist."""
+    while True:
+        node.claim(progress=dict(samples_accumulated=MANY_SAMPLES, samples_per_second=1e9))
+        yield
+
+
+def false_votes(node: "HostileNode") -> Iterator[None]:
+    """Votes for a state of zeros, which it serves."""
+    from pipelines.chaos.attacks.hostile_averagers import zeroed_state
+
+    averager = zeroed_state(node)
+    while True:
+        if averager.state_epoch != (epoch := node.epoch_of_others()):
+            averager.set_epoch(epoch)
+            averager.take_snapshot()
+        node.claim(state=dict(epoch=epoch, digest=averager.snapshot.manifest().digest))
+        yield
+
+
+def endless_manifest(node: "HostileNode") -> Iterator[None]:
+    """A donor of the state that most have, whose list of hashes never ends."""
+    from pipelines.chaos.attacks.hostile_averagers import EndlessDonor, zeroed_state
+
+    zeroed_state(node, EndlessDonor)
+    while True:
+        if (most := node.state_of_most()) is not None:
+            node.claim(state=dict(epoch=most[0], digest=most[1]))
+        yield
+
+
+def record_flood(node: "HostileNode") -> Iterator[None]:
+    """Large records under all of the run's keys."""
+    while True:
+        for name in ("progress", "metrics", "introductions", "states", "auxiliary", "admissions"):
+            node.flood(name, FLOOD_BYTES)
+        yield
+
+
+def squatted_group_key(node: "HostileNode") -> Iterator[None]:
+    """A plain value for years where peers declare that they look for a group."""
+    while True:
+        node.store("grad_averager.0b", b"mine", seconds=SECONDS_OF_A_SQUATTER)
+        yield
+
+
+def false_metrics(node: "HostileNode") -> Iterator[None]:
+    """Figures that no JSON, Parquet or float holds."""
+    figures = dict(loss=float("inf"), round_seconds=float("inf"), bytes_sent=2**63, samples_per_second=float("nan"))
+    while True:
+        node.claim()
+        node.tell("metrics", node.figures() | figures)
+        yield
+
+
+def stalling_leader(node: "HostileNode") -> Iterator[None]:
+    """A leader of groups that accepts everybody and never begins."""
+    from pipelines.chaos.attacks.hostile_averagers import StallingLeader, hostile_averager
+
+    hostile_averager(node, StallingLeader).lead()
+    while True:
+        yield
+
+
+def bad_mode(node: "HostileNode") -> Iterator[None]:
+    """A member that tells its group a mode that does not exist."""
+    from pipelines.chaos.attacks.hostile_averagers import BadMember, hostile_averager
+
+    averager = hostile_averager(node, BadMember)
+    while True:
+        averager.try_round()
+        yield
+
+
+def bystander(node: "HostileNode") -> Iterator[None]:
+    """Nothing but load, for comparison: half a core."""
+    while True:
+        node.compute(BUSY_SHARE)
+        yield
+
+
+ATTACKS: Mapping[str, Attack] = {
+    attack.__name__: attack
+    for attack in (
+        lying_epoch,
+        lying_samples,
+        false_votes,
+        endless_manifest,
+        record_flood,
+        squatted_group_key,
+        false_metrics,
+        stalling_leader,
+        bad_mode,
+        bystander,
+    )
+}
