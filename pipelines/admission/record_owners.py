@@ -12,7 +12,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from pipelines.admission.client import PeerAdmission
+from pipelines.admission.client import SELF_SIGNED_SECONDS, PeerAdmission
 from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,11 @@ Record = TypeVar("Record")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_FOR_A_LOOK = 5.0
+MOST_SECONDS_SELF_SIGNED = SELF_SIGNED_SECONDS + 300.0
+"""How far ahead a self-signed token may expire; honest clocks differ by less than the second part."""
+
+MOST_KNOWN = 4096
+"""Admissions remembered; of more, those that nobody asks for are forgotten first, then the soonest to expire."""
 
 
 class AdmissionRecords:
@@ -55,7 +60,7 @@ class AdmissionRecords:
         if self.admission is None:
             return {}
         if not self._are_known(owners) and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
-            self._look(self.admission)
+            self._look(self.admission, owners)
         now = get_dht_time()
         found = {owner: self._known.get(owner) for owner in owners}
         return {owner: held for owner, held in found.items() if held is not None and now < held.expires_at}
@@ -74,7 +79,7 @@ class AdmissionRecords:
         now = get_dht_time()
         return all(owner in self._known and now < self._known[owner].expires_at for owner in owners)
 
-    def _look(self, admission: PeerAdmission) -> None:
+    def _look(self, admission: PeerAdmission, owners: Collection[bytes]) -> None:
         try:
             found = self._dht.get(self._key, latest=True, return_future=True).result(SECONDS_FOR_A_LOOK)
         except (FutureTimeoutError, TimeoutError):
@@ -85,7 +90,8 @@ class AdmissionRecords:
         read = {owner: _read(admission, owner, entry.value) for owner, entry in values.items()}
         now = get_dht_time()
         known = {owner: held for owner, held in self._known.items() if now < held.expires_at}
-        self._known = known | {owner: held for owner, held in read.items() if held is not None}
+        known |= {owner: held for owner, held in read.items() if held is not None}
+        self._known = bounded(known, frozenset(owners))
 
     def _publish(self, admission: PeerAdmission) -> None:
         held = admission.check.check(admission.token, now=0.0)
@@ -110,11 +116,23 @@ def speaks_for(record: object, admission: Admission, *, names_user: bool = True)
     return is_its_peer and (not names_user or username in (None, admission.username))
 
 
+def bounded(
+    known: Mapping[bytes, Admission], wanted: Collection[bytes], most: int = MOST_KNOWN
+) -> dict[bytes, Admission]:
+    """Return at most so many admissions: first those that are wanted, then those that last longest."""
+    if len(known) <= most:
+        return dict(known)
+    return dict(sorted(known.items(), key=lambda item: (item[0] in wanted, item[1].expires_at))[-most:])
+
+
 def _read(admission: PeerAdmission, owner: bytes, token: object) -> Admission | None:
+    now = get_dht_time()
     try:
-        return admission.check.check(token, get_dht_time(), record_key=_key_of(owner))
+        held = admission.check.check(token, now, record_key=_key_of(owner))
     except TokenRefusedError:
         return None
+    lasts_too_long = not admission.has_authority and held.expires_at > now + MOST_SECONDS_SELF_SIGNED
+    return None if lasts_too_long else held
 
 
 def _owner_of(record_key: bytes) -> bytes:

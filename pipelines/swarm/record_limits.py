@@ -7,6 +7,7 @@ all rounds of a run; 6 MB of records cost every other peer 360 MB).
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hivemind.dht.node import DHTNode
@@ -129,7 +130,27 @@ class BoundedStorage(DHTLocalStorage):
         return key in self or len(self) < MOST_KEYS
 
 
+def without_invalid(protocol: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:
+    """Remove the invalid records of a dictionary that another node has sent; the rest is valid.
+
+    hivemind refuses the whole dictionary: one bad record at a node that stores anything hides everybody's.
+    """
+    with dictionary.freeze():
+        invalid = [
+            owner
+            for owner, (value, expiration_time) in dictionary.items()
+            if not protocol._validate_record(key, protocol.serializer.dumps(owner), value, expiration_time)
+        ]
+    for owner in invalid:
+        del dictionary[owner]
+    return True
+
+
 async def bound_storage(dht: Any, node: DHTNode) -> None:
-    """Give a node that holds nothing yet storages of bounded size; a coroutine for `hivemind.DHT.run_coroutine`."""
+    """Give a node that holds nothing yet storages of bounded size, and make it judge each record by itself.
+
+    A coroutine for `hivemind.DHT.run_coroutine`.
+    """
     node.protocol.storage = BoundedStorage()
     node.protocol.cache = BoundedStorage(maxsize=node.protocol.cache.maxsize)
+    node.protocol._validate_dictionary = partial(without_invalid, node.protocol)

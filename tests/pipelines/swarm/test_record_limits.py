@@ -7,7 +7,9 @@ import pytest
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator, DHTRecord
+from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import P2P, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
@@ -126,6 +128,28 @@ def test_a_stranger_squats_no_key_of_a_run():
         found = node.get(group, latest=True)
         assert list(found.value) == [PEER] and found.expiration_time < now + 120
         assert node.get("run_progress", latest=True) is None
+
+
+def test_an_invalid_record_hides_no_others_from_a_reader_nor_from_a_node_that_stores():
+    group, options = "run_grad_averager.0b", NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    with open_dht("run", (), options, admission=None) as careless:  # without schemas it stores anything
+        with open_dht("run", visible_addresses(careless), options, admission=None) as writer:
+            honest = SwarmRecords(writer, "run", admission=None).open()
+            progress = LocalTrainingProgress(
+                peer_id=PEER, epoch=3, samples_accumulated=8, samples_per_second=9.0, time=get_dht_time(),
+                client_mode=False,
+            )  # fmt: skip
+            assert writer.store("run_progress", progress.dict(), get_dht_time() + 60, subkey=honest.owner)
+        unsigned = record(key="run_progress", value=packed(progress.dict()))
+        assert asyncio.run(stored(careless, [unsigned])) == [True]
+        with open_dht("run", visible_addresses(careless), options, admission=None) as reader:
+            assert SwarmRecords(reader, "run", admission=None).open().trainers() == {honest.owner}
+            both = DictionaryDHTValue()
+            both.store(PEER, packed(True), get_dht_time() + 60)
+            both.store(PEER[:-1] + b"1", packed("x" * 100), get_dht_time() + 60)
+            declared = record(key=group, subkey=DHTProtocol.IS_DICTIONARY, value=packed(both))
+            assert asyncio.run(stored(reader, [declared])) == [True]
+            assert list(reader.get(group, latest=True).value) == [PEER]
 
 
 async def stored(node, records):
