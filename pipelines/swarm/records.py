@@ -1,5 +1,7 @@
 """What peers publish about themselves: signed records in the DHT, checked before use."""
 
+import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -7,6 +9,7 @@ import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
+from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
@@ -28,6 +31,10 @@ INTRODUCTION_SECONDS = 3600.0
 
 MAX_SUSPECTS = 8
 """Most suspects in one peer's figures; the most frequent are kept."""
+
+
+MOST_SENDERS = 32
+"""Senders that one peer's figures name; of more, some are chosen by chance."""
 
 
 class SuspectRecord(BaseModel):
@@ -56,6 +63,8 @@ class PeerMetrics(BaseModel):
     num_incomplete_rounds: Count = 0
     num_withheld: Count = 0
     suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
+    senders: conlist(constr(regex="^[0-9a-f]{16}$"), max_items=MOST_SENDERS) = []
+    """Names of the peers whose gradients were in the last round's average; see `sender_name`."""
 
 
 class PeerIntroduction(BaseModel):
@@ -76,6 +85,17 @@ class ProgressReport:
     progress: LocalTrainingProgress
     valid_until: float
     """DHT time. A peer renews its record before half of its lifetime has passed: one that does not has left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """Who stands behind a peer's figures."""
+
+    user: str
+    """The admitted user; in an open run the peer itself."""
+
+    sender: str
+    """The peer's name in the figures of others, see `sender_name`."""
 
 
 class StateAveragingCall(BaseModel):
@@ -186,6 +206,12 @@ class SwarmRecords:
         """
         return self._read("metrics", PeerMetrics)
 
+    def reporters(self, owners: Collection[bytes]) -> dict[bytes, Reporter]:
+        """Return who stands behind the records of these owners, by public key."""
+        users, admitted = self.admissions.users(owners), self.admissions.admitted(owners)
+        peers = {owner: PeerID(bytes.fromhex(held.peer_id)).to_base58() for owner, held in admitted.items()}
+        return {owner: Reporter(user=users[owner], sender=sender_name(peer)) for owner, peer in peers.items()}
+
     def introductions(self) -> dict[bytes, PeerIntroduction]:
         """Return the introductions of the last hour's training peers, by public key."""
         return self._read("introductions", PeerIntroduction)
@@ -226,6 +252,11 @@ class SwarmRecords:
 
     def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
         return self.admissions.counted(_parse(self._dht.get(f"{self._run_id}_{name}", latest=True), kind))
+
+
+def sender_name(peer_id: str) -> str:
+    """Return the short name of a libp2p peer (in base 58) among the senders of a round: 64 bits of its hash."""
+    return hashlib.sha256(peer_id.encode()).hexdigest()[:16]
 
 
 def _parse(found: Any, kind: type[BaseModel]) -> dict[bytes, Any]:

@@ -43,7 +43,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
                 page = gr.Number(1, precision=0, minimum=1, label="Page", scale=1, min_width=100)
             peers = gr.HTML()
         with gr.Tab(BOARD_TAB) as board_tab:
-            span = gr.Radio(SPANS, value="all", label="Contributed (UTC)")
+            span = gr.Radio(SPANS, value="all", label="Claimed (UTC)")
             board = gr.HTML()
         with gr.Tab(CHECKPOINT_TAB) as checkpoint_tab:
             checkpoints = gr.HTML()

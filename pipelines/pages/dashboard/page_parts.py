@@ -20,6 +20,7 @@ MOST_NATS = 50.0
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
 MAX_BOARD_ROWS = 100
+CLAIMED = "Counts are claims, as far as peers that averaged with the user bear them out; nobody recomputes gradients."
 OPEN_RUN = "This run is open to everybody: peers choose their own names."
 
 
@@ -140,8 +141,8 @@ def board_html(
     ]
     more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
     caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
-    note = f'<p class="note">{OPEN_RUN}</p>' if is_open else ""
-    return f'<div class="board">{_table(("#", "user", unit, "hours"), shown, caption=caption)}{note}</div>'
+    note = f'<p class="note">{CLAIMED}{f" {OPEN_RUN}" if is_open else ""}</p>'
+    return f'<div class="board">{_table(("#", "user", f"{unit} claimed", "hours"), shown, caption=caption)}{note}</div>'
 
 
 def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:

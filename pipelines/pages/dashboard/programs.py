@@ -78,7 +78,7 @@ def prometheus_text(
         (
             "user_samples_total",
             "counter",
-            "Signed samples that count, by user.",
+            "Claimed samples that others bear out, by user.",
             [({"user": user}, samples) for user, samples in contributions.items()],
         ),
         ("alert", "gauge", "Active alerts.", [({"kind": alert.kind}, 1) for alert in alerts]),

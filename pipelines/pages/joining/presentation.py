@@ -113,7 +113,7 @@ def contribution_html(view: JoinView) -> str:
         "share averaged": _number(view.share_averaged, "{:.0%}"),
         "peers in the swarm": _number(view.num_peers, "{:,}"),
         "your place": place or NOTHING,
-        "credited to you": f"{view.standing.samples:,}" if view.standing else NOTHING,
+        "counted as yours": f"{view.standing.samples:,}" if view.standing else NOTHING,
     }
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles.items())
     return f'<div class="join"><dl class="tiles">{cells}</dl>{sparkline(view.speeds, view.unit)}</div>'

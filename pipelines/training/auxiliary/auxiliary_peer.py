@@ -143,7 +143,8 @@ class AuxiliaryPeer:
 
     def look(self) -> AuxiliaryReport:
         """Poll the swarm once: record its figures, download its state, put due checkpoints in the spool."""
-        summary = self.metrics.observe(self.records.metrics(), time.time(), self.held_epoch)
+        figures = self.records.metrics()
+        summary = self.metrics.observe(figures, self.records.reporters(figures), time.time(), self.held_epoch)
         available = self.state_transfer.newest_epoch()
         if available > self.held_epoch and self._may_download(available):
             self._download()

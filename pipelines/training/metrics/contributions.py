@@ -1,51 +1,36 @@
-"""Who has contributed how much: signed sample counts, credited as far as plausible. Pure, no network.
+"""Who has contributed how much: signed sample counts, credited as far as others bear them out. Pure, no network.
 
-A peer's count is its own claim. It is credited up to what the epochs since its last report could hold and what its
-stated speed allows; the sum of all claims is cut to what the swarm's epochs could hold, largest claims first, so that a
-liar takes nothing from the honest ones.
+A peer's count is its own claim, and keys are free. So all keys of a user are one user, and a user's claims are credited
+
+- for epochs in which an established other user names one of its peers as a sender of the round,
+- up to the pace of an ordinary user, times a factor that doubles with each such epoch up to `max_weight_ratio`,
+- as far as the swarm's epochs could hold all claims. Newcomers get what the established ones leave.
+
+What is not credited yet stays claimed, so that an honest newcomer has all its samples after a few epochs.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from pipelines.training.metrics.epoch_summary import NUM_EPOCHS_AHEAD
-
-EPOCH_SLACK = 2.0
-"""An epoch holds more than `target_batch_size` samples: peers continue until they learn that it is full."""
-
-SPEED_SLACK = 3.0
-LATE_SECONDS = 10.0
-"""Reports are read some seconds after they are made."""
-
-LATE_EPOCHS = 4
-"""Reports of an epoch may arrive up to this many epochs later."""
+from pipelines.training.metrics.claims import (
+    EPOCH_SLACK,
+    LATE_EPOCHS,
+    SPEED_SLACK,
+    Claim,
+    Counter,
+    Standing,
+    fit_into,
+    is_possible,
+    plausible_samples,
+    witnessed,
+)
 
 COUNTER_LIFETIME_SECONDS = 86_400.0
 LONGEST_NAME = 96
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """One peer's report about itself."""
-
-    username: str
-    epoch: int
-    num_samples: int
-    """Since the peer's start."""
-
-    samples_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counter:
-    """The last report of a peer that was counted."""
-
-    num_samples: int
-    epoch: int
-    time: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +45,6 @@ class Contribution:
         return Contribution(samples=self.samples + samples, seconds=self.seconds + seconds)
 
 
-def plausible_samples(claim: Claim, last: Counter | None, *, now: float, epoch_before: int, batch_size: int) -> int:
-    """Return how many new samples of a claim are plausible.
-
-    `epoch_before` is the swarm's epoch at the last poll: where a newly seen peer may have started.
-    A count that has decreased belongs to a peer that restarted.
-    """
-    restarted = last is None or claim.num_samples < last.num_samples
-    new = claim.num_samples if restarted or last is None else claim.num_samples - last.num_samples
-    num_epochs = max(LATE_EPOCHS, claim.epoch - epoch_before) if last is None else max(1, claim.epoch - last.epoch)
-    bounds = [float(new), EPOCH_SLACK * batch_size * num_epochs]
-    if last is not None:
-        bounds.append(SPEED_SLACK * claim.samples_per_second * (max(0.0, now - last.time) + LATE_SECONDS))
-    return max(0, int(min(bounds)))
-
-
-def fit_into(claims: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """Cut the largest claims until all fit into the capacity; claims below the cut are unchanged."""
-    left, fitted = max(0, capacity), {}
-    for index, key in enumerate(sorted(claims, key=lambda key: (claims[key], key))):
-        fitted[key] = min(claims[key], left // (len(claims) - index))
-        left -= fitted[key]
-    return fitted
-
-
 @dataclass
 class ContributionLedger:
     """Samples and time of every user on every day (UTC)."""
@@ -94,6 +55,9 @@ class ContributionLedger:
     counters: dict[str, Counter] = field(default_factory=dict)
     """By the peer's key."""
 
+    standings: dict[str, Standing] = field(default_factory=dict)
+    """By user, see `Claim.user`."""
+
     epoch: int = 0
     """The swarm's epoch at the last poll."""
 
@@ -103,23 +67,25 @@ class ContributionLedger:
     time: float = 0.0
     """Time of the last poll, in seconds since 1970."""
 
-    def observe(self, claims: Mapping[str, Claim], *, now: float, swarm_epoch: int, batch_size: int) -> None:
-        """Credit what is new and plausible in the peers' reports."""
-        new = {key: claim for key, claim in claims.items() if self._is_news(key, claim, swarm_epoch)}
+    def observe(
+        self, claims: Mapping[str, Claim], *, now: float, swarm_epoch: int, batch_size: int, max_ratio: float
+    ) -> None:
+        """Credit what is new and plausible in the peers' reports, as far as others bear it out.
+
+        A user is credited at most `max_ratio` times the ordinary pace.
+        """
+        possible = {key: claim for key, claim in claims.items() if is_possible(claim, swarm_epoch)}
+        num_epochs = max(0, swarm_epoch - self.epoch)
         late = EPOCH_SLACK * batch_size * LATE_EPOCHS
-        gained = EPOCH_SLACK * batch_size * max(0, swarm_epoch - self.epoch)
-        self.capacity = min(self.capacity, late) + gained
-        plausible = {
-            key: plausible_samples(
-                claim, self.counters.get(key), now=now, epoch_before=self.epoch, batch_size=batch_size
-            )
-            for key, claim in new.items()
-        }
-        for key, samples in fit_into(plausible, int(self.capacity)).items():
-            self._credit(key, new[key], samples, now)
+        self.capacity = min(self.capacity, late) + EPOCH_SLACK * batch_size * num_epochs
+        for key, claim in possible.items():
+            self._count(key, claim, now, batch_size)
+        self._note_witnesses(possible.values(), now, num_epochs)
+        self._credit(possible, now, max_ratio)
         self.epoch, self.time = max(self.epoch, swarm_epoch), now
         oldest = now - COUNTER_LIFETIME_SECONDS
         self.counters = {key: counter for key, counter in self.counters.items() if counter.time >= oldest}
+        self.standings = {user: standing for user, standing in self.standings.items() if standing.time >= oldest}
 
     def total(self) -> dict[str, Contribution]:
         """Return each user's contribution since the run's start."""
@@ -128,16 +94,18 @@ class ContributionLedger:
     def state(self) -> dict[str, Any]:
         """Return, as JSON values, what is needed besides the days to resume without counting twice."""
         counters = {key: asdict(counter) for key, counter in sorted(self.counters.items())}
-        return dict(epoch=self.epoch, capacity=self.capacity, time=self.time, counters=counters)
+        standings = {user: asdict(standing) for user, standing in sorted(self.standings.items())}
+        held = dict(counters=counters, standings=standings)
+        return dict(epoch=self.epoch, capacity=self.capacity, time=self.time) | held
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], days: Mapping[tuple[str, str], Contribution]) -> Self:
         """Restore a ledger; raises ValueError for an invalid state."""
         try:
-            counters = {key: Counter(**value) for key, value in state["counters"].items()}
             return cls(
                 days=dict(days),
-                counters=counters,
+                counters={key: Counter(**value) for key, value in state["counters"].items()},
+                standings={user: Standing(**value) for user, value in state.get("standings", {}).items()},
                 epoch=int(state["epoch"]),
                 capacity=float(state["capacity"]),
                 time=float(state["time"]),
@@ -145,21 +113,81 @@ class ContributionLedger:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"The state of the contributions is damaged ({error!r}).") from error
 
-    def _is_news(self, key: str, claim: Claim, swarm_epoch: int) -> bool:
+    def _count(self, key: str, claim: Claim, now: float, batch_size: int) -> None:
         last = self.counters.get(key)
-        is_possible = claim.epoch <= swarm_epoch + NUM_EPOCHS_AHEAD and math.isfinite(claim.samples_per_second)
-        return is_possible and (last is None or (claim.num_samples, claim.epoch) != (last.num_samples, last.epoch))
+        if last is not None and (claim.num_samples, claim.epoch) == (last.num_samples, last.epoch):
+            return
+        new = plausible_samples(claim, last, now=now, epoch_before=self.epoch, batch_size=batch_size)
+        computing = new / claim.samples_per_second if claim.samples_per_second > 0 else 0.0
+        seconds = computing if last is None else min(now - last.time, SPEED_SLACK * computing)
+        num_epochs = max(1, claim.epoch - (self.epoch if last is None else last.epoch))
+        self.counters[key] = Counter(
+            num_samples=claim.num_samples,
+            epoch=claim.epoch,
+            time=now,
+            pace=new / num_epochs,
+            pending=new + (last.pending if last else 0),
+            pending_seconds=max(0.0, min(seconds, 3600.0)) + (last.pending_seconds if last else 0.0),
+        )
 
-    def _credit(self, key: str, claim: Claim, samples: int, now: float) -> None:
-        last = self.counters.get(key)
-        self.counters[key] = Counter(num_samples=claim.num_samples, epoch=claim.epoch, time=now)
+    def _note_witnesses(self, claims: Collection[Claim], now: float, num_epochs: int) -> None:
+        established = {claim.user for claim in claims if self._is_established(claim.user)}
+        believed = witnessed(claims, established)
+        for claim in claims:
+            before = min(self.epoch, claim.epoch - 1)
+            held = self.standings.get(claim.user, Standing(num_epochs=0, epoch=before, allowance=0.0, time=now))
+            if claim.user in believed and claim.epoch > held.epoch:
+                self.standings[claim.user] = Standing(
+                    num_epochs=held.num_epochs + 1,
+                    epoch=claim.epoch,
+                    allowance=min(held.allowance + claim.epoch - held.epoch, float(max(LATE_EPOCHS, num_epochs))),
+                    time=now,
+                )
+
+    def _is_established(self, user: str) -> bool:
+        return user in self.standings and self.standings[user].is_established
+
+    def _credit(self, claims: Mapping[str, Claim], now: float, max_ratio: float) -> None:
+        keys: dict[str, list[str]] = defaultdict(list)
+        for key, claim in claims.items():
+            if claim.user in self.standings:
+                keys[claim.user].append(key)
+        if not keys:
+            return
+        established = {user for user in keys if self._is_established(user)}
+        paces = {user: sum(self.counters[key].pace for key in held) for user, held in keys.items()}
+        ordinary = statistics.median(paces[user] for user in established or keys)
+        per_epoch = {
+            user: ordinary * (1.0 if len(keys) == 1 else min(max_ratio, self.standings[user].growth)) for user in keys
+        }
+        owed = {
+            user: min(
+                sum(self.counters[key].pending for key in held),
+                int(self.standings[user].allowance * per_epoch[user] + 1e-6),
+            )
+            for user, held in keys.items()
+        }
+        for users in (established, keys.keys() - established):
+            for user, samples in fit_into({user: owed[user] for user in users}, int(self.capacity)).items():
+                if samples > 0:
+                    standing = self.standings[user]
+                    left = max(0.0, standing.allowance - samples / per_epoch[user])
+                    self.standings[user] = replace(standing, allowance=left)
+                    pending = {key: self.counters[key].pending for key in keys[user]}
+                    for key, part in fit_into(pending, samples).items():
+                        self._pay(key, claims[key].username, part, now)
+
+    def _pay(self, key: str, username: str, samples: int, now: float) -> None:
+        counter = self.counters[key]
         if samples <= 0:
             return
         self.capacity -= samples
-        computing = samples / claim.samples_per_second if claim.samples_per_second > 0 else 0.0
-        seconds = computing if last is None else min(now - last.time, SPEED_SLACK * computing)
-        day = datetime.fromtimestamp(now, UTC).date().isoformat(), claim.username[:LONGEST_NAME]
-        self.days[day] = self.days.get(day, Contribution()).plus(samples, max(0.0, min(seconds, 3600.0)))
+        seconds = counter.pending_seconds * samples / counter.pending
+        self.counters[key] = replace(
+            counter, pending=counter.pending - samples, pending_seconds=counter.pending_seconds - seconds
+        )
+        day = datetime.fromtimestamp(now, UTC).date().isoformat(), username[:LONGEST_NAME]
+        self.days[day] = self.days.get(day, Contribution()).plus(samples, seconds)
 
 
 def leaderboard(days: Mapping[tuple[str, str], Contribution], now: float, limit: int) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ NO_HISTORY = (
     "No history was published: the run has no auxiliary peer, or none that has seen an epoch. What depends on it "
     "(loss, peers, speed, bytes) is not known."
 )
+CLAIMED = "Counts are claims, as far as peers that averaged with the user bear them out; nobody recomputes gradients."
 
 
 def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) -> str:
@@ -120,7 +121,8 @@ def _contributors(record: RunRecord) -> str:
             f"{sum(c.hours for c in record.contributors):,.2f}",
         )
     )
-    return f"## Contributors\n\n{_table(('user', record.run.unit, 'hours'), rows)}\n\nHardware is not recorded."
+    table = _table(("user", f"{record.run.unit} claimed", "hours"), rows)
+    return f"## Contributors\n\n{table}\n\n{CLAIMED} Hardware is not recorded."
 
 
 def _data(record: RunRecord) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
-from pipelines.swarm.records import PeerMetrics
+from pipelines.swarm.records import MOST_SENDERS, PeerMetrics, Reporter
+from pipelines.training.metrics.claims import Claim
 from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
-from pipelines.training.metrics.contributions import Claim, leaderboard
+from pipelines.training.metrics.contributions import leaderboard
 from pipelines.training.metrics.epoch_summary import EpochSummary, summarise_epoch
 from pipelines.training.metrics.history import (
     append_point,
@@ -39,8 +40,10 @@ class RunMetrics:
         self._evaluations = read_evaluations(folder)
         self._ledger = read_contributions(folder)
 
-    def observe(self, peers: Mapping[bytes, PeerMetrics], now: float, held_epoch: int) -> EpochSummary | None:
-        """Record the peers' newest figures; return their summary."""
+    def observe(
+        self, peers: Mapping[bytes, PeerMetrics], reporters: Mapping[bytes, Reporter], now: float, held_epoch: int
+    ) -> EpochSummary | None:
+        """Record the peers' newest figures; return their summary. `reporters` are those whose samples count."""
         summary = summarise_epoch(peers.values(), now, held_epoch)
         if summary is None:
             return None
@@ -50,14 +53,24 @@ class RunMetrics:
                 epoch=peer.epoch,
                 num_samples=peer.num_samples,
                 samples_per_second=peer.samples_per_second,
+                user=reporters[key].user,
+                sender=reporters[key].sender,
+                senders=frozenset(peer.senders),
+                names_all=len(peer.senders) < MOST_SENDERS,
             )
             for key, peer in peers.items()
+            if key in reporters
         }
         with self._lock:
             append_point(self._history, summary)
             self._written_epoch = min(self._written_epoch, summary.epoch)
-            batch_size = self._run.target_batch_size
-            self._ledger.observe(claims, now=now, swarm_epoch=summary.epoch, batch_size=batch_size)
+            self._ledger.observe(
+                claims,
+                now=now,
+                swarm_epoch=summary.epoch,
+                batch_size=self._run.target_batch_size,
+                max_ratio=self._run.max_weight_ratio,
+            )
         return summary
 
     def add_evaluation(self, *, epoch: int, loss: float, num_records: int, seconds: float, now: float) -> None:

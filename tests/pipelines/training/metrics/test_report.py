@@ -27,6 +27,6 @@ def test_a_report_counts_what_the_run_counts(task, unit):
     )  # fmt: skip
     text = report_markdown(record, loss_curve=None, now=1.8e9)
     assert f"| {unit}s | {2 * run.target_batch_size:,} |" in text
-    assert f"| user | {unit}s | hours |" in text and f"{unit}s/s" in text and f"9.0 {unit}s per second" in text
+    assert f"| user | {unit}s claimed | hours |" in text and f"{unit}s/s" in text and f"9.0 {unit}s per second" in text
     assert f"| per {unit} | {16000 / 2 / run.target_batch_size:,.1f} B |" in text
     assert ("| best held-out perplexity | 44.0 |" in text) == (unit == "token")
