@@ -9,6 +9,7 @@ both sides show their tokens.
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import inspect
 import logging
@@ -68,8 +69,7 @@ class AdmissionGate:
         admission = self.check(token, peer_id)
         if not abs(get_dht_time() - time) < self._seconds_valid:
             raise TokenRefusedError(f"The signature of {admission.username} has the wrong time.")
-        key = RSAPublicKey.from_bytes(admission.record_key.encode())
-        if not key.verify(self._signed(fields, peer_id, time), signature):
+        if not _public_key(admission.record_key).verify(self._signed(fields, peer_id, time), signature):
             raise TokenRefusedError(f"{admission.username} has not signed its data for the group.")
         return MSGPackSerializer.dumps(fields)
 
@@ -86,10 +86,20 @@ class AdmissionGate:
         admission = self._admitted.get(peer_id.to_bytes())
         return admission if admission is not None and get_dht_time() < admission.expires_at else None
 
+    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
+        """Tell whether a checked peer has signed this with its record key."""
+        admission = self.admission_of(peer_id)
+        return admission is not None and _public_key(admission.record_key).verify(statement, signature)
+
     def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
         # Only the prefix of a group's key is fixed: its bits may change between the request and the round.
         digest = hashlib.sha256(MSGPackSerializer.dumps(fields)).digest()
         return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
+
+
+@functools.lru_cache(maxsize=256)
+def _public_key(text: str) -> RSAPublicKey:
+    return RSAPublicKey.from_bytes(text.encode())
 
 
 class AnsweringAverager(Protocol):
@@ -134,6 +144,14 @@ class AveragingGate:
         except TokenRefusedError as error:
             logger.warning("A group was aborted: %s", error)
             raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this peer's signature; empty where nothing is checked."""
+        return b"" if self._gate is None else self._gate.admission.record_key.sign(statement)
+
+    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
+        """Tell whether a member of a checked group has signed this."""
+        return self._gate is None or self._gate.verify(peer_id, statement, signature)
 
     def introduction(self) -> auth_pb2.RequestAuthInfo:
         """Return this peer's introduction."""

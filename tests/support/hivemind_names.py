@@ -8,6 +8,7 @@ row that is missing or wrong, ready to be put in here.
 from typing import NamedTuple
 
 AVERAGER = "training/averaging/averager.py"
+ATTACKERS = "chaos/attacks/hostile_averagers.py"
 DIALLING = "swarm/dialling.py"
 FORKS = "swarm/forked_peers.py"
 GATE = "admission/averaging_gate.py"
@@ -17,6 +18,7 @@ NAMES = "admission/protocol_names.py"
 NODE = "admission/dht_gate.py"
 RECORD_LIMITS = "swarm/record_limits.py"
 REDUCER = "training/averaging/reduce/reducer.py"
+REDUCING_END = "training/averaging/reducing_end.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
 STATE = "training/state/averager.py"
@@ -51,6 +53,12 @@ CONTRACT = (
         (DIALLING,), "called: only there can a daemon that runs be told an address of a peer"),
     Row("dht.protocol.DHTProtocol.wait_timeout", ": float",
         (NODE,), "set: a node that is gone must not hold every look up for three seconds"),
+    Row("dht.protocol.DHTProtocol._validate_dictionary",
+        "(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool",
+        (RECORD_LIMITS,), "replaced: one invalid record must not hide the others in a dictionary"),
+    Row("dht.protocol.DHTProtocol._validate_record",
+        "(self, key_bytes: bytes, subkey_bytes: bytes, value_bytes: bytes, expiration_time: float) -> bool",
+        (RECORD_LIMITS,), "called: judges one record"),
     Row("dht.protocol.DHTProtocol.storage", ": DHTLocalStorage",
         (RECORD_LIMITS,), "replaced: a flood of keys and owners must not fill the memory"),
     Row("dht.protocol.DHTProtocol.cache", ": DHTLocalStorage",
@@ -68,10 +76,10 @@ CONTRACT = (
     Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
         (AVERAGER,), "called: the one way to have something done in the averager's process"),
     Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
-        (AVERAGER,), "read: its searches are paced, and changed after a round that was given up"),
+        (AVERAGER, ATTACKERS), "read: its searches are paced, and changed after a round that was given up"),
     Row("averaging.averager.DecentralizedAverager._step",
         "async (self, *, step: StepControl, future_for_init: MPFuture)",
-        (AVERAGER,), "overridden: adds the proof of admission, counts attempts, begins a search"),
+        (AVERAGER, ATTACKERS), "overridden: adds the proof of admission, counts attempts, begins a search"),
     Row("averaging.averager.DecentralizedAverager._aggregate_with_group",
         "async (self, group_info: GroupInfo, min_vector_size: int, **kwargs) -> GatheredData",
         (AVERAGER,), "overridden: checks all members' admissions before anything is aggregated"),
@@ -89,7 +97,7 @@ CONTRACT = (
     Row("averaging.averager.DecentralizedAverager._shutdown", "async (self, timeout: Optional[float]) -> None",
         (AVERAGER,), "overridden: senders that are still being served get their answers first"),
     Row("averaging.control.StepControl._data_for_gather", "= (data_for_gather, deadline, allow_retries)",
-        (GATE,), "set: the proof of admission is added after the step has been scheduled"),
+        (GATE, ATTACKERS), "set: the proof of admission is added after the step has been scheduled"),
     Row("averaging.control.StepControl._cancel", ": Optional[MPFuture] = None",
         (SEARCH,), "awaited: the only event of a cancelled step"),
     Row("averaging.control.StepControl.weight", "@property (self) -> float",
@@ -113,19 +121,19 @@ CONTRACT = (
         (RUNNER,), "called: to open those streams"),
     Row("averaging.allreduce.AllReduceRunner._check_reasons_to_reject",
         "(self, request: averaging_pb2.AveragingData, context: P2PContext) -> Optional[averaging_pb2.AveragingData]",
-        (RUNNER,), "called: hivemind's own reasons stay in force"),
+        (REDUCING_END,), "called: hivemind's own reasons stay in force"),
     Row("averaging.allreduce.AllReduceRunner._ban_sender", "async (self, peer_id: PeerID)",
-        (RUNNER,), "overridden: who was left out is remembered and named"),
+        (REDUCING_END,), "overridden: who was left out is remembered and named"),
     Row("averaging.allreduce.AllReduceRunner._future", "= asyncio.Future()",
-        (RUNNER,), "read: whether the round is over, after which nobody is to blame"),
+        (REDUCING_END, RUNNER), "read: whether the round is over, after which nobody is to blame"),
     Row("averaging.allreduce.AllReduceRunner.tensor_part_reducer",
         "= TensorPartReducer(tuple((part.shape for part in self.parts_for_local_averaging)), "
         "len(self.sender_peer_ids))",
-        (RUNNER,), "replaced: by one that aggregates by the run's rule"),
+        (REDUCING_END,), "replaced: by one that aggregates by the run's rule"),
     Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
-        (RUNNER,), "read: parts go over several streams, and are compressed again for answers"),
+        (REDUCING_END, RUNNER), "read: parts go over several streams, and are compressed again for answers"),
     Row("averaging.partition.TensorPartContainer.return_deltas", "= return_deltas",
-        (RUNNER,), "set: answers are averages where members must agree in every bit"),
+        (REDUCING_END,), "set: answers are averages where members must agree in every bit"),
     Row("averaging.partition.TensorPartReducer.accumulator", "= None",
         (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
     Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",

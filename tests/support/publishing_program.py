@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.swarm.records import PeerMetrics
+from pipelines.swarm.records import PeerMetrics, Reporter
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.commit_budget import CommitBudget
@@ -82,7 +82,8 @@ def main(repository: str, settings: dict) -> None:
         time.sleep(0.05)
     publisher.set_elected(True)
     for epoch, num_samples in settings.get("records", []):
-        metrics.observe({b"ann": made_figures(epoch, num_samples)}, time.time(), epoch)
+        figures, reporters = {b"ann": made_figures(epoch, num_samples)}, {b"ann": Reporter(user="ann", sender="")}
+        metrics.observe(figures, reporters, time.time(), epoch)
     with PublishingThread(publisher, retry_seconds=0.3) as publishing:
         for epoch in settings["epochs"]:
             publisher.spool.add(epoch, made_checkpoint(task, epoch))

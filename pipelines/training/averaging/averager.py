@@ -37,13 +37,18 @@ from pipelines.training.averaging.group.time_limits import attempt_times
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.averaging.runner import RoundMemory, TrustedAllReduceRunner
+from pipelines.training.averaging.reducing_end import RoundMemory
+from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.training.averaging.wire.signed_answers import RoundAnswers, read_answers_request
 from pipelines.training.averaging.wire.streams import until_reader_closes
 
 logger = logging.getLogger(__name__)
 
 MIN_SHARE_AVERAGED = 0.9
+ANSWERS_SECONDS = 60.0
+"""How long the answers of a round are kept for members that did not get them, as they came out of the codec."""
+
 MAX_ATTEMPTS = 2
 """All-reduces for one round. A hostile member can spoil every one, and must not delay the others for ever."""
 
@@ -89,6 +94,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
+        self._answers: dict[bytes, RoundAnswers] = {}
         self._attempt_times = attempt_times(
             kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
         )
@@ -152,6 +158,18 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
                 yield message
         finally:
             self._num_senders_served -= 1
+
+    async def rpc_take_answers(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Pass a reducer's answers on to a member of the same round that did not get them; see `RoundAnswers`."""
+        group_id, reducer, part_indices = read_answers_request(request)
+        answers = self._answers.get(group_id)
+        if answers is None:
+            return
+        async for message in until_reader_closes(answers.given_to(context.remote_id, reducer, part_indices)):
+            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+            yield message
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -226,10 +244,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         is_helper = modes[members.index(self.peer_id)] == AveragingMode.AUX
         if not is_helper:
             kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))
+        self._num_attempts_left -= 1
         runner = self._new_runner(tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, **kwargs)
+        self._answers[group_id] = runner.answers
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
-        self._num_attempts_left -= 1
         seconds, search, control = self._attempt_seconds(), self._search, self._control
         assert search is not None and control is not None, "a round begins in `_step` alone"
         search.begin()
@@ -256,9 +275,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             raise reason from error
         finally:
             watching.cancel()
+            # Members that lack answers ask at once; the memory is worth more than a late one.
+            asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._answers.pop, group_id, None)
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             if is_half or not succeeded:
-                search.meet_again(members, clients, runner.late_senders)
+                search.meet_again(members, clients, runner.late_senders | runner.bad_reducers)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
@@ -270,7 +291,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
             notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
-            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, **kwargs,
+            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, signatures=self._gate,
+            is_last_attempt=self._num_attempts_left == 0, **kwargs,
         )  # fmt: skip
 
     async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
@@ -284,9 +306,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return None if is_last and not self.may_be_skipped else self._attempt_times.seconds
 
     def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
-        """Return whether others may lack answers too; a refused peer would be refused again."""
+        """Return whether a part has no average that can be used; the others then lack it too."""
         offences = {offence for _, offence in runner.offences}
-        return Offence.NO_ANSWER in offences and runner.share_averaged < self._min_share_averaged
+        return bool(offences & {Offence.NO_ANSWER, Offence.BAD_ANSWER}) and runner.share_averaged < 1.0
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; a non-finite vector is replaced by zeros and weighs nothing."""
@@ -318,7 +340,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         figures.share_averaged.value = share
         figures.seconds.value = seconds
         figures.group_size.value = runner.group_size
-        figures.num_senders_lost.value = len(runner.lost_senders)
         figures.num_incomplete_rounds.value += share < self._min_share_averaged
         figures.ledger.record_round((peer.to_base58(), offence) for peer, offence in offences)
         for peer, offence in sorted(offences, key=str):

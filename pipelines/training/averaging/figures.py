@@ -19,7 +19,7 @@ class AveragingRound:
     """Rounds since the start."""
 
     share_averaged: float
-    """Share of the vector for which the last round returned an average, in [0, 1]; the rest kept local values."""
+    """Share of the vector for which the last round returned an average, in [0, 1]; the rest counted as zero."""
 
     bytes_sent: int
     """Payload this peer sent in all rounds: its own parts and the averages of others' parts."""
@@ -29,9 +29,6 @@ class AveragingRound:
 
     group_size: int
     """Peers in the last round's group, this one included."""
-
-    num_senders_lost: int
-    """Peers excluded from the last round because they stopped sending; they lack a part of the average."""
 
     num_withheld: int
     """Rounds to which this peer sent zeros because its own values were not finite."""
@@ -55,7 +52,6 @@ class SharedFigures:
         self.share_averaged = multiprocessing.Value(ctypes.c_double, 1.0)
         self.seconds = multiprocessing.Value(ctypes.c_double, 0.0)
         self.group_size = multiprocessing.Value(ctypes.c_int64, 0)
-        self.num_senders_lost = multiprocessing.Value(ctypes.c_int64, 0)
         self.num_withheld = multiprocessing.Value(ctypes.c_int64, 0)
         self.num_incomplete_rounds = multiprocessing.Value(ctypes.c_int64, 0)
         self.ledger = SuspectLedger()

@@ -1,37 +1,32 @@
 """One all-reduce among a group of peers, in which nobody is trusted: see `TrustedAllReduceRunner`."""
 
 import asyncio
-import hashlib
+import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from hivemind.averaging.allreduce import AllReduceRunner
-from hivemind.averaging.partition import AllreduceException, BannedException
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.partition import AllreduceException
 from hivemind.compression import CompressionInfo
-from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils.asyncio import (
-    achain,
-    aenumerate,
-    aiter_with_timeout,
-    amap_in_executor,
-    anext,
-    as_aiter,
-    attach_event_on_finished,
-)
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter, attach_event_on_finished
 
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
-from pipelines.training.averaging.reduce.reducer import RobustPartReducer
-from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.wire.codec import read_part
-from pipelines.training.averaging.wire.parallel_streams import ParallelStreams, in_turn
-from pipelines.training.averaging.wire.streams import first_messages, held_back, open_greeted
+from pipelines.training.averaging.wire.parallel_streams import in_turn
+from pipelines.training.averaging.wire.signed_answers import RoundAnswers, answer_statement, answers_request
+from pipelines.training.averaging.wire.streams import first_messages, open_greeted
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWER_RATIO = 10.0
 """An answer is impossible if its norm exceeds both this multiple of this peer's own part and ..."""
@@ -39,39 +34,33 @@ MAX_ANSWER_RATIO = 10.0
 MAX_ANSWER_RATIO_TO_OTHERS = 100.0
 """... this multiple of what peers typically sent here for other parts; layers differ, so the limit is wider."""
 
-LATE_SHARE = 0.5
-"""Share of an aborted round's time. A peer that kept others waiting for longer was the cause."""
-
 SENDER_SECONDS = 15.0
 """How long to wait for a sender if the averager was given no time-out."""
 
+SECONDS_FOR_AN_ANSWER = 1.0
+"""How long a member that is asked for a reducer's answers may be silent before the next one is asked."""
+
 OPENINGS_PER_TIMEOUT = 3
-"""Attempts to open a stream before its reader would drop the sender."""
-
-
-@dataclass(kw_only=True)
-class RoundMemory:
-    """What an averager keeps from one round to judge the next."""
-
-    earlier_digests: dict[PeerID, frozenset[bytes]] = field(default_factory=dict)
-    """Digests of the parts that each peer sent here in the last complete round."""
-
-    typical_value: float = 0.0
-    """Root mean square of the values that the median peer sent here in the last complete round."""
+"""Attempts to open a stream before its reader would drop the sender. A reducer that is silent for as long as one of
+them takes is late."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Received:
-    part: torch.Tensor
-    weight: float
+class _Answer:
+    part_index: int
+    message: averaging_pb2.AveragingData
+    values: torch.Tensor
 
 
-class TrustedAllReduceRunner(AllReduceRunner):
+class TrustedAllReduceRunner(ReducingEnd):
     """An all-reduce that checks its inputs, aggregates by the run's rule, and reports who misbehaved.
 
     Senders are not trusted: parts and weights are checked and bounded before they are aggregated, and a sender of
     anything impossible is excluded from the round at once. Reducers are hardly trusted: an answer that is not finite or
     too long is not used. A stream that fails to open is retried.
+
+    Reducers sign their answers, and what one of them does not deliver is taken from the other members. Members thus
+    agree on which parts have an average. In the last attempt at a round a part without one counts as zero for all.
 
     In hivemind every member receives its own `average - own part` and adds it to what it has: members then differ by
     rounding, and in 8 bits by 3e-3 to 9e-3 of a tensor's norm after four epochs (measured, three peers). Here:
@@ -82,148 +71,199 @@ class TrustedAllReduceRunner(AllReduceRunner):
       part through the codec like everybody's, so that members that agreed before a round agree after it.
     """
 
-    tensor_part_reducer: RobustPartReducer
-    """In place of hivemind's own."""
-
-    def __init__(
-        self,
-        *,
-        rule: AggregationRule,
-        recorded_weights: Mapping[PeerID, float] | None,
-        memory: RoundMemory,
-        notices_replays: bool,
-        answers_are_averages: bool,
-        count_bytes: Callable[[int], None],
-        upload_limit: UploadLimit | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Prepare one round.
-
-        `recorded_weights`: the most weight that each peer's signed records make plausible; None if none are known.
-        `notices_replays`: whether a repeated part is an offence; gradients never repeat, parameters may.
-        """
+    def __init__(self, *, is_last_attempt: bool, upload_limit: UploadLimit | None = None, **kwargs: Any) -> None:
+        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero."""
         super().__init__(**kwargs)
-        self._memory, self._notices_replays = memory, notices_replays
-        self.answers_are_averages = answers_are_averages
-        self.tensor_part_container.return_deltas = not answers_are_averages  # a part that fails keeps its local values
-        self._averages: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
-        self.offences: set[tuple[PeerID, Offence]] = set()
-        self.lost_senders: set[PeerID] = set()
-        # Counted as they are sent: answers to slower peers continue after this peer's own result is complete.
-        self._count_bytes, self._upload_limit = count_bytes, upload_limit
-        # Copied, because the container drops them when this peer has its result, and others may still wait.
-        parts_by_reducer = self.tensor_part_container._input_parts_by_peer
-        own_index = self.ordered_peer_ids.index(self.peer_id)
-        self._own_part_infos = tuple(info for _, info in parts_by_reducer[own_index])
-        self._streams_by_reducer = tuple(
-            ParallelStreams.deal([part.numel() for part, _ in parts], self.group_size) for parts in parts_by_reducer
-        )
-        self._streams = self._streams_by_reducer[own_index]
-        self._open_streams: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
-        self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
-        recorded = recorded_weights or {}
-        self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever arrived
-        self.tensor_part_reducer = RobustPartReducer(
-            tuple(part.shape for part in self.parts_for_local_averaging),
-            len(self.sender_peer_ids),
-            rule=rule,
-            recorded_weights={i: recorded[peer] for i, peer in enumerate(self.sender_peer_ids) if peer in recorded},
-        )
+        self._is_last_attempt, self._upload_limit = is_last_attempt, upload_limit
+        self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
+        self._num_zeros = 0
+        self.answers = RoundAnswers(self.ordered_peer_ids)
 
     @property
     def share_averaged(self) -> float:
         """Share of the vector whose average has arrived, in [0, 1]."""
         container = self.tensor_part_container
-        return 1.0 - container.failed_size / max(1, container.total_size)
-
-    def end_round(self) -> set[tuple[PeerID, Offence]]:
-        """Remember what later rounds are judged by, and return the offences.
-
-        Call it when the round has succeeded: after a failed one honest peers send the same parts again.
-        """
-        reducer, senders = self.tensor_part_reducer, self.sender_peer_ids
-        self.offences |= {(senders[index], Offence.FAR_OFF) for index in reducer.far_off_senders}
-        self.offences |= {(senders[index], Offence.EXCESS_WEIGHT) for index in reducer.excess_weight_senders}
-        self._memory.earlier_digests = {peer: frozenset(digests) for peer, digests in self._digests.items()}
-        self._memory.typical_value = reducer.typical_value or self._memory.typical_value
-        return self.offences
+        return 1.0 - (container.failed_size + self._num_zeros) / max(1, container.total_size)
 
     @property
-    def late_senders(self) -> set[PeerID]:
-        """Peers that the others' parts waited for during most of the round so far; none if it is all of them."""
-        shares = zip(self.sender_peer_ids, self.tensor_part_reducer.shares_waited, strict=True)
-        late = {peer for peer, share in shares if share >= LATE_SHARE}
-        return late if len(late) < len(self.sender_peer_ids) else set()
+    def _opening_seconds(self) -> float:
+        return (self.sender_timeout or SENDER_SECONDS) / OPENINGS_PER_TIMEOUT
 
-    def name_late_senders(self) -> None:
-        """Report those that the others were waiting for when the round was aborted."""
-        for peer in self.late_senders:
-            self._name(peer, Offence.SILENT)
+    @property
+    def bad_reducers(self) -> set[PeerID]:
+        """Peers whose answers were impossible."""
+        return {peer for peer, offence in self.offences if offence == Offence.BAD_ANSWER}
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         """Send a reducer its parts of the local vector and register its answers; the reducer may be this peer."""
-        peer_index = self.ordered_peer_ids.index(peer_id)
-        container, part_index = self.tensor_part_container, 0
-        is_own = peer_id == self.peer_id
+        peer_index, is_own = self.ordered_peer_ids.index(peer_id), peer_id == self.peer_id
+        own_answers = asyncio.create_task(self._take_from_reducer(peer_id))
         try:
-            async with aclosing(self._own_answers() if is_own else self._answers(peer_id, peer_index)) as answers:
-                async for answer in answers:
-                    container.register_processed_part(peer_index, part_index, answer)
-                    part_index += 1
-            if part_index != container.num_parts_by_peer[peer_index]:
-                raise AllreduceException(f"{peer_id} answered {part_index} parts of the vector and ended the stream")
+            if self.answers_are_averages and not is_own:
+                await self._take_what_is_late(peer_id, own_answers)
+            await own_answers
+            if missing := self._missing_parts(peer_index):
+                raise AllreduceException(f"{peer_id} left {len(missing)} parts of the vector without an answer")
         except BaseException as error:
+            own_answers.cancel()
+            await asyncio.wait([own_answers])
+            self.answers.end(peer_id)
             if isinstance(error, PartRefusedError):
                 self._name(peer_id, Offence.BAD_ANSWER)
             elif isinstance(error, Exception) and not (is_own or self._future.done()):
                 self._name(peer_id, Offence.NO_ANSWER)
-            container.register_failed_reducer(peer_index)
+                if self.answers_are_averages:
+                    await self._take_from_others(peer_id)
+            self._give_up_missing_parts(peer_index)
             raise
+        finally:
+            self.answers.end(peer_id)
 
-    async def _own_answers(self) -> AsyncGenerator[torch.Tensor, None]:
+    async def _take_from_reducer(self, reducer: PeerID) -> None:
+        is_own = reducer == self.peer_id
+        async with aclosing(self._own_answers() if is_own else self._answers(reducer)) as answers:
+            async for answer in answers:
+                self._register(reducer, answer)
+
+    async def _take_what_is_late(self, reducer: PeerID, own_answers: asyncio.Task[None]) -> None:
+        """While a reducer is silent, take from the others what it has given to them.
+
+        Raises:
+            AllreduceException: the others had everything.
+        """
+        peer_index, former = self.ordered_peer_ids.index(reducer), -1
+        while not own_answers.done():
+            missing = self._missing_parts(peer_index)
+            if missing and missing.start == former and await self._take_from_others(reducer, asks_once=True):
+                self._name(reducer, Offence.NO_ANSWER)
+                if not self._missing_parts(peer_index):
+                    raise AllreduceException(f"{reducer} was silent; the others had its answers")
+            former = missing.start
+            await asyncio.wait([own_answers], timeout=self._opening_seconds)
+
+    def _missing_parts(self, peer_index: int) -> range:
+        return range(self._num_registered[peer_index], self.tensor_part_container.num_parts_by_peer[peer_index])
+
+    def _register(self, reducer: PeerID, answer: _Answer) -> bool:
+        """Use an answer and keep it for the other members; False if it has come from somebody else already."""
+        peer_index = self.ordered_peer_ids.index(reducer)
+        if answer.part_index != self._missing_parts(peer_index).start:
+            return False
+        if self.answers_are_averages:
+            self.answers.keep(reducer, answer.part_index, answer.message)
+        self._use(peer_index, answer.values)
+        return True
+
+    def _use(self, peer_index: int, values: torch.Tensor) -> None:
+        self.tensor_part_container.register_processed_part(peer_index, self._num_registered[peer_index], values)
+        self._num_registered[peer_index] += 1
+
+    async def _take_from_others(self, reducer: PeerID, *, asks_once: bool = False) -> bool:
+        """Ask the other members in turn for the answers that a reducer has not given to this peer; True if they help.
+
+        It ends when nothing is missing, nobody can have it any more, or it takes too long; or all were asked once.
+        """
+        peer_index, seconds = self.ordered_peer_ids.index(reducer), self.reducer_timeout or 2 * SENDER_SECONDS
+        # Clients answer no calls, and helpers have no answers.
+        modes = zip(self.ordered_peer_ids, self.modes, strict=True)
+        members = deque(m for m, mode in modes if mode == AveragingMode.NODE and m not in (reducer, self.peer_id))
+        num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while members and num_requests and self._missing_parts(peer_index):
+                    member, num_requests = members.popleft(), num_requests - 1
+                    try:
+                        await self._take_from(member, reducer)
+                    except TimeoutError:  # it is waiting for the reducer, too
+                        members.append(member)
+                    except Exception as error:  # peers fail in many ways; another one may have it
+                        logger.info("Peer %s did not pass answers on: %r", member, error)
+        return self._num_taken[peer_index] > num_taken
+
+    async def _take_from(self, member: PeerID, reducer: PeerID) -> None:
+        """Take what a member has of a reducer's answers; raises TimeoutError if it may get more of them."""
+        peer_index, loop = self.ordered_peer_ids.index(reducer), asyncio.get_running_loop()
+        parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
+        missing = self._missing_parts(peer_index)
+        async with asyncio.timeout(self._opening_seconds):
+            stream = await self._get_peer_stub(member).rpc_take_answers(
+                answers_request(self.group_id, reducer, missing)
+            )
+        async with aclosing(stream):
+            messages = aiter_with_timeout(stream, SECONDS_FOR_AN_ANSWER)
+            for index in missing:
+                message = await anext(messages)
+                if message.code != averaging_pb2.AVERAGED_PART:  # it gets no more of them itself
+                    return
+                check = partial(self._check_answer, reducer, message, index, parts[index])
+                self._num_taken[peer_index] += self._register(reducer, await loop.run_in_executor(None, check))
+
+    def _give_up_missing_parts(self, peer_index: int) -> None:
+        """Use local values for parts without an answer, to be averaged in the next attempt; in the last one, zeros."""
+        container = self.tensor_part_container
+        if container.finished.is_set():  # the round is over
+            return
+        if self.answers_are_averages and self._is_last_attempt:
+            for part_index in self._missing_parts(peer_index):
+                part, _ = container._input_parts_by_peer[peer_index][part_index]
+                self._use(peer_index, torch.zeros_like(part))
+                self._num_zeros += part.numel()
+        container.register_failed_reducer(peer_index)
+
+    async def _own_answers(self) -> AsyncGenerator[_Answer, None]:
         loop, sender_index = asyncio.get_running_loop(), self.sender_peer_ids.index(self.peer_id)
         for part_index, part in enumerate(self.parts_for_local_averaging):
             if not self.answers_are_averages:
                 part = await loop.run_in_executor(None, self._through_codec, part, part_index)
             average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, self.weight)
-            answer = await self._answer(average, part, part_index)
-            yield await loop.run_in_executor(None, self._read, answer, part_index)
+            message = await self._answer(average, part, part_index)
+            values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
+            yield _Answer(part_index=part_index, message=message, values=values)
 
-    def _answers(self, peer_id: PeerID, peer_index: int) -> AsyncGenerator[torch.Tensor, None]:
+    def _answers(self, peer_id: PeerID) -> AsyncGenerator[_Answer, None]:
+        peer_index = self.ordered_peer_ids.index(peer_id)
         streams = self._streams_by_reducer[peer_index]
         answers = [self._answers_of_stream(peer_id, peer_index, number) for number in streams.numbers]
         return in_turn(answers, streams.of_parts)
 
-    async def _answers_of_stream(
-        self, peer_id: PeerID, peer_index: int, number: int
-    ) -> AsyncGenerator[torch.Tensor, None]:
-        seconds = self.sender_timeout or SENDER_SECONDS
+    async def _answers_of_stream(self, peer_id: PeerID, peer_index: int, number: int) -> AsyncGenerator[_Answer, None]:
         parts = self._parts_of_stream(peer_index, number)
+        indices = self._streams_by_reducer[peer_index].part_indices(number)[: len(parts)]
         all_sent = asyncio.Event()
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
             hello=_hello(self.group_id, number),
             messages=attach_event_on_finished(self._messages_of_stream(peer_index, number), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
-            seconds=seconds / OPENINGS_PER_TIMEOUT,
+            seconds=self._opening_seconds,
             attempts=2 * OPENINGS_PER_TIMEOUT,
         )
         if self.should_delay_results(self.peer_id):
             await all_sent.wait()
         async for answer in amap_in_executor(
-            self._check_answer,
+            partial(self._check_answer, peer_id),
             aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout),
+            as_aiter(*indices),
             as_aiter(*parts),
             max_prefetch=self.tensor_part_container.prefetch,
         ):
             yield answer
 
     def _check_answer(
-        self, message: averaging_pb2.AveragingData, part_and_info: tuple[torch.Tensor, CompressionInfo]
-    ) -> torch.Tensor:
+        self,
+        reducer: PeerID,
+        message: averaging_pb2.AveragingData,
+        part_index: int,
+        part_and_info: tuple[torch.Tensor, CompressionInfo],
+    ) -> _Answer:
+        """Return a reducer's answer to one part of its share; runs in a thread. Raises PartRefusedError."""
         own_part, info = part_and_info
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
+        if self.answers_are_averages:
+            statement = answer_statement(self.group_id, reducer, part_index, message.tensor_part.buffer)
+            if not self._signatures.verify(reducer, statement, message.peer_id):
+                raise AllreduceException(f"{reducer} has not signed its answer")
         answer = read_part(message.tensor_part, self.tensor_part_container.compression, info, own_part.shape)
         average = answer if self.answers_are_averages else own_part + answer
         typical = max(self._memory.typical_value, self.tensor_part_reducer.typical_value)
@@ -232,7 +272,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         )
         if limit and (length := _norm(average)) > limit:
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
-        return answer
+        return _Answer(part_index=part_index, message=message, values=answer)
 
     def _parts_of_stream(self, peer_index: int, number: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
         parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
@@ -253,148 +293,10 @@ class TrustedAllReduceRunner(AllReduceRunner):
                 code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight
             )
 
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Greet a sender, take the parts of one stream and answer with their aggregate with the other senders'.
-
-        A stream that ends before its first part says nothing about the sender, who may open another one; one that ends
-        later ends the sender's part in the round.
-        """
-        sender = context.remote_id
-        hello = await anext(stream)
-        if refusal := self._refusal(hello, context):
-            yield refusal
-            return
-        yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
-        try:
-            first = await asyncio.wait_for(anext(stream), self.sender_timeout)
-        except (StopAsyncIteration, TimeoutError):
-            return
-        number, open_streams = _stream_number_of(hello), self._open_streams[sender]
-        if number in open_streams or sender in self.banned_senders:
-            if number in open_streams:
-                self._name(sender, Offence.REPLAYED)
-            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-            return
-        open_streams.add(number)
-        if len(open_streams) == len(self._streams.numbers):
-            self.active_senders.add(sender)
-        if len(self.active_senders) == len(self.sender_peer_ids):
-            self.all_senders_started.set()
-        all_received = asyncio.Event()
-        parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
-        answers = self._answers_to_stream(parts, self.sender_peer_ids.index(sender), number)
-        if self.should_delay_results(sender):
-            answers = held_back(answers, all_received)
-        try:
-            async with aclosing(answers):
-                async for answer in answers:
-                    yield answer
-        except Exception:
-            yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
-            raise
-
-    def _refusal(self, hello: averaging_pb2.AveragingData, context: P2PContext) -> averaging_pb2.AveragingData | None:
-        if context.remote_id not in self.sender_peer_ids:
-            if context.remote_id in self.ordered_peer_ids:
-                self._name(context.remote_id, Offence.NOT_A_SENDER)
-            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        if _stream_number_of(hello) not in self._streams.numbers:
-            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        return self._check_reasons_to_reject(hello, context)
-
-    async def _answers_to_stream(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
-    ) -> AsyncGenerator[averaging_pb2.AveragingData]:
-        """Aggregate the parts of a sender's stream and answer in the run's own codec."""
-        sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
-        part_indices = self._streams.part_indices(number)
-        try:
-            async for received in amap_in_executor(
-                partial(self._check_input, sender, part_indices),
-                aenumerate(aiter_with_timeout(stream, self.sender_timeout)),
-                max_prefetch=self.tensor_part_container.prefetch,
-            ):
-                part_index = part_indices[num_answered]
-                average = await reducer.accumulate_part(sender_index, part_index, received.part, received.weight)
-                answer = await self._answer(average, received.part, part_index)
-                self._count_bytes(len(answer.buffer))
-                num_answered += 1
-                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=answer)
-        except (PartRefusedError, BannedException) as error:
-            if isinstance(error, PartRefusedError):
-                self._name(sender, error.offence)
-            await self._ban_sender(sender)  # at once: the others are waiting for this sender's part
-            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
-        finally:
-            if num_answered != len(part_indices):
-                await self._ban_sender(sender)
-
-    def _check_input(
-        self, sender: PeerID, part_indices: Sequence[int], numbered_message: tuple[int, averaging_pb2.AveragingData]
-    ) -> _Received:
-        """Return a sender's part and weight; runs in a thread. Raises PartRefusedError."""
-        number, message = numbered_message
-        if number >= len(part_indices):
-            raise PartRefusedError(Offence.REPLAYED, "more parts than the vector has")
-        if not (math.isfinite(message.weight) and message.weight >= 0):
-            raise PartRefusedError(Offence.BAD_WEIGHT, f"weight {message.weight}")
-        part = self._read(message.tensor_part, part_indices[number])
-        if part.any():
-            if message.weight == 0:
-                self._name(sender, Offence.NO_WEIGHT)
-            self._notice_replay(message.tensor_part.buffer, sender)
-        return _Received(part=part, weight=message.weight)
-
-    def _notice_replay(self, buffer: bytes, sender: PeerID) -> None:
-        if not self._notices_replays:
-            return
-        digest = hashlib.blake2b(buffer, digest_size=16).digest()
-        if digest in self._digests[sender] or digest in self._memory.earlier_digests.get(sender, ()):
-            raise PartRefusedError(Offence.REPLAYED, "the same values as in an earlier part")
-        self._digests[sender].add(digest)
-
-    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
-        loop = asyncio.get_running_loop()
-        if not self.answers_are_averages:
-            return await loop.run_in_executor(None, self._compress, average - part, part_index)
-        if part_index not in self._averages:  # compressed once for all members
-            self._averages[part_index] = loop.run_in_executor(None, self._compress, average, part_index)
-        return await asyncio.shield(self._averages[part_index])
-
-    def _through_codec(self, part: torch.Tensor, part_index: int) -> torch.Tensor:
-        return self._read(self._compress(part, part_index), part_index)
-
-    def _compress(self, values: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
-        info = self._own_part_infos[part_index]
-        return self.tensor_part_container.compression.compress(values, info, allow_inplace=False)
-
-    def _read(self, message: runtime_pb2.Tensor, part_index: int) -> torch.Tensor:
-        """Decode one of the parts that this peer reduces; raises PartRefusedError."""
-        shape = self.tensor_part_reducer.part_shapes[part_index]
-        return read_part(message, self.tensor_part_container.compression, self._own_part_infos[part_index], shape)
-
-    async def _ban_sender(self, peer_id: PeerID) -> None:
-        was_caught = any(peer == peer_id for peer, _ in self.offences)
-        if not (was_caught or peer_id in self.banned_senders or self._future.done()):
-            # A failed machine or link. What a caught offender lacks of the average is its own problem.
-            self.lost_senders.add(peer_id)
-            self._name(peer_id, Offence.SILENT)
-        await super()._ban_sender(peer_id)
-
-    def _name(self, peer_id: PeerID, offence: Offence) -> None:
-        self.offences.add((peer_id, offence))
-
 
 def _hello(group_id: bytes, number: int) -> averaging_pb2.AveragingData:
     """Return the first message of a stream; its number is in a hivemind field that is otherwise unused."""
     return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([number]))
-
-
-def _stream_number_of(hello: averaging_pb2.AveragingData) -> int:
-    """Return the stream that a hello names, or -1 for one that names none."""
-    return hello.peer_id[0] if len(hello.peer_id) == 1 else -1
 
 
 def _norm(part: torch.Tensor) -> float:

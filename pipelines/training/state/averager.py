@@ -255,7 +255,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     async def rpc_download_state(
         self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> StreamOf[averaging_pb2.DownloadData]:
-        """Serve the snapshot's hashes or tensors and the end marker; nothing if the snapshot is of another state."""
+        """Serve the snapshot's hashes or tensors and the end marker; less if the snapshot is, or becomes, another."""
         async for message in until_reader_closes(with_farewell(self._hand_out(request.metadata))):
             await pass_bytes(self._upload_limit, message.ByteSize())
             yield message
@@ -277,6 +277,8 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             for chunk in self.snapshot.read(generation, self.snapshot.layout[index]):
                 self.snapshot.hold(SECONDS_TO_STAY)
                 yield _message(chunk)
+            if self.snapshot.generation != generation:
+                return
         self.snapshot.hold(SECONDS_BETWEEN_REQUESTS)
 
     @classmethod

@@ -25,10 +25,6 @@ EMPTY_HASH = "0" * 64
 CHUNK_BYTES = 2**17
 
 
-class SnapshotReplacedError(RuntimeError):
-    """The snapshot being read no longer exists; the reader has to look for a newer one."""
-
-
 class StateSnapshot:
     """A state, complete with its manifest or being written. Create it before the averager's process forks.
 
@@ -130,14 +126,10 @@ class StateSnapshot:
         return self._bytes[spec.offset : spec.offset + spec.num_bytes]
 
     def read(self, generation: int, spec: TensorSpec) -> Iterator[bytes]:
-        """Yield the bytes of a tensor in chunks.
-
-        Raises:
-            SnapshotReplacedError: the snapshot is no longer that of `generation`.
-        """
+        """Yield the bytes of a tensor in chunks; fewer if the snapshot is no longer that of `generation`."""
         memory = self.memory(spec)
         for start in range(0, spec.num_bytes, CHUNK_BYTES):
             chunk = bytes(memory[start : start + CHUNK_BYTES])
             if self.generation != generation:
-                raise SnapshotReplacedError("The snapshot was replaced by that of a later epoch.")
+                return
             yield chunk

@@ -35,7 +35,7 @@ from pipelines.training.swarm_optimizer.round_policy import (
     RoundPolicy,
     Search,
     epoch_of_call,
-    judge,
+    is_incomplete,
 )
 from pipelines.training.swarm_optimizer.state_averaging_calls import StateAveragingCalls
 
@@ -176,9 +176,8 @@ def finish_round(parts: EpochParts, control: StepControl) -> None:
             raise MissedRoundError(f"A round of averaging failed here, but not elsewhere: {error!r}.") from error
         logger.warning("A round of averaging failed; this peer continues with its own gradient: %r", error)
     parts.gradients.notify_used_averaged_gradients()
-    verdict = judge(before, parts.gradients.last_round)
-    if verdict.is_incomplete:
-        call_everybody(parts, counts_here=verdict.counts_here)
+    if is_incomplete(before, parts.gradients.last_round):
+        call_everybody(parts, counts_here=True)
 
 
 def finish_delayed_round(parts: EpochParts) -> None:

@@ -40,17 +40,6 @@ class GradientSource(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The aftermath of a gradient round."""
-
-    is_incomplete: bool
-    """Whether parameters have diverged, so that all peers should average them."""
-
-    counts_here: bool
-    """Whether this peer itself lacks something; otherwise another peer was lost during the round."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoundPolicy:
     """The decisions of one run's peers."""
 
@@ -106,18 +95,14 @@ class RoundPolicy:
         return state_epoch < local_epoch and epochs_to_averaging > NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
 
 
-def judge(before: AveragingRound, after: AveragingRound) -> Verdict:
-    """Judge a gradient round by two readings of its averager's figures.
+def is_incomplete(before: AveragingRound, after: AveragingRound) -> bool:
+    """Judge a gradient round by two readings of its averager's figures: whether this peer's parameters have diverged.
 
-    Parameters diverge after no round at all, too small a share here, or a lost sender: then that sender lacks the
-    part that this peer reduced.
+    They have after no round at all, or too small a share here. What a single reducer did not deliver has been taken
+    from other members by then, also by a sender that was lost.
     """
     no_round = after.num_rounds == before.num_rounds
-    too_little = after.num_incomplete_rounds > before.num_incomplete_rounds
-    return Verdict(
-        is_incomplete=no_round or too_little or after.num_senders_lost > 0,
-        counts_here=after.num_senders_lost == 0 or after.share_averaged < 1,
-    )
+    return no_round or after.num_incomplete_rounds > before.num_incomplete_rounds
 
 
 def epoch_of_call(local_epoch: int, global_epoch: int) -> int:

@@ -27,10 +27,14 @@ NAMED_FOR = {
     Attack.WRONG_SHAPE: Offence.WRONG_SHAPE,
     Attack.REPLAYED: Offence.REPLAYED,
     Attack.LYING_REDUCER: Offence.BAD_ANSWER,
+    Attack.UNEVEN_REDUCER: Offence.NO_ANSWER,
 }
 
 SLACK_SECONDS = 7.0
 """Another job on the machine can hold a round up; a peer that is waited for in vain costs 15 s, twice as much."""
+
+PATIENCE_SECONDS = 2 * 15.0 / 3
+"""A reducer that is silent for so long is late, and once more if it has given everything to others."""
 
 
 class Rounds:
@@ -92,13 +96,26 @@ def test_an_attack_costs_little_of_the_average_and_no_time_and_its_author_is_nam
     results, honest_mean = rounds.averages(number)
     for result in results:
         assert torch.isfinite(result).all()
+        if attack == Attack.LYING_REDUCER:  # its share has no average; all count that as zero, and go on with the rest
+            assert torch.equal(result, results[0])
+            honest_mean = torch.where(result == 0, 0.0, honest_mean)
+            assert (result == 0).float().mean() < 0.25
         assert (result - honest_mean).norm() < 0.2 * honest_mean.norm()
+    waited = PATIENCE_SECONDS if attack == Attack.UNEVEN_REDUCER else 0.0
     for name in HONEST:
-        assert rounds.outcome(attack, name)["seconds"] < 2 * rounds.clean_seconds() + SLACK_SECONDS
+        assert rounds.outcome(attack, name)["seconds"] < waited + 2 * rounds.clean_seconds() + SLACK_SECONDS
         assert rounds.outcome(attack, name)["failure"] == ""
     named = set().union(*(rounds.newly_named(attack, name) for name in HONEST))
     assert (rounds.peer_ids["hostile"], NAMED_FOR[attack].name) in named
     assert {peer for peer, _ in named} == {rounds.peer_ids["hostile"]}, "nobody else is named"
+
+
+def test_what_a_reducer_gives_to_one_member_only_all_the_others_take_from_that_one(rounds):
+    results, honest_mean = rounds.averages(ATTACKS.index(Attack.UNEVEN_REDUCER))
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert (results[0] - honest_mean).norm() < 0.2 * honest_mean.norm()
+    for name in HONEST:
+        assert rounds.outcome(Attack.UNEVEN_REDUCER, name)["share_averaged"] == 1.0
 
 
 def test_honest_peers_are_never_named_and_a_helper_keeps_what_it_has(rounds):

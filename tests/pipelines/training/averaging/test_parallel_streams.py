@@ -10,9 +10,11 @@ from hivemind.compression import NoCompression, serialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
+from pipelines.admission.averaging_gate import AveragingGate
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.averaging.runner import RoundMemory, TrustedAllReduceRunner, _hello
+from pipelines.training.averaging.reducing_end import RoundMemory
+from pipelines.training.averaging.runner import TrustedAllReduceRunner, _hello
 from pipelines.training.averaging.wire import parallel_streams
 from pipelines.training.averaging.wire.parallel_streams import (
     MAX_STREAMS,
@@ -126,6 +128,7 @@ def make_runner(monkeypatch):
         sender_timeout=SECONDS, reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096,
         rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), notices_replays=True,
         answers_are_averages=True, count_bytes=lambda number: None,
+        signatures=AveragingGate(None, "test", None), is_last_attempt=False,
     )  # fmt: skip
 
 

@@ -1,0 +1,286 @@
+"""The reducing end of a round: takes the senders' parts, none of which it trusts, and answers with signed averages."""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.averaging.partition import BannedException
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.asyncio import (
+    achain,
+    aenumerate,
+    aiter_with_timeout,
+    amap_in_executor,
+    anext,
+    as_aiter,
+    attach_event_on_finished,
+)
+
+from pipelines.training.averaging.reduce.reducer import RobustPartReducer
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
+from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.training.averaging.wire.codec import read_part
+from pipelines.training.averaging.wire.parallel_streams import ParallelStreams
+from pipelines.training.averaging.wire.signed_answers import answer_statement
+from pipelines.training.averaging.wire.streams import held_back
+
+LATE_SHARE = 0.5
+"""Share of an aborted round's time. A peer that kept others waiting for longer was the cause."""
+
+
+@dataclass(kw_only=True)
+class RoundMemory:
+    """What an averager keeps from one round to judge the next."""
+
+    earlier_digests: dict[PeerID, frozenset[bytes]] = field(default_factory=dict)
+    """Digests of the parts that each peer sent here in the last complete round."""
+
+    typical_value: float = 0.0
+    """Root mean square of the values that the median peer sent here in the last complete round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Received:
+    part: torch.Tensor
+    weight: float
+
+
+class Signatures(Protocol):
+    """How members of a group sign, and check each other's signatures."""
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this peer's signature."""
+
+    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
+        """Tell whether a member has signed a statement."""
+
+
+class ReducingEnd(AllReduceRunner):
+    """Aggregates this peer's share of the vector; the other end is `TrustedAllReduceRunner`."""
+
+    tensor_part_reducer: RobustPartReducer
+    """In place of hivemind's own."""
+
+    def __init__(
+        self,
+        *,
+        rule: AggregationRule,
+        recorded_weights: Mapping[PeerID, float] | None,
+        memory: RoundMemory,
+        notices_replays: bool,
+        answers_are_averages: bool,
+        count_bytes: Callable[[int], None],
+        signatures: Signatures,
+        **kwargs: Any,
+    ) -> None:
+        """Prepare one round.
+
+        `answers_are_averages`: see `TrustedAllReduceRunner`.
+        `recorded_weights`: the most weight that each peer's signed records make plausible; None if none are known.
+        `notices_replays`: whether a repeated part is an offence; gradients never repeat, parameters may.
+        """
+        super().__init__(**kwargs)
+        self._memory, self._notices_replays = memory, notices_replays
+        self.answers_are_averages = answers_are_averages
+        self.tensor_part_container.return_deltas = not answers_are_averages  # a part that fails keeps its local values
+        self._signatures = signatures
+        self._averages: dict[int, asyncio.Future[averaging_pb2.AveragingData]] = {}
+        self.offences: set[tuple[PeerID, Offence]] = set()
+        self.lost_senders: set[PeerID] = set()
+        # Counted as they are sent: answers to slower peers continue after this peer's own result is complete.
+        self._count_bytes = count_bytes
+        # Copied, because the container drops them when this peer has its result, and others may still wait.
+        parts_by_reducer = self.tensor_part_container._input_parts_by_peer
+        own_index = self.ordered_peer_ids.index(self.peer_id)
+        self._own_part_infos = tuple(info for _, info in parts_by_reducer[own_index])
+        self._streams_by_reducer = tuple(
+            ParallelStreams.deal([part.numel() for part, _ in parts], self.group_size) for parts in parts_by_reducer
+        )
+        self._streams = self._streams_by_reducer[own_index]
+        self._open_streams: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
+        self._digests: dict[PeerID, set[bytes]] = {peer: set() for peer in self.sender_peer_ids}
+        recorded = recorded_weights or {}
+        self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever arrived
+        self.tensor_part_reducer = RobustPartReducer(
+            tuple(part.shape for part in self.parts_for_local_averaging),
+            len(self.sender_peer_ids),
+            rule=rule,
+            recorded_weights={i: recorded[peer] for i, peer in enumerate(self.sender_peer_ids) if peer in recorded},
+        )
+
+    def end_round(self) -> set[tuple[PeerID, Offence]]:
+        """Remember what later rounds are judged by, and return the offences.
+
+        Call it when the round has succeeded: after a failed one honest peers send the same parts again.
+        """
+        reducer, senders = self.tensor_part_reducer, self.sender_peer_ids
+        self.offences |= {(senders[index], Offence.FAR_OFF) for index in reducer.far_off_senders}
+        self.offences |= {(senders[index], Offence.EXCESS_WEIGHT) for index in reducer.excess_weight_senders}
+        self._memory.earlier_digests = {peer: frozenset(digests) for peer, digests in self._digests.items()}
+        self._memory.typical_value = reducer.typical_value or self._memory.typical_value
+        return self.offences
+
+    @property
+    def late_senders(self) -> set[PeerID]:
+        """Peers that the others' parts waited for during most of the round so far; none if it is all of them."""
+        shares = zip(self.sender_peer_ids, self.tensor_part_reducer.shares_waited, strict=True)
+        late = {peer for peer, share in shares if share >= LATE_SHARE}
+        return late if len(late) < len(self.sender_peer_ids) else set()
+
+    def name_late_senders(self) -> None:
+        """Report those that the others were waiting for when the round was aborted."""
+        for peer in self.late_senders:
+            self._name(peer, Offence.SILENT)
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Greet a sender, take the parts of one stream and answer with their aggregate with the other senders'.
+
+        A stream that ends before its first part says nothing about the sender, who may open another one; one that ends
+        later ends the sender's part in the round.
+        """
+        sender = context.remote_id
+        hello = await anext(stream)
+        if refusal := self._refusal(hello, context):
+            yield refusal
+            return
+        yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
+        try:
+            first = await asyncio.wait_for(anext(stream), self.sender_timeout)
+        except (StopAsyncIteration, TimeoutError):
+            return
+        number, open_streams = stream_number_of(hello), self._open_streams[sender]
+        if number in open_streams or sender in self.banned_senders:
+            if number in open_streams:
+                self._name(sender, Offence.REPLAYED)
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        open_streams.add(number)
+        if len(open_streams) == len(self._streams.numbers):
+            self.active_senders.add(sender)
+        if len(self.active_senders) == len(self.sender_peer_ids):
+            self.all_senders_started.set()
+        all_received = asyncio.Event()
+        parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
+        answers = self._answers_to_stream(parts, self.sender_peer_ids.index(sender), number)
+        if self.should_delay_results(sender):
+            answers = held_back(answers, all_received)
+        try:
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield answer
+        except Exception:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+            raise
+
+    def _refusal(self, hello: averaging_pb2.AveragingData, context: P2PContext) -> averaging_pb2.AveragingData | None:
+        if context.remote_id not in self.sender_peer_ids:
+            if context.remote_id in self.ordered_peer_ids:
+                self._name(context.remote_id, Offence.NOT_A_SENDER)
+            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        if stream_number_of(hello) not in self._streams.numbers:
+            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        return self._check_reasons_to_reject(hello, context)
+
+    async def _answers_to_stream(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
+    ) -> AsyncGenerator[averaging_pb2.AveragingData]:
+        """Aggregate the parts of a sender's stream and answer in the run's own codec."""
+        sender, reducer, num_answered = self.sender_peer_ids[sender_index], self.tensor_part_reducer, 0
+        part_indices = self._streams.part_indices(number)
+        try:
+            async for received in amap_in_executor(
+                partial(self._check_input, sender, part_indices),
+                aenumerate(aiter_with_timeout(stream, self.sender_timeout)),
+                max_prefetch=self.tensor_part_container.prefetch,
+            ):
+                part_index = part_indices[num_answered]
+                average = await reducer.accumulate_part(sender_index, part_index, received.part, received.weight)
+                answer = await self._answer(average, received.part, part_index)
+                self._count_bytes(len(answer.tensor_part.buffer))
+                num_answered += 1
+                yield answer
+        except (PartRefusedError, BannedException) as error:
+            if isinstance(error, PartRefusedError):
+                self._name(sender, error.offence)
+            await self._ban_sender(sender)  # at once: the others are waiting for this sender's part
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        finally:
+            if num_answered != len(part_indices):
+                await self._ban_sender(sender)
+
+    def _check_input(
+        self, sender: PeerID, part_indices: Sequence[int], numbered_message: tuple[int, averaging_pb2.AveragingData]
+    ) -> _Received:
+        """Return a sender's part and weight; runs in a thread. Raises PartRefusedError."""
+        number, message = numbered_message
+        if number >= len(part_indices):
+            raise PartRefusedError(Offence.REPLAYED, "more parts than the vector has")
+        if not (math.isfinite(message.weight) and message.weight >= 0):
+            raise PartRefusedError(Offence.BAD_WEIGHT, f"weight {message.weight}")
+        part = self._read(message.tensor_part, part_indices[number])
+        if part.any():
+            if message.weight == 0:
+                self._name(sender, Offence.NO_WEIGHT)
+            self._notice_replay(message.tensor_part.buffer, sender)
+        return _Received(part=part, weight=message.weight)
+
+    def _notice_replay(self, buffer: bytes, sender: PeerID) -> None:
+        if not self._notices_replays:
+            return
+        digest = hashlib.blake2b(buffer, digest_size=16).digest()
+        if digest in self._digests[sender] or digest in self._memory.earlier_digests.get(sender, ()):
+            raise PartRefusedError(Offence.REPLAYED, "the same values as in an earlier part")
+        self._digests[sender].add(digest)
+
+    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
+        loop = asyncio.get_running_loop()
+        if not self.answers_are_averages:
+            difference = await loop.run_in_executor(None, self._compress, average - part, part_index)
+            return averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=difference)
+        if part_index not in self._averages:  # compressed and signed once for all members
+            self._averages[part_index] = loop.run_in_executor(None, self._signed, average, part_index)
+        return await asyncio.shield(self._averages[part_index])
+
+    def _signed(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
+        part = self._compress(average, part_index)
+        signature = self._signatures.sign(answer_statement(self.group_id, self.peer_id, part_index, part.buffer))
+        # hivemind's field for a peer id, otherwise unused here, holds the signature.
+        return averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=part, peer_id=signature)
+
+    def _through_codec(self, part: torch.Tensor, part_index: int) -> torch.Tensor:
+        return self._read(self._compress(part, part_index), part_index)
+
+    def _compress(self, values: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
+        info = self._own_part_infos[part_index]
+        return self.tensor_part_container.compression.compress(values, info, allow_inplace=False)
+
+    def _read(self, message: runtime_pb2.Tensor, part_index: int) -> torch.Tensor:
+        """Decode one of the parts that this peer reduces; raises PartRefusedError."""
+        shape = self.tensor_part_reducer.part_shapes[part_index]
+        return read_part(message, self.tensor_part_container.compression, self._own_part_infos[part_index], shape)
+
+    async def _ban_sender(self, peer_id: PeerID) -> None:
+        was_caught = any(peer == peer_id for peer, _ in self.offences)
+        if not (was_caught or peer_id in self.banned_senders or self._future.done()):
+            # A failed machine or link. What a caught offender lacks of the average is its own problem.
+            self.lost_senders.add(peer_id)
+            self._name(peer_id, Offence.SILENT)
+        await super()._ban_sender(peer_id)
+
+    def _name(self, peer_id: PeerID, offence: Offence) -> None:
+        self.offences.add((peer_id, offence))
+
+
+def stream_number_of(hello: averaging_pb2.AveragingData) -> int:
+    """Return the stream that a hello names, or -1 for one that names none."""
+    return hello.peer_id[0] if len(hello.peer_id) == 1 else -1
