@@ -29,7 +29,8 @@ RECORDS = [[epoch, 30 * epoch] for epoch in range(1, 5)]
 LONGEST_TEXT = 3000
 MASK = "(varies)"
 VARYING_FIELDS = {
-    "training_run.json": ("dataset_revision", "package_version", "required_versions"),
+    "training_run.json": ("dataset_revision", "organiser_key", "package_version", "required_versions"),
+    "publisher_keys.json": ("added_at", "signature"),
     "checkpoint_manifest.json": (
         *("dataset_revision", "package_version", "parent_commit", "parent_manifest", "sha256", "size", "tensors"),
         "signature",

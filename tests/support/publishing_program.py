@@ -2,7 +2,8 @@
 
 Usage: python publishing_program.py REPOSITORY SETTINGS(JSON). Prints one JSON object. Settings: `folder`; `epochs` to
 spool; `until`: epoch that must be published, default the last; `seconds_more`: to work after that; `records`: samples
-of a peer to observe, by epoch; `begun_file`, `wait_for_file`: to make and to wait for; `die_when_spooled`.
+of a peer to observe, by epoch; `has_organiser`: whether this machine may use the organiser's key, by default it may;
+`begun_file`, `wait_for_file`: to make and to wait for; `die_when_spooled`.
 """
 
 import json
@@ -23,6 +24,7 @@ from pipelines.training.auxiliary.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.organiser import organiser_here
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import RunState
@@ -67,6 +69,7 @@ def main(repository: str, settings: dict) -> None:
         repository,
         task,
         key=PublisherKey.load_or_create(options.key_file),
+        organiser=organiser_here(repository, run) if settings.get("has_organiser", True) else None,
         spool=PublicationSpool(folder / "spool", options.max_spool_bytes),
         budget=CommitBudget(options.folder / "commit_times.json", run.max_commits_per_hour),
         metrics=metrics,

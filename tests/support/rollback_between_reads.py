@@ -23,7 +23,7 @@ def all_of(snapshot: RunSnapshot) -> dict[str, object]:
         manifest=snapshot.signed_epoch,
         history=[point["epoch"] for point in read_history(snapshot)],
         checkpoint=run_state_in(snapshot.download_checkpoint()).epoch,
-        num_keys=len(snapshot.keys),
+        num_keys=len(snapshot.keys.entries),
     )
 
 

@@ -15,6 +15,9 @@ def assist(
     state_folder: Annotated[
         Path | None, typer.Option(help="Signing key, queued checkpoints, metrics; default: next to the Hub's cache.")
     ] = None,
+    organiser_key: Annotated[
+        Path | None, typer.Option(help="The organiser's key, if it is here; default: where run create puts it.")
+    ] = None,
     takeover_seconds: Annotated[
         float, typer.Option(help="Silence after which another auxiliary peer publishes in this one's place.")
     ] = 180.0,
@@ -32,6 +35,9 @@ def assist(
     It needs no GPU. It announces its addresses in the run's repository, keeps the training state, serves it when all
     trainers have left, and resumes from the newest checkpoint after a restart. While the Hub is down it spools
     checkpoints to disk. If there are several auxiliary peers, one publishes; another takes over if it goes silent.
+
+    Publishers must be listed. On the machine where the run was created it lists itself; on another one it prints the
+    command with which the organiser does so, and publishes from then on.
 
     Examples:
 
@@ -55,6 +61,7 @@ def assist(
     )
     options = AuxiliaryOptions(
         folder=state_folder or default_folder(repository),
+        organiser_key_file=organiser_key,
         follow_interval_seconds=follow_seconds,
         takeover_seconds=takeover_seconds,
         metrics_interval_seconds=metrics_seconds,

@@ -10,6 +10,7 @@ from pipelines.command_line.run import assist as run_assist
 from pipelines.command_line.run import authorize as run_authorize
 from pipelines.command_line.run import check as run_check
 from pipelines.command_line.run import index as run_index
+from pipelines.command_line.run import keys as run_keys
 from pipelines.command_line.run import report as run_report
 from pipelines.command_line.run import rollback as run_rollback
 from pipelines.command_line.terminal.setting_options import parse_settings
@@ -29,8 +30,15 @@ def create(
     clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
     settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set overrides it.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
+    organiser_key: Annotated[
+        Path | None,
+        typer.Option(help="File of the organiser's key; made if missing. Default: next to the Hub's cache."),
+    ] = None,
 ) -> None:
     """Create a training run: publish its settings and its tokenizer or processor to the Model Hub.
+
+    It also makes the organiser's key, which stays on this machine: with it alone the run's publishers are named and
+    revoked (run keys).
 
     Settings are the fields of TrainingRun, of the task and of the model's configuration; the defaults of a
     text-to-image run are those of the paper. A language model is built from a transformers model_type and its sizes,
@@ -52,6 +60,8 @@ def create(
     import tempfile
 
     from pipelines.training.repository.creation import create_run_repository
+    from pipelines.training.repository.organiser import organiser_key_file
+    from pipelines.training.repository.publisher_keys import PublisherKey
     from pipelines.training.run.task import RunRequest
     from pipelines.training.tasks.choice import compose_run
     from pipelines.training.tasks.presets import preset_settings
@@ -67,11 +77,17 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
+    key_file = organiser_key or organiser_key_file(repository)
+    if "organiser_key" not in request.settings:
+        run = run.replace(organiser_key=PublisherKey.load_or_create(key_file).public)
     with tempfile.TemporaryDirectory() as folder:
         address = create_run_repository(repository, run, processor, Path(folder))
     typer.echo(f"Created {repository}: {address}")
     typer.echo("Next, start its auxiliary peer on a machine that the others can reach:")
     typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
+    if "organiser_key" not in request.settings:
+        typer.echo(f"The organiser's key is in {key_file}")
+        typer.echo("Back it up: it is nowhere else, and without it nobody can name or revoke the run's publishers.")
 
 
 def show(repository: Repository) -> None:
@@ -116,6 +132,7 @@ for command in (
     create,
     run_authorize.authorize,
     run_assist.assist,
+    run_keys.keys,
     run_check.check,
     show,
     run_report.report,

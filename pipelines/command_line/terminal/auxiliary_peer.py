@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
+from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join, why_it_does_not_publish
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
@@ -40,6 +40,8 @@ def run_auxiliary_peer(
                 addresses = ", ".join(values["addresses"])
                 console.print(f"Assisting {repository} from epoch {values['epoch']}; entry addresses: {addresses}")
                 console.print(who_may_join(values["run"], repository))
+            elif event == "unlisted":
+                console.print(why_it_does_not_publish(repository, options.key_file, **values), soft_wrap=True)
 
         with assist_run(
             repository, open_task, options=options, network=network, hear=hear, takes_signals=True
@@ -64,10 +66,14 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
             f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
             f"{report.num_trainers} trainers  loss {loss}"
             + (f"  {report.num_waiting} checkpoints wait for the Hub" if report.num_waiting else "")
-            + ("" if report.is_publisher else "  (another auxiliary peer publishes)")
+            + ("" if report.is_publisher else f"  ({_who_publishes(report.is_listed)})")
         )
         events.write_report(report)
         if report.summary is not None:
             trackers.log_epoch(dataclasses.asdict(report.summary))
         if report.published is not None:
             console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
+
+
+def _who_publishes(is_listed: bool) -> str:
+    return "another auxiliary peer publishes" if is_listed else "publishes once its key is listed"

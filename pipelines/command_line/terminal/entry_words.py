@@ -1,5 +1,8 @@
-"""What people read about who may join a run."""
+"""What people read about who may join a run, and who may publish it."""
 
+from pathlib import Path
+
+from pipelines.training.repository.key_list import ListedKey, utc
 from pipelines.training.run.training_run import TrainingRun
 
 
@@ -16,4 +19,17 @@ def who_may_join(run: TrainingRun, repository: str) -> str:
         return f"{repository} is an OPEN run: anyone may join, nobody is checked."
     return (
         f"Peers of {repository} are admitted by {run.authorization_service}, which needs a Hub token with read access."
+    )
+
+
+def why_it_does_not_publish(repository: str, key_file: Path, key: str, entry: ListedKey | None) -> str:
+    """Say what is to be done so that an auxiliary peer publishes."""
+    if entry is not None and entry.revoked_at is not None:
+        return (
+            f"It does not publish: its key {key} was revoked at {utc(entry.revoked_at)}. For a new key delete "
+            f"{key_file} and start again."
+        )
+    return (
+        "It serves the swarm, and publishes as soon as the organiser has listed its key, which takes this command:\n"
+        f"  dalle-collab run keys {repository} --add {key}"
     )

@@ -2,14 +2,12 @@
 
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from huggingface_hub import constants
 
 from hub_tools.run_files import REEL_FOLDER
 from pipelines.admission.client import PeerAdmission
@@ -23,6 +21,7 @@ from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWo
 from pipelines.training.metrics.reel import ProgressReel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.metrics.trackers import Trackers
+from pipelines.training.repository.organiser import local_folder, needed_organiser, organiser_here
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.task import Batch, TrainingTask, mean_loss, num_samples
 from pipelines.training.run.versions import package_version
@@ -31,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def default_folder(repository: str) -> Path:
-    """Return where an auxiliary peer of a run keeps its files: next to the Hub client's, by Hub and repository."""
-    names = [re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") for text in (constants.ENDPOINT, repository)]
-    return Path(constants.HF_HOME) / "dalle-collab" / "auxiliary" / "--".join(names)
+    """Return where an auxiliary peer of a run keeps its files."""
+    return local_folder("auxiliary", repository)
 
 
 @contextlib.contextmanager
@@ -46,6 +44,8 @@ def assembled_auxiliary_peer(
     """
     run = task.run
     folder = options.generation_folder(run.generation)
+    find_organiser = needed_organiser if options.organiser_key_file else organiser_here
+    organiser = find_organiser(repository, run, options.organiser_key_file)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sole_user(options.folder))
         metrics = RunMetrics(run, folder / "metrics")
@@ -54,6 +54,7 @@ def assembled_auxiliary_peer(
             repository,
             task,
             key=PublisherKey.load_or_create(options.key_file),
+            organiser=organiser,
             spool=PublicationSpool(folder / "spool", options.max_spool_bytes),
             budget=CommitBudget(options.folder / "commit_times.json", run.max_commits_per_hour),
             metrics=metrics,

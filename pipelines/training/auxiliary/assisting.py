@@ -46,7 +46,7 @@ def assist_run(
     """Start a run's auxiliary peer: it keeps and serves the newest state, and newcomers find the swarm through it.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
-    `starting anew` where no entry address answers, and `assisting`.
+    `starting anew` where no entry address answers, `assisting`, and `unlisted` with the key while that may not publish.
 
     Raises:
         RunFinishedError: the run is at its last epoch.
@@ -78,4 +78,6 @@ def assist_run(
         admission.on_refusal(stop.set)
         epoch = peer.restore(snapshot.download_checkpoint() if state else None)
         hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
+        if not peer.publisher.is_listed:
+            hear("unlisted", key=peer.publisher.key.public, entry=peer.publisher.keys.find(peer.publisher.key.public))
         yield Assistance(peer=peer, trackers=trackers, stop=stop)

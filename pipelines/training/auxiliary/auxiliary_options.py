@@ -18,6 +18,9 @@ class AuxiliaryOptions:
     folder: Path
     """Folder of this peer: signing key, spool, commit times, metrics. One peer uses it at a time."""
 
+    organiser_key_file: Path | None = None
+    """File of the organiser's key; None: where `run create` puts it. With the key this peer lists itself."""
+
     follow_interval_seconds: float = 30.0
     """Seconds between downloads of the newest state."""
 

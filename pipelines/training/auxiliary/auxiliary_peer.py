@@ -23,6 +23,7 @@ from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.key_list import PUBLISHER
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
@@ -54,6 +55,9 @@ class AuxiliaryReport:
 
     is_publisher: bool
     """Whether this is the one of the run's auxiliary peers that publishes."""
+
+    is_listed: bool
+    """Whether the run's list names this peer's key as a publisher's."""
 
     num_waiting: int
     """Checkpoints that wait for the Hub."""
@@ -162,6 +166,7 @@ class AuxiliaryPeer:
             summary=summary,
             published=self.publisher.take_last_commit(),
             is_publisher=self.publisher.is_elected,
+            is_listed=self.publisher.is_listed,
             num_waiting=len(self.publisher.spool.entries()),
         )
 
@@ -205,13 +210,14 @@ class AuxiliaryPeer:
             if owner != self.records.owner
         }
         proven = proven_keys(((owner, item) for owner, (_, item) in others.items()), self.run.swarm_id)
-        trusted = [status for status, item in others.values() if item.public_key in proven & set(self.publisher.keys)]
+        listed = self.publisher.keys.holders(PUBLISHER, at=time.time())
+        trusted = [status for status, item in others.values() if item.public_key in proven & set(listed)]
         addresses = sorted({address for status in trusted for address in status.addresses} - set(self._addresses))
         self.publisher.entry_addresses = (*self._addresses, *addresses[: 2 * MAX_ADDRESSES])
         published = [self.publisher.published_epoch, *(status.published_epoch for status in trusted)]
         self.publisher.published_epoch = max(published)
         alive = {self.publisher.key.public, *(status.publisher_key for status in trusted)}
-        self.publisher.set_elected(elect(alive, self.publisher.keys) == self.publisher.key.public)
+        self.publisher.set_elected(elect(alive, listed) == self.publisher.key.public)
 
     def _newest_safe_epoch(self) -> int:
         return max(self.publisher.published_epoch, self.publisher.spool.newest_epoch())

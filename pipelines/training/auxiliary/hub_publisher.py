@@ -32,7 +32,9 @@ from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.repository.announcements import announce_auxiliary
 from pipelines.training.repository.commits import HeadMovedError, commit_on
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
+from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
+from pipelines.training.repository.organiser import Organiser
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.task import CheckpointFacts, TrainingTask
@@ -60,6 +62,7 @@ class HubPublisher:
         task: TrainingTask,
         *,
         key: PublisherKey,
+        organiser: Organiser | None,
         spool: PublicationSpool,
         budget: CommitBudget,
         metrics: RunMetrics,
@@ -72,7 +75,7 @@ class HubPublisher:
         """Addresses that the repository should list while this peer is the publisher."""
 
         self.published_epoch = 0
-        self.keys: tuple[str, ...] = ()
+        self._organiser, self._trusted = organiser, TrustedKeys(task.run)
         self._budget, self._reel_folder, self._metrics_interval_seconds = budget, reel_folder, metrics_interval_seconds
         self._task, self._package_version = task, package_version
         self._is_elected = self._must_take_over = False
@@ -83,9 +86,19 @@ class HubPublisher:
         self._lock = threading.Lock()
 
     @property
+    def keys(self) -> KeyList:
+        """The newest list of the run's keys that can be trusted; `look` reads it."""
+        return self._trusted.newest()
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether this peer's key is that of a publisher of the run: until then it publishes nothing."""
+        return self.keys.has_role(self.key.public, PUBLISHER, at=time.time())
+
+    @property
     def is_elected(self) -> bool:
         """Whether this peer is the one that publishes."""
-        return self._is_elected
+        return self._is_elected and self.is_listed
 
     def set_elected(self, is_elected: bool) -> None:
         """Become the publisher or step down; a new publisher continues from what its predecessor published."""
@@ -94,12 +107,15 @@ class HubPublisher:
 
     def look(self) -> RunSnapshot:
         """Read the head of the run's repository, and from it the publishers' keys."""
-        head = RunSnapshot.read(self.repository, in_cache=False)
+        head = RunSnapshot.read(self.repository, in_cache=False).trusting(self._trusted)
         self._take_note(head)
         return head
 
     def begin(self, addresses: Sequence[str]) -> RunSnapshot:
-        """Publish this peer's key and the entry addresses on the Hub, and continue from what is published there."""
+        """Announce this peer on the Hub, and continue from what is published there.
+
+        Its key is listed by itself only on the organiser's machine, and in runs without an organiser's key.
+        """
         head = self._announce(addresses)
         self._take_over(head)
         return head
@@ -152,17 +168,22 @@ class HubPublisher:
 
     def _take_note(self, head: RunSnapshot) -> None:
         self._next_head_check = time.monotonic() + HEAD_CHECK_SECONDS
-        if head.run.generation != self.run.generation:
+        if self._trusted.accepts(head.run) and head.run.generation != self.run.generation:
             raise RunRolledBackError(
                 f"{self.repository} was rolled back to epoch {head.signed_epoch}: it continues as generation "
                 f"{head.run.generation}, this peer is of generation {self.run.generation}."
             )
-        self.keys, self._announced = head.keys, head.run.entry_addresses
+        self._announced = head.run.entry_addresses
         self.published_epoch = max(self.published_epoch, head.signed_epoch)
 
     def _announce(self, addresses: Sequence[str]) -> RunSnapshot:
         announce_auxiliary(
-            self.repository, public_key=self.key.public, addresses=addresses, before_commit=self._count_commit
+            self.repository,
+            public_key=self.key.public,
+            addresses=addresses,
+            organiser=self._organiser,
+            now=time.time(),
+            before_commit=self._count_commit,
         )
         return self.look()
 

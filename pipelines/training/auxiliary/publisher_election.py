@@ -1,8 +1,8 @@
 """Which of several auxiliary peers publishes: each decides for itself, from the same signed records.
 
-The peers' keys are in `publisher_keys.json` in the order in which they joined the run; the first live one publishes.
-When it dies, its record expires and the next one takes over. Two peers that briefly both believe they are the publisher
-cannot both publish: every commit names the head on which it was made.
+The publishers' keys are in `publisher_keys.json` in the order in which they were added; the first live one that is not
+revoked publishes. When it dies, its record expires and the next one takes over. Two peers that briefly both believe
+they are the publisher cannot both publish: every commit names the head on which it was made.
 """
 
 from collections.abc import Iterable, Sequence

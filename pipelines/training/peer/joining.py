@@ -6,6 +6,7 @@ second half of it, for a run and a task that the caller has. `collaboration` is 
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pipelines.training.peer.generation_watch import GenerationWatch, watching_g
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.peer.training_peer import RunFinishedError, StepReport, TrainingPeer, finished_message
+from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
@@ -32,6 +34,8 @@ from pipelines.training.run.versions import package_version
 from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
+
+logger = logging.getLogger(__name__)
 
 OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
 """Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
@@ -124,7 +128,7 @@ def join_run(
 
     Raises:
         RunFinishedError: the run is at its last epoch.
-        ValueError: run, dataset and package do not match, or the run has no entry address.
+        ValueError: run, dataset and package do not match, the run has no entry address, or its list of keys is refused.
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
@@ -149,10 +153,19 @@ def join_run(
         compute=compute,
         parts=dataclasses.replace(parts, username=parts.username or hub_username()),
         fetch_checkpoint=lambda: snapshot.download_checkpoint() if state else None,
-        watches_generation=True,
+        keys=_read_keys(snapshot),
         seed=seed,
     ) as membership:
         yield membership
+
+
+def _read_keys(snapshot: RunSnapshot) -> TrustedKeys:
+    keys = TrustedKeys(snapshot.run)
+    try:
+        snapshot.trusting(keys)
+    except OSError as error:  # the swarm may be there without the Hub; the watch tries again
+        logger.warning("The keys of %s cannot be read at the moment: %s", snapshot.repository, error)
+    return keys
 
 
 @contextlib.contextmanager
@@ -164,12 +177,13 @@ def enter_run(
     compute: ComputeOptions,
     parts: PeerParts = PeerParts(),
     fetch_checkpoint: Callable[[], Path | None] = lambda: None,
-    watches_generation: bool = False,
+    keys: TrustedKeys | None = None,
     seed: int | None = None,
 ) -> Iterator[Membership]:
     """Enter the swarm of a task's run and download its newest state; `name` is the run's, for messages.
 
-    Without entry addresses in the run's settings the peer is its first one. Raises as `join_run` does.
+    `keys` are those of a run on the Hub, which is then watched for new keys and generations; None: it is not. Without
+    entry addresses in the run's settings the peer is its first one. Raises as `join_run` does.
     """
     run = task.run
     torch.set_num_threads(compute_threads(compute.cpu_threads, os.environ, os.cpu_count()))
@@ -197,7 +211,7 @@ def enter_run(
         # Signals must kill hivemind's children, so they are forked before.
         stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
         admission.on_refusal(stop.set)
-        watch = stack.enter_context(watching_generation(name, run, stop)) if watches_generation else None
+        watch = stack.enter_context(watching_generation(name, run, stop, keys)) if keys is not None else None
         peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
         parts.hear("entered", dht=dht)
         parts.hear("synchronising")

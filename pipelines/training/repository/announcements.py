@@ -7,7 +7,8 @@ from huggingface_hub import CommitOperationAdd
 
 from hub_tools.run_files import PUBLISHER_KEYS_FILE, TRAINING_RUN_FILE
 from pipelines.training.repository.commits import commit_changes
-from pipelines.training.repository.publisher_keys import MAX_KEYS, keys_to_json
+from pipelines.training.repository.key_list import MAX_KEYS, ROLES, unsigned_list
+from pipelines.training.repository.organiser import Organiser
 from pipelines.training.repository.snapshot import RunSnapshot
 
 
@@ -23,15 +24,26 @@ def announce_admission(repository: str, service: str, key: str) -> bool:
 
 
 def announce_auxiliary(
-    repository: str, *, public_key: str, addresses: Sequence[str], before_commit: Callable[[], None]
+    repository: str,
+    *,
+    public_key: str,
+    addresses: Sequence[str],
+    organiser: Organiser | None,
+    now: float,
+    before_commit: Callable[[], None],
 ) -> None:
     """Add the publisher's key and the swarm's entry addresses to the repository if they are missing.
 
-    `before_commit` is called before each commit. Raises ValueError if the run has too many keys.
+    Where the list of keys is signed, the key is added only by the organiser's machine; None: this is another one.
+    `now` is in seconds since 1970, `before_commit` is called before each commit. Raises ValueError if the run has too
+    many keys.
     """
 
     def changes(head: RunSnapshot) -> list[CommitOperationAdd]:
-        return [*_added_key(head, public_key), *_changed_settings(head, entry_addresses=tuple(addresses))]
+        return [
+            *_added_key(head, public_key, organiser, now),
+            *_changed_settings(head, entry_addresses=tuple(addresses)),
+        ]
 
     commit_changes(repository, changes, "Announce entry addresses", before_commit=before_commit)
 
@@ -43,12 +55,17 @@ def _changed_settings(head: RunSnapshot, **changes: Any) -> list[CommitOperation
     return [CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=changed.to_json().encode())]
 
 
-def _added_key(head: RunSnapshot, public_key: str) -> list[CommitOperationAdd]:
-    if public_key in head.keys:
+def _added_key(head: RunSnapshot, public_key: str, organiser: Organiser | None, now: float) -> list[CommitOperationAdd]:
+    if organiser is not None and head.run.organiser_key == organiser.key.public:
+        return organiser.operations(
+            head, lambda keys: keys if keys.find(public_key) else keys.adding(public_key, ROLES, now=now)
+        )
+    if head.run.organiser_key or head.keys.find(public_key):
         return []
-    if len(head.keys) >= MAX_KEYS:
+    listed = [entry.key for entry in head.keys.entries]
+    if len(listed) >= MAX_KEYS:
         raise ValueError(
             f"The run has {MAX_KEYS} publisher keys, the limit. Remove old ones from {PUBLISHER_KEYS_FILE}."
         )
-    text = keys_to_json([*head.keys, public_key])
+    text = unsigned_list([*listed, public_key]).unsigned()
     return [CommitOperationAdd(path_in_repo=PUBLISHER_KEYS_FILE, path_or_fileobj=text.encode())]

@@ -1,19 +1,21 @@
 """The signed list of a checkpoint's contents: a digest of every file and of every tensor in it.
 
-A checkpoint is loaded only if a key of `publisher_keys.json` signed its manifest and every file matches the manifest; a
-damaged one is refused with the name of the file and of the tensor.
+A checkpoint is loaded only if a publisher of `publisher_keys.json` signed its manifest and every file matches the
+manifest; a damaged one is refused with the name of the file and of the tensor. A publisher could make up the time of a
+manifest: once its key is revoked, one counts only if the organiser has kept it, by its SHA-256, in the same list.
 """
 
 import hashlib
 import json
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
-from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
+from pipelines.training.repository.key_list import PUBLISHER, KeyList, utc
+from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
 from pipelines.training.run.training_run import TrainingRun
 
 MANIFEST_FORMAT_VERSION = 1
@@ -64,7 +66,7 @@ class CheckpointManifest:
     def signed(self, key: PublisherKey) -> str:
         """Return the text of `checkpoint_manifest.json`."""
         values = asdict(self)
-        signature = key.sign(_canonical(values))
+        signature = key.sign(canonical_json(values))
         signed = dict(manifest=values, public_key=key.public, signature=signature)
         return json.dumps(signed, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -105,19 +107,19 @@ def tensor_digests(path: Path) -> dict[str, str]:
             }
 
 
-def read_manifest(text: str, trusted_keys: Sequence[str], run: TrainingRun) -> CheckpointManifest:
+def read_manifest(text: str, keys: KeyList, run: TrainingRun) -> CheckpointManifest:
     """Return the manifest in the text of `checkpoint_manifest.json`.
 
     Raises:
-        CheckpointRefusedError: it is not signed by any of the keys, it is of a format that this package lacks, or the
-            checkpoint is not of this run and generation.
+        CheckpointRefusedError: it is not signed by a publisher of the list, it is of a format that this package lacks,
+            or the checkpoint is not of this run and generation.
     """
-    manifest = _signed_manifest(text, trusted_keys)
+    manifest = _signed_manifest(text, keys)
     _check_is_of(run, manifest)
     return manifest
 
 
-def _signed_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManifest:
+def _signed_manifest(text: str, keys: KeyList) -> CheckpointManifest:
     try:
         signed = json.loads(text)
         values, public_key, signature = signed["manifest"], signed["public_key"], signed["signature"]
@@ -126,12 +128,8 @@ def _signed_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManife
                 f"{MANIFEST_FILE} has format {values['format_version']}, this package knows "
                 f"{MANIFEST_FORMAT_VERSION}. Update the package: pip install -U dalle-collab"
             )
-        if public_key not in trusted_keys:
-            raise CheckpointRefusedError(
-                f"{MANIFEST_FILE} is signed with the key {public_key}, not one of the {len(trusted_keys)} in the "
-                "run's publisher_keys.json. Ask the run's organiser who published this checkpoint."
-            )
-        if not is_signed_by(public_key, _canonical(values), signature):
+        _check_signer(public_key, manifest_digest(text), keys)
+        if not is_signed_by(public_key, canonical_json(values), signature):
             raise CheckpointRefusedError(
                 f"The signature of {MANIFEST_FILE} does not match its content: it was changed after it was signed with "
                 f"{public_key}. Load an older epoch, or ask the run's organiser to roll back: dalle-collab run rollback"
@@ -141,6 +139,34 @@ def _signed_manifest(text: str, trusted_keys: Sequence[str]) -> CheckpointManife
         if isinstance(error, CheckpointRefusedError):
             raise
         raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}). Download it again.") from error
+
+
+def manifest_digest(text: str) -> str:
+    """Return the SHA-256 by which the list of keys and the next manifest name this one."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def signer_of(text: str) -> str:
+    """Return the key with which a manifest says that it is signed; raises CheckpointRefusedError if it is damaged."""
+    try:
+        return str(json.loads(text)["public_key"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}).") from error
+
+
+def _check_signer(public_key: str, digest: str, keys: KeyList) -> None:
+    entry = keys.find(public_key)
+    if entry is None or PUBLISHER not in entry.roles:
+        raise CheckpointRefusedError(
+            f"{MANIFEST_FILE} is signed with the key {public_key}, not one of the {len(keys.entries)} in the "
+            "run's publisher_keys.json. Ask the run's organiser who published this checkpoint."
+        )
+    if entry.revoked_at is not None and digest not in keys.kept_manifests:
+        raise CheckpointRefusedError(
+            f"{MANIFEST_FILE} is signed with the key {public_key}, which was revoked at {utc(entry.revoked_at)}, and "
+            "the organiser has not kept this manifest as an older one. Whoever has the organiser's key goes back to an "
+            "epoch that was published before: dalle-collab run rollback ORG/RUN EPOCH"
+        )
 
 
 def _check_is_of(run: TrainingRun, manifest: CheckpointManifest) -> None:
@@ -153,14 +179,14 @@ def _check_is_of(run: TrainingRun, manifest: CheckpointManifest) -> None:
         )
 
 
-def verify_checkpoint(folder: Path, trusted_keys: Sequence[str], run: TrainingRun) -> CheckpointManifest | None:
-    """Check a checkpoint's folder against its manifest and return the manifest; None for a run without keys.
+def verify_checkpoint(folder: Path, keys: KeyList, run: TrainingRun) -> CheckpointManifest | None:
+    """Check a checkpoint's folder against its manifest and return the manifest; None for an unsigned run without keys.
 
     Raises:
         CheckpointRefusedError: names the damaged, missing or unlisted file, and the damaged tensor; or the
             generation, if the checkpoint's is newer than that of the run's settings.
     """
-    if not trusted_keys:
+    if not keys.entries and not run.organiser_key:
         return None
     path = folder / MANIFEST_FILE
     if not path.exists():
@@ -168,7 +194,7 @@ def verify_checkpoint(folder: Path, trusted_keys: Sequence[str], run: TrainingRu
             f"The checkpoint has no {MANIFEST_FILE}, but the run has keys to sign checkpoints with. Somebody has "
             "removed it; load an older epoch, or ask the run's organiser."
         )
-    manifest = read_manifest(path.read_text(encoding="utf-8"), trusted_keys, run)
+    manifest = read_manifest(path.read_text(encoding="utf-8"), keys, run)
     check_files(folder, manifest.files, f"the manifest of epoch {manifest.epoch}")
     if missing := sorted(set(NEEDED_FILES) - set(manifest.files)):
         raise CheckpointRefusedError(f"The manifest of epoch {manifest.epoch} does not list {', '.join(missing)}.")
@@ -223,7 +249,3 @@ def _check_run_state(folder: Path, manifest: CheckpointManifest) -> None:
 
 def _cure(folder: Path) -> str:
     return f"Delete {folder} and download the checkpoint again."
-
-
-def _canonical(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,25 +1,20 @@
-"""The keys that auxiliary peers sign with: Ed25519; the public ones are listed on the Hub.
-
-The list, `publisher_keys.json` in the run's repository, is the root of trust: whoever may write to the repository can
-add a key, and the repository's history says who did. Peers accept only checkpoints and publishers whose key is in it.
-"""
+"""The keys that a run's organiser and auxiliary peers sign with: Ed25519, in private files."""
 
 import base64
 import binascii
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hub_tools.atomic_files import written_whole
-from hub_tools.run_files import PUBLISHER_KEYS_FILE
 
 KEY_PREFIX = "ed25519:"
-MAX_KEYS = 64
 
 
 class PublisherKey:
@@ -63,24 +58,9 @@ def is_signed_by(public: str, data: bytes, signature: str) -> bool:
     return public.startswith(KEY_PREFIX)
 
 
-def keys_to_json(keys: Sequence[str]) -> str:
-    """Return the text of `publisher_keys.json`, with the keys in the order in which they were added."""
-    return json.dumps(dict(format_version=1, keys=list(keys)), indent=2) + "\n"
-
-
-def keys_from_json(text: str) -> tuple[str, ...]:
-    """Return the listed public keys. Raises ValueError for a list that is damaged."""
-    try:
-        values = json.loads(text)
-        keys = values["keys"]
-        if values["format_version"] != 1 or len(keys) > MAX_KEYS or not all(isinstance(key, str) for key in keys):
-            raise ValueError("expected format 1 with a list of keys")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{PUBLISHER_KEYS_FILE} of the run cannot be read ({error!r}). Its organiser restores it from the "
-            "repository's history."
-        ) from error
-    return tuple(keys)
+def canonical_json(values: Mapping[str, Any]) -> bytes:
+    """Return the one text of these values that is signed."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _write_private(path: Path, key: Ed25519PrivateKey) -> None:

@@ -28,7 +28,9 @@ from hub_tools.run_files import (
 )
 from pipelines.training.repository.commits import commit_changes
 from pipelines.training.repository.epoch_tags import epoch_tag, find_epoch
+from pipelines.training.repository.key_list import KeyList
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError, verify_checkpoint
+from pipelines.training.repository.organiser import Organiser, organiser_here
 from pipelines.training.repository.snapshot import RunSnapshot
 
 KEPT_FILES = (TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes")
@@ -55,14 +57,23 @@ class RollbackPlan:
     deleted: tuple[str, ...]
     """Files to delete: the epoch's commit did not have them."""
 
+    organiser: Organiser | None
+    """The run's organiser, if this machine has the key."""
+
+    kept_manifest: str | None
+    """SHA-256 of the epoch's manifest, if its key was revoked afterwards: it is kept in the list of keys."""
+
     @property
     def generation(self) -> int:
         """The new generation."""
         return self.head.run.generation + 1
 
 
-def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
+def plan_rollback(repository: str, epoch: int, organiser_key_file: Path | None = None) -> RollbackPlan:
     """Find an epoch's checkpoint, download it, and check it against its signed manifest.
+
+    A key that was revoked after the epoch was published, by the Hub's times, is no obstacle for the run's organiser,
+    whose key is in the given file or where `run create` puts it.
 
     Raises:
         ValueError: there is no such epoch, it is already the head, or its optimizer state is no longer kept.
@@ -76,7 +87,10 @@ def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
     newest_epoch = _newest_epoch(head)
     if newest_epoch == epoch:
         raise ValueError(f"{repository} is already at epoch {epoch}; there is nothing to roll back.")
-    manifest = _verified_manifest(head, source, epoch)
+    organiser = organiser_here(repository, head.run, organiser_key_file)
+    keys = organiser.newest(head) if organiser else head.keys
+    kept_manifest = _manifest_to_keep(repository, source, keys) if organiser else None
+    manifest = _verified_manifest(head, source, epoch, keys.keeping(kept_manifest))
     before, after = _identities(api, repository, head.commit), _identities(api, repository, source)
     restored, deleted = changed_files(before, after)
     return RollbackPlan(
@@ -87,6 +101,8 @@ def plan_rollback(repository: str, epoch: int) -> RollbackPlan:
         manifest=manifest,
         restored=restored,
         deleted=deleted,
+        organiser=organiser,
+        kept_manifest=kept_manifest,
     )
 
 
@@ -115,7 +131,9 @@ def carry_out(plan: RollbackPlan) -> str:
             raise ValueError(f"{repository} was rolled back by somebody else just now; look at it before you go on.")
         restored, deleted = changed_files(_identities(api, repository, head.commit), wanted)
         text = head.run.replace(generation=plan.generation).to_json()
+        keys = plan.organiser.operations(head, lambda keys: keys.keeping(plan.kept_manifest)) if plan.organiser else []
         return [
+            *keys,
             CommitOperationAdd(path_in_repo=TRAINING_RUN_FILE, path_or_fileobj=text.encode()),
             *(CommitOperationCopy(name, name, src_revision=plan.source) for name in restored),
             *(CommitOperationDelete(path_in_repo=name) for name in deleted),
@@ -139,7 +157,16 @@ def _newest_epoch(head: RunSnapshot) -> int:
         return 0
 
 
-def _verified_manifest(head: RunSnapshot, source: str, epoch: int) -> CheckpointManifest:
+def _manifest_to_keep(repository: str, source: str, keys: KeyList) -> str | None:
+    published = RunSnapshot.read(repository, source, in_cache=False)
+    entry = keys.find(published.manifest_signer or "")
+    if entry is None or entry.revoked_at is None:
+        return None
+    time_of_commit = HfApi().list_repo_commits(repository, revision=source)[0].created_at.timestamp()
+    return published.manifest_sha256 if time_of_commit < entry.revoked_at else None
+
+
+def _verified_manifest(head: RunSnapshot, source: str, epoch: int, keys: KeyList) -> CheckpointManifest:
     with tempfile.TemporaryDirectory(prefix="dalle-collab-rollback-") as cache:
         ignored = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png"]
         try:
@@ -153,7 +180,7 @@ def _verified_manifest(head: RunSnapshot, source: str, epoch: int) -> Checkpoint
             ) from error
         if not (Path(folder) / OPTIMIZER_FILE).exists():
             raise ValueError(f"The checkpoint of epoch {epoch} has no {OPTIMIZER_FILE}; choose a newer one.")
-        manifest = verify_checkpoint(Path(folder), head.keys, head.run)
+        manifest = verify_checkpoint(Path(folder), keys, head.run)
         shutil.rmtree(folder)
     if manifest is None or manifest.epoch != epoch:
         seen = "no signed manifest" if manifest is None else f"the manifest of epoch {manifest.epoch}"

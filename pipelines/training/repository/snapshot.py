@@ -1,6 +1,6 @@
 """The run's repository at one commit: everything read is consistent, whatever is published meanwhile."""
 
-import hashlib
+import dataclasses
 import json
 import logging
 import tempfile
@@ -22,13 +22,15 @@ from hub_tools.run_files import (
     RUN_STATE_FILE,
     TRAINING_RUN_FILE,
 )
+from pipelines.training.repository.key_list import KeyList, TrustedKeys, read_key_list
 from pipelines.training.repository.manifest import (
     CheckpointManifest,
     CheckpointRefusedError,
+    manifest_digest,
     read_manifest,
+    signer_of,
     verify_checkpoint,
 )
-from pipelines.training.repository.publisher_keys import keys_from_json
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ class RunSnapshot:
     run: TrainingRun
     in_cache: bool = True
     """Whether small files use the Hub client's cache."""
+
+    trusted: TrustedKeys | None = None
+    """What this process knows of the run's keys; None: the commit's list is all there is."""
 
     @classmethod
     def read(cls, repository: str, revision: str | None = None, *, in_cache: bool = True) -> Self:
@@ -80,6 +85,14 @@ class RunSnapshot:
             run = TrainingRun.from_file(path)
             return cls(repository=repository, commit=path.parent.name, run=run, in_cache=in_cache)
 
+    def trusting(self, keys: TrustedKeys) -> Self:
+        """Add this commit's list of keys to what the process trusts; return the snapshot as that process sees it.
+
+        Raises KeysRefusedError if the list is refused and there was none before.
+        """
+        keys.take(self.run, self._text(PUBLISHER_KEYS_FILE))
+        return dataclasses.replace(self, trusted=keys)
+
     @cached_property
     def run_state(self) -> dict[str, Any] | None:
         """State of the newest checkpoint (`epoch`, ...); None while there is none."""
@@ -87,10 +100,11 @@ class RunSnapshot:
         return None if text is None else json.loads(text)
 
     @cached_property
-    def keys(self) -> tuple[str, ...]:
-        """Public keys of the run's publishers, in the order in which they were added; none before the first one."""
-        text = self._text(PUBLISHER_KEYS_FILE)
-        return () if text is None else keys_from_json(text)
+    def keys(self) -> KeyList:
+        """The run's keys: those that the process trusts, or else the commit's list, which raises KeysRefusedError."""
+        if self.trusted is not None:
+            return self.trusted.newest()
+        return read_key_list(self._text(PUBLISHER_KEYS_FILE), self.run)
 
     @cached_property
     def manifest(self) -> CheckpointManifest | None:
@@ -98,12 +112,21 @@ class RunSnapshot:
 
         Raises CheckpointRefusedError if no publisher of the run signed it, or if it is not of this run and generation.
         """
-        return None if self._manifest_text is None else read_manifest(self._manifest_text, self.keys, self.run)
+        return self.manifest_under(self.keys) if self._manifest_text is not None else None
+
+    def manifest_under(self, keys: KeyList) -> CheckpointManifest | None:
+        """The same for another list of keys."""
+        return None if self._manifest_text is None else read_manifest(self._manifest_text, keys, self.run)
+
+    @property
+    def manifest_signer(self) -> str | None:
+        """The key with which the manifest says that it is signed."""
+        return None if self._manifest_text is None else signer_of(self._manifest_text)
 
     @property
     def manifest_sha256(self) -> str | None:
         """SHA-256 of the manifest's file."""
-        return None if self._manifest_text is None else hashlib.sha256(self._manifest_text.encode()).hexdigest()
+        return None if self._manifest_text is None else manifest_digest(self._manifest_text)
 
     @property
     def signed_epoch(self) -> int:

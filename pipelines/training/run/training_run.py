@@ -45,6 +45,9 @@ class TrainingRun(
     run_id: str
     """Name of the swarm, prefix of its keys in the DHT: letters, digits, `-` and `_`."""
 
+    organiser_key: str = ""
+    """Public key of the organiser, who alone changes the list of the run's keys; empty: the list is not signed."""
+
     task: str = "text-to-image"
     """What is trained, by the Hub's name for it; see `tasks.choice`."""
 
@@ -72,6 +75,11 @@ class TrainingRun(
         _check_format(self.format_version)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,96}", self.run_id):
             raise ValueError(f"run_id is {self.run_id!r}; expected 1 to 96 letters, digits, '-' or '_'.")
+        if not re.fullmatch(r"(ed25519:[A-Za-z0-9+/]{43}=)?", self.organiser_key):
+            raise ValueError(
+                f"organiser_key is {self.organiser_key!r}; expected nothing, or ed25519: and the base64 of a public "
+                "key, which is written by: dalle-collab run create"
+            )
         if self.generation < 0:
             raise ValueError(f"generation is {self.generation}; expected 0 or more.")
         for section in SECTIONS.values():

@@ -8,6 +8,7 @@ from damaged_files import flip_byte_of_tensor
 from safetensors.torch import save_file
 from swarm_of_processes import tiny_run
 
+from pipelines.training.repository.key_list import KeyList, unsigned_list
 from pipelines.training.repository.manifest import (
     CheckpointManifest,
     CheckpointRefusedError,
@@ -16,7 +17,7 @@ from pipelines.training.repository.manifest import (
     tensor_digests,
     verify_checkpoint,
 )
-from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by, keys_from_json, keys_to_json
+from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
 
 MANIFEST = "checkpoint_manifest.json"
 RUN = tiny_run(run_id="birds")
@@ -52,7 +53,7 @@ def manifest_of(folder, **changes):
 
 
 def test_a_whole_checkpoint_is_taken_with_all_that_its_manifest_says(checkpoint, key):
-    manifest = verify_checkpoint(checkpoint, [key.public], RUN)
+    manifest = verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
     (checkpoint / MANIFEST).unlink()
     assert manifest == manifest_of(checkpoint)
     assert set(manifest.files) == {"model.safetensors", "optimizer_state.safetensors", "run_state.json", "modeling.py"}
@@ -68,7 +69,7 @@ def test_a_flipped_byte_is_refused_with_the_name_of_file_and_tensor(checkpoint, 
     flip_byte_of_tensor(checkpoint / file, tensor, position=7)
     message = rf"{file} is damaged: .* \(tensor {tensor}\)\. Delete .* and download the checkpoint again"
     with pytest.raises(CheckpointRefusedError, match=message):
-        verify_checkpoint(checkpoint, [key.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
 
 
 def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
@@ -76,20 +77,20 @@ def test_damage_outside_of_tensors_is_refused_by_file(checkpoint, key):
     for damaged in (original[:12] + b"!" + original[13:], b"\xff" * 8 + original[8:]):
         weights.write_bytes(damaged)
         with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is damaged: .* \(its header\)"):
-            verify_checkpoint(checkpoint, [key.public], RUN)
+            verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
     weights.write_bytes(original[:-1])
     with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is damaged: it has \d+ bytes, .* says \d+"):
-        verify_checkpoint(checkpoint, [key.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
     weights.unlink()
     with pytest.raises(CheckpointRefusedError, match=r"model.safetensors is missing, but the manifest of epoch 12"):
-        verify_checkpoint(checkpoint, [key.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
 
 
 @pytest.mark.parametrize("name", ["evil.py", "pytorch_model.bin", "model-00002.safetensors"])
 def test_code_and_tensors_that_nobody_signed_are_refused(checkpoint, key, name):
     (checkpoint / name).write_bytes(b"import os\n")
     with pytest.raises(CheckpointRefusedError, match=f"{name} is not in the manifest of epoch 12, so it is not signed"):
-        verify_checkpoint(checkpoint, [key.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
 
 
 def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(checkpoint, key, tmp_path):
@@ -99,14 +100,14 @@ def test_a_changed_manifest_a_foreign_key_and_a_missing_manifest_are_refused(che
     changed = {**signed, "manifest": {**signed["manifest"], "epoch": 13}}
     path.write_text(json.dumps(changed))
     with pytest.raises(CheckpointRefusedError, match="does not match its content: it was changed after it was signed"):
-        verify_checkpoint(checkpoint, [key.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
     path.write_text(json.dumps(signed))
     with pytest.raises(CheckpointRefusedError, match=r"not one of the 1 in the run's publisher_keys.json"):
-        verify_checkpoint(checkpoint, [other.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([other.public]), RUN)
     path.unlink()
     with pytest.raises(CheckpointRefusedError, match=f"has no {MANIFEST}, but the run has keys"):
-        verify_checkpoint(checkpoint, [key.public], RUN)
-    assert verify_checkpoint(checkpoint, [], RUN) is None, "a run that began without keys"
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
+    assert verify_checkpoint(checkpoint, KeyList(), RUN) is None, "a run that began without keys"
 
 
 def test_a_manifest_of_another_run_state_or_format_is_refused(checkpoint, key):
@@ -115,12 +116,12 @@ def test_a_manifest_of_another_run_state_or_format_is_refused(checkpoint, key):
     manifest = manifest_of(checkpoint)
     (checkpoint / MANIFEST).write_text(manifest.signed(key), encoding="utf-8")
     with pytest.raises(CheckpointRefusedError, match="is of run birds at epoch 11, its manifest of run birds at epoch"):
-        verify_checkpoint(checkpoint, [key.public], RUN)
+        verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN)
     with pytest.raises(CheckpointRefusedError, match="has format 2, this package knows 1"):
-        read_manifest(manifest_of(checkpoint, format_version=2).signed(key), [key.public], RUN)
+        read_manifest(manifest_of(checkpoint, format_version=2).signed(key), unsigned_list([key.public]), RUN)
     for text in ("{", "[]", '{"manifest": 3}'):
         with pytest.raises(CheckpointRefusedError, match="cannot be read"):
-            read_manifest(text, [key.public], RUN)
+            read_manifest(text, unsigned_list([key.public]), RUN)
 
 
 def test_a_key_is_kept_in_a_private_file_and_its_signatures_are_its_own(tmp_path):
@@ -136,9 +137,6 @@ def test_a_key_is_kept_in_a_private_file_and_its_signatures_are_its_own(tmp_path
     path.write_text("no key")
     with pytest.raises(ValueError, match=r"key.pem is not a key in PEM format"):
         PublisherKey.load_or_create(path)
-    assert keys_from_json(keys_to_json([key.public, other.public])) == (key.public, other.public)
-    with pytest.raises(ValueError, match=r"publisher_keys.json of the run cannot be read"):
-        keys_from_json('{"keys": 3}')
 
 
 def test_digests_of_tensors_are_those_of_their_bytes(checkpoint):
@@ -155,8 +153,8 @@ def test_digests_of_tensors_are_those_of_their_bytes(checkpoint):
 def test_a_checkpoint_of_a_newer_generation_or_of_another_run_is_refused(key, checkpoint, changes, seen):
     text = manifest_of(checkpoint, **changes).signed(key)
     with pytest.raises(CheckpointRefusedError, match=f"epoch 12 is of {seen}; the settings are of run birds, gener"):
-        read_manifest(text, [key.public], RUN.replace(generation=1))
+        read_manifest(text, unsigned_list([key.public]), RUN.replace(generation=1))
 
 
 def test_a_checkpoint_of_an_older_generation_is_what_a_rollback_leaves(key, checkpoint):
-    assert verify_checkpoint(checkpoint, [key.public], RUN.replace(generation=3)).generation == 0
+    assert verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN.replace(generation=3)).generation == 0

@@ -11,8 +11,8 @@ from support_files import SUPPORT
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
+from pipelines.training.repository.key_list import read_key_list
 from pipelines.training.repository.manifest import CheckpointRefusedError, verify_checkpoint
-from pipelines.training.repository.publisher_keys import keys_from_json
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_a_rollback_between_two_reads_changes_nothing_for_who_has_begun_to_read(
     # Settings of the old generation with a checkpoint of the new one: no peer takes that.
     publish(6)
     checkpoint = training_material.snapshot(repository)
-    keys = keys_from_json((checkpoint / "publisher_keys.json").read_text())
+    keys = read_key_list((checkpoint / "publisher_keys.json").read_text(), settings)
     assert verify_checkpoint(checkpoint, keys, settings.replace(generation=1)).epoch == 6
     with pytest.raises(CheckpointRefusedError, match="epoch 6 is of run org-read-run, generation 1; the settings"):
         verify_checkpoint(checkpoint, keys, settings)

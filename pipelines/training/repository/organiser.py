@@ -1,0 +1,118 @@
+"""The organiser of a run on this machine: the key that alone can change the list of the run's keys, and the changes."""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, constants
+
+from hub_tools.atomic_files import write_text_whole
+from hub_tools.run_files import PUBLISHER_KEYS_FILE
+from pipelines.training.repository.commits import commit_changes
+from pipelines.training.repository.key_list import KeyList, KeysRefusedError, read_key_list
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+def local_folder(purpose: str, repository: str) -> Path:
+    """Return where this machine keeps a run's files of one purpose: next to the Hub client's, by Hub and repository."""
+    names = [re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") for text in (constants.ENDPOINT, repository)]
+    return Path(constants.HF_HOME) / "dalle-collab" / purpose / "--".join(names)
+
+
+def organiser_key_file(repository: str) -> Path:
+    """Return where `run create` puts the organiser's key unless it is told otherwise."""
+    return local_folder("organiser", repository) / "organiser_key.pem"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Organiser:
+    """The organiser's key on this machine; next to its file is a copy of the newest list that was seen."""
+
+    key: PublisherKey
+    key_file: Path
+
+    @property
+    def copy(self) -> Path:
+        """File of the copy: who may write to the repository can put an older list back there, but not here."""
+        return self.key_file.with_name(PUBLISHER_KEYS_FILE)
+
+    def newest(self, head: RunSnapshot) -> KeyList:
+        """Return the repository's list, or the copy if that is newer or the repository's is refused.
+
+        Raises KeysRefusedError if the repository's list is refused and there is no copy.
+        """
+        copy = read_key_list(self.copy.read_text(encoding="utf-8"), head.run) if self.copy.exists() else None
+        try:
+            listed = head.keys
+        except KeysRefusedError as error:
+            if copy is None:
+                raise
+            logger.warning("%s The copy in %s is used.", error, self.copy)
+            return copy
+        if copy is not None and copy.serial > listed.serial:
+            logger.warning("The repository's list is older than the copy in %s, which is used.", self.copy)
+            return copy
+        if listed.serial:
+            write_text_whole(self.copy, listed.signed(self.key, head.run.run_id))
+        return listed
+
+    def operations(
+        self, head: RunSnapshot, change: Callable[[KeyList], KeyList], *, always: bool = False
+    ) -> list[CommitOperationAdd]:
+        """Return what to commit on a head so that its list is the changed one; nothing if that is equal."""
+        before = self.newest(head)
+        after = change(before)
+        if after == before and not always:
+            return []
+        text = dataclasses.replace(after, serial=before.serial + 1).signed(self.key, head.run.run_id)
+        return [CommitOperationAdd(path_in_repo=PUBLISHER_KEYS_FILE, path_or_fileobj=text.encode())]
+
+
+def organiser_here(repository: str, run: TrainingRun, key_file: Path | None = None) -> Organiser | None:
+    """Return the run's organiser if this machine has the key, in this file or where `run create` puts it."""
+    path = key_file or organiser_key_file(repository)
+    if not run.organiser_key or not path.exists():
+        return None
+    key = PublisherKey.load_or_create(path)
+    return Organiser(key=key, key_file=path) if key.public == run.organiser_key else None
+
+
+def needed_organiser(repository: str, run: TrainingRun, key_file: Path | None = None) -> Organiser:
+    """Return the run's organiser; raises ValueError if this machine does not have the key."""
+    if not run.organiser_key:
+        raise ValueError(
+            f"{repository} was created without an organiser's key: each auxiliary peer adds its own key to the list, "
+            "which is not signed. Only a new run can have one: dalle-collab run create"
+        )
+    if (organiser := organiser_here(repository, run, key_file)) is None:
+        path = key_file or organiser_key_file(repository)
+        seen = "has another key than the organiser's" if path.exists() else "does not exist"
+        raise ValueError(
+            f"{path} {seen}; expected the private half of {run.organiser_key}. Run the command on the machine where "
+            f"{repository} was created, or name the file: --organiser-key FILE"
+        )
+    return organiser
+
+
+def change_keys(
+    organiser: Organiser,
+    repository: str,
+    change: Callable[[RunSnapshot, KeyList], KeyList],
+    message: str,
+    *,
+    always: bool = False,
+) -> KeyList:
+    """Change the list of a run's keys in one commit, on top of the newest; return it as it is then."""
+
+    def changes(head: RunSnapshot) -> list[CommitOperationAdd]:
+        return organiser.operations(head, lambda keys: change(head, keys), always=always)
+
+    commit_changes(repository, changes, message)
+    return organiser.newest(RunSnapshot.read(repository, in_cache=False))
