@@ -185,7 +185,10 @@ class HubPublisher:
             now=time.time(),
             before_commit=self._count_commit,
         )
-        return self.look()
+        head = self.look()
+        if self._organiser is not None:
+            self._organiser.remember(head.keys, self.run)
+        return head
 
     def _take_over(self, head: RunSnapshot) -> None:
         folders = (METRICS_FOLDER, REEL_FOLDER)

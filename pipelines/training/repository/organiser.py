@@ -59,9 +59,13 @@ class Organiser:
         if copy is not None and copy.serial > listed.serial:
             logger.warning("The repository's list is older than the copy in %s, which is used.", self.copy)
             return copy
-        if listed.serial:
-            write_text_whole(self.copy, listed.signed(self.key, head.run.run_id))
+        self.remember(listed, head.run)
         return listed
+
+    def remember(self, keys: KeyList, run: TrainingRun) -> None:
+        """Keep a copy of the list that the repository has."""
+        if keys.serial:
+            write_text_whole(self.copy, keys.signed(self.key, run.run_id))
 
     def operations(
         self, head: RunSnapshot, change: Callable[[KeyList], KeyList], *, always: bool = False

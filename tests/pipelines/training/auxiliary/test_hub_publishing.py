@@ -15,6 +15,7 @@ from support_files import SUPPORT
 from hub_tools.local_hub.store.consistency import check_consistency
 from pipelines.training.metrics.contribution_files import read_contributions
 from pipelines.training.metrics.history import read_history_files
+from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json
 
 pytestmark = pytest.mark.slow
 
@@ -253,3 +254,81 @@ def wait_for(is_so, seconds=120):
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def keys_command(run, *options):
+    done = run.commands.run("run", "keys", run.repository, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def key_of(run, name):
+    return PublisherKey.load_or_create(run.folder / name / "signing_key.pem")
+
+
+@pytest.mark.timeout(600)
+def test_a_stolen_token_makes_nobody_a_publisher(publishing):
+    run = publishing("stolen-run")
+    run.publish(3)
+    thief, text = key_of(run, "thief"), run.read("publisher_keys.json")
+    listed, signed = json.loads(text), json.loads(run.read("checkpoint_manifest.json"))
+    listed["keys"].append(dict(key=thief.public, roles=["publisher"], added_at=1, revoked_at=None))
+    manifest = dict(signed, public_key=thief.public, signature=thief.sign(canonical_json(signed["manifest"])))
+    for path, values in (("publisher_keys.json", listed), ("checkpoint_manifest.json", manifest)):
+        content = json.dumps(values).encode()
+        run.material.api.upload_file(repo_id=run.repository, path_in_repo=path, path_or_fileobj=content)
+    refused = run.load()
+    assert refused.returncode == 1 and "is not signed by the run's organiser" in refused.stderr
+    refused = run.publish(6, check=False, folder=str(run.folder / "thief"), has_organiser=False)
+    assert refused.returncode == 1 and "is not signed by the run's organiser" in refused.stderr
+    keys_command(run, "--restore")
+    refused = run.load()
+    assert refused.returncode == 1 and f"signed with the key {thief.public}, not one of the 1" in refused.stderr
+    done = run.commands.run("run", "rollback", run.repository, "3", "--yes")
+    assert done.returncode == 0 and run.loaded()["epoch"] == 3, done.stderr
+
+
+@pytest.mark.timeout(600)
+def test_a_revoked_key_publishes_no_more_and_what_it_published_before_still_counts(publishing):
+    run = publishing("revoked-run")
+    run.publish(3, 6, folder=str(run.folder / "one"))
+    begun, revoked, words = run.folder / "begun", run.folder / "revoked", []
+
+    def publish():
+        settings = dict(begun_file=str(begun), wait_for_file=str(revoked), until=6, seconds_more=4)
+        words.append(run.publish(9, folder=str(run.folder / "one"), **settings))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    wait_for(begun.exists)
+    keys_command(run, "--revoke", key_of(run, "one").public)
+    revoked.touch()
+    thread.join(120)
+    assert words == [dict(event="ended", published=6, waiting=[9])] and run.titles()[-1] == "Revoke a key"
+    assert run.loaded()["epoch"] == 6
+    assert run.publish(9, folder=str(run.folder / "two"))["published"] == 9
+    assert run.publish(12, folder=str(run.folder / "one"), until=9, seconds_more=2)["waiting"] == [9, 12]
+    # An epoch of the revoked key becomes the newest again only with the organiser's key.
+    rollback = ("run", "rollback", run.repository, "3", "--yes")
+    refused = run.commands.run(*rollback, "--organiser-key", run.folder / "none.pem")
+    assert refused.returncode == 1 and "which was revoked at" in refused.stderr and run.loaded()["epoch"] == 9
+    done = run.commands.run(*rollback)
+    assert done.returncode == 0, done.stderr
+    assert run.loaded()["epoch"] == 3 and len(json.loads(run.read("publisher_keys.json"))["kept_manifests"]) == 2
+
+
+@pytest.mark.timeout(600)
+def test_on_a_second_machine_a_publisher_waits_until_the_organiser_lists_its_key(publishing):
+    run = publishing("waiting-run")
+    begun, words = run.folder / "begun", []
+    settings = dict(folder=str(run.folder / "other"), has_organiser=False, begun_file=str(begun))
+    thread = threading.Thread(target=lambda: words.append(run.publish(3, check=False, **settings)))
+    thread.start()
+    wait_for(begun.exists)
+    time.sleep(3)
+    assert run.titles() == ["Announce entry addresses"] and "publisher_keys.json" not in run.files()
+    keys_command(run, "--add", key_of(run, "other").public)
+    thread.join(300)
+    assert words[0].returncode == 0, words[0].stderr
+    assert run.titles() == ["Announce entry addresses", "List a key", "Checkpoint of epoch 3"]
+    assert run.loaded()["epoch"] == 3

@@ -102,6 +102,26 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
     assert len(commits) <= 2 * MAX_COMMITS, "each of two peers has kept to its budget"
 
 
+@pytest.mark.timeout(600)
+def test_elsewhere_than_at_the_organisers_it_says_how_it_is_listed_and_publishes_from_then_on(
+    training_material, tmp_path
+):
+    repository, own, commands = "org/assisted-elsewhere", tmp_path / "organiser.pem", training_material.commands
+    made = commands.run(*training_material.create_arguments(repository), "--organiser-key", own)
+    assert made.returncode == 0, made.stderr
+    options = ("--state-folder", str(tmp_path / "state"))
+    with assistant(training_material, repository, tmp_path, "elsewhere", *options) as peer:
+        look = peer.wait_until(lambda look: True, "serving")
+        assert not look["is_listed"] and not look["is_publisher"]
+        assert read_run(training_material, repository).entry_addresses, "newcomers find the swarm"
+        (line,) = [line for line in peer.log().splitlines() if "run keys" in line]
+        words = line.split()
+        assert words[:-1] == ["dalle-collab", "run", "keys", repository, "--add"]
+        listed = commands.run(*words[1:], "--organiser-key", own)
+        assert listed.returncode == 0, listed.stderr
+        peer.wait_until(lambda look: look["is_listed"] and look["is_publisher"], "publisher", seconds=120)
+
+
 def gap(epochs):
     return [later - earlier for earlier, later in itertools.pairwise(epochs)]
 

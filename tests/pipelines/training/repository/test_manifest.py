@@ -13,6 +13,7 @@ from pipelines.training.repository.manifest import (
     CheckpointManifest,
     CheckpointRefusedError,
     digest_files,
+    manifest_digest,
     read_manifest,
     tensor_digests,
     verify_checkpoint,
@@ -158,3 +159,27 @@ def test_a_checkpoint_of_a_newer_generation_or_of_another_run_is_refused(key, ch
 
 def test_a_checkpoint_of_an_older_generation_is_what_a_rollback_leaves(key, checkpoint):
     assert verify_checkpoint(checkpoint, unsigned_list([key.public]), RUN.replace(generation=3)).generation == 0
+
+
+def test_a_revoked_keys_manifest_counts_only_if_the_organiser_has_kept_it(key, checkpoint):
+    text = (checkpoint / MANIFEST).read_text()
+    listed = KeyList(serial=1).adding(key.public, ["publisher"], now=100)
+    assert verify_checkpoint(checkpoint, listed, RUN).epoch == 12
+    revoked = listed.revoking(key.public, now=200)
+    with pytest.raises(CheckpointRefusedError, match=r"revoked at 1970-01-01 00:03:20 UTC, .* run rollback ORG/RUN"):
+        verify_checkpoint(checkpoint, revoked, RUN)
+    assert verify_checkpoint(checkpoint, revoked.keeping(manifest_digest(text)), RUN).epoch == 12
+    newer = manifest_of(checkpoint, epoch=13).signed(key)
+    with pytest.raises(CheckpointRefusedError, match="the organiser has not kept this manifest"):
+        read_manifest(newer, revoked.keeping(manifest_digest(text)), RUN)
+
+
+def test_an_anchor_that_is_no_publisher_signs_no_checkpoint_and_a_signed_run_has_no_unsigned_ones(key, checkpoint):
+    anchor = KeyList(serial=1).adding(key.public, ["anchor"], now=100)
+    with pytest.raises(CheckpointRefusedError, match=r"not one of the 1 in the run's publisher_keys.json"):
+        verify_checkpoint(checkpoint, anchor, RUN)
+    signed_run = RUN.replace(organiser_key=key.public)
+    for refused in ("not one of the 0", f"has no {MANIFEST}"):
+        with pytest.raises(CheckpointRefusedError, match=refused):
+            verify_checkpoint(checkpoint, KeyList(), signed_run)
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
