@@ -16,12 +16,14 @@ from hivemind.dht.schema import SchemaValidator
 from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 from parts import (
+    ROLES,
     Admission,
     AdmissionGate,
     AdmissionRecords,
     AdmissionRequest,
     AuxiliaryStatus,
     DialBack,
+    KeyList,
     Offence,
     PacedKeyManager,
     PeerIntroduction,
@@ -207,12 +209,15 @@ def _texts() -> dict[str, str]:
     """Return what peers sign and send each other as text, made of fixed values."""
     admission = _admission(record_key="key", expires_at=2.0)
     request = AdmissionRequest(run_id=RUN_ID, peer_key="peer", record_key="record", time=1.5)
+    organiser = PublisherKey(fixed_key())
+    keys = KeyList(serial=3).adding(organiser.public, ROLES, now=1).revoking(organiser.public, now=2).keeping(DIGEST)
     manifest = StateManifest(swarm_id=RUN_ID, epoch=EPOCH, tensors=(("parameter.0", "float32 (2, 3)", DIGEST),))
     return dict(
         admission_request=request.signed_bytes().decode(),
         admission_claims=_claims(issue_token(admission, fixed_key())),
         admission_token=hashlib.sha256(issue_token(admission, fixed_key()).encode()).hexdigest(),
         candidacy=candidacy(PublisherKey(fixed_key()), RUN_ID, b"owner").proof,
+        publisher_keys=keys.signed(organiser, RUN_ID),
         state_manifest=manifest.encode().decode(),
         state_digest=manifest.digest,
         manifest_request=manifest_request(DIGEST).decode(),

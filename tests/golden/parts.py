@@ -36,6 +36,7 @@ from pipelines.training.averaging.reduce.suspects import Offence, Suspect
 from pipelines.training.averaging.wire.codec import averaging_compression, read_part
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import suspect_record
+from pipelines.training.repository.key_list import ROLES, KeyList
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.door import door_of
