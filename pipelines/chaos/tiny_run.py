@@ -14,8 +14,7 @@ from hub_tools.endpoint import prepare_hub_client
 from hub_tools.publishing.dataset_publishing import publish_dataset
 from pipelines.chaos.tiny_material import write_tiny_material
 from pipelines.training.repository.creation import create_run_repository
-from pipelines.training.repository.organiser import organiser_key_file
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.repository.organiser import found_organiser
 from pipelines.training.tasks.text_to_image.run_creation import compose_processor, compose_run
 
 NUM_RECORDS = 2048
@@ -45,7 +44,7 @@ def create_tiny_run(folder: Path, repository: str, settings: dict) -> None:
         clip_repository=None,
     )
     (folder / "run").mkdir()
-    run = run.replace(organiser_key=PublisherKey.load_or_create(organiser_key_file(repository)).public)
+    run = run.replace(organiser_key=found_organiser(repository).key.public)
     create_run_repository(repository, run, processor, folder / "run")
 
 

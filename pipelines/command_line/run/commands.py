@@ -60,8 +60,7 @@ def create(
     import tempfile
 
     from pipelines.training.repository.creation import create_run_repository
-    from pipelines.training.repository.organiser import organiser_key_file
-    from pipelines.training.repository.publisher_keys import PublisherKey
+    from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.task import RunRequest
     from pipelines.training.tasks.choice import compose_run
     from pipelines.training.tasks.presets import preset_settings
@@ -77,16 +76,17 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
-    key_file = organiser_key or organiser_key_file(repository)
-    if "organiser_key" not in request.settings:
-        run = run.replace(organiser_key=PublisherKey.load_or_create(key_file).public)
+    organiser = None if "organiser_key" in request.settings else found_organiser(repository, organiser_key)
+    if organiser is not None:
+        run = run.replace(organiser_key=organiser.key.public)
     with tempfile.TemporaryDirectory() as folder:
         address = create_run_repository(repository, run, processor, Path(folder))
     typer.echo(f"Created {repository}: {address}")
     typer.echo("Next, start its auxiliary peer on a machine that the others can reach:")
     typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
-    if "organiser_key" not in request.settings:
-        typer.echo(f"The organiser's key is in {key_file}")
+    if organiser is not None:
+        organiser.copy.unlink(missing_ok=True)  # of an earlier run of this name
+        typer.echo(f"The organiser's key is in {organiser.key_file}")
         typer.echo("Back it up: it is nowhere else, and without it nobody can name or revoke the run's publishers.")
 
 

@@ -57,7 +57,7 @@ def keys(
         return _revoking(head, listed, revoke) if revoke else listed
 
     message = f"{'List' if add else 'Revoke'} a key" if add or revoke else "Put the list of keys back"
-    changed = change_keys(organiser, repository, change, message, always=restore)
+    changed = change_keys(organiser, repository, change, message)
     _show(snapshot, changed, organiser)
 
 

@@ -187,7 +187,7 @@ class HubPublisher:
         )
         head = self.look()
         if self._organiser is not None:
-            self._organiser.remember(head.keys, self.run)
+            self._organiser.newest(head)  # keeps a copy
         return head
 
     def _take_over(self, head: RunSnapshot) -> None:

@@ -33,50 +33,52 @@ def organiser_key_file(repository: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Organiser:
-    """The organiser's key on this machine; next to its file is a copy of the newest list that was seen."""
+    """The organiser's key on this machine, and a copy of the newest list that was seen here."""
 
     key: PublisherKey
     key_file: Path
-
-    @property
-    def copy(self) -> Path:
-        """File of the copy: who may write to the repository can put an older list back there, but not here."""
-        return self.key_file.with_name(PUBLISHER_KEYS_FILE)
+    copy: Path
+    """File of the copy: who may write to the repository can put an older list back there, but not here."""
 
     def newest(self, head: RunSnapshot) -> KeyList:
         """Return the repository's list, or the copy if that is newer or the repository's is refused.
 
         Raises KeysRefusedError if the repository's list is refused and there is no copy.
         """
-        copy = read_key_list(self.copy.read_text(encoding="utf-8"), head.run) if self.copy.exists() else None
-        try:
-            listed = head.keys
-        except KeysRefusedError as error:
-            if copy is None:
-                raise
-            logger.warning("%s The copy in %s is used.", error, self.copy)
+        copy = read_key_list(self.copy.read_text(encoding="utf-8"), head.run) if self.copy.exists() else KeyList()
+        listed = _listed(head)
+        if copy.serial and (listed is None or copy.serial > listed.serial):
+            logger.warning("The list of keys in %s is not the newest; the copy in %s is.", head.repository, self.copy)
             return copy
-        if copy is not None and copy.serial > listed.serial:
-            logger.warning("The repository's list is older than the copy in %s, which is used.", self.copy)
-            return copy
-        self.remember(listed, head.run)
+        if listed is None:
+            return head.keys  # which raises the reason
+        if listed.serial:
+            self.copy.parent.mkdir(parents=True, exist_ok=True)
+            write_text_whole(self.copy, listed.signed(self.key, head.run.run_id))
         return listed
 
-    def remember(self, keys: KeyList, run: TrainingRun) -> None:
-        """Keep a copy of the list that the repository has."""
-        if keys.serial:
-            write_text_whole(self.copy, keys.signed(self.key, run.run_id))
-
-    def operations(
-        self, head: RunSnapshot, change: Callable[[KeyList], KeyList], *, always: bool = False
-    ) -> list[CommitOperationAdd]:
-        """Return what to commit on a head so that its list is the changed one; nothing if that is equal."""
-        before = self.newest(head)
-        after = change(before)
-        if after == before and not always:
+    def operations(self, head: RunSnapshot, change: Callable[[KeyList], KeyList]) -> list[CommitOperationAdd]:
+        """Return what to commit on a head so that its list is the newest, changed; nothing if that is there."""
+        newest = self.newest(head)
+        changed = change(newest)
+        if changed == _listed(head):
             return []
-        text = dataclasses.replace(after, serial=before.serial + 1).signed(self.key, head.run.run_id)
+        text = dataclasses.replace(changed, serial=newest.serial + 1).signed(self.key, head.run.run_id)
         return [CommitOperationAdd(path_in_repo=PUBLISHER_KEYS_FILE, path_or_fileobj=text.encode())]
+
+
+def _listed(head: RunSnapshot) -> KeyList | None:
+    try:
+        return head.keys
+    except KeysRefusedError:
+        return None
+
+
+def found_organiser(repository: str, key_file: Path | None = None) -> Organiser:
+    """Return who may become the organiser of a new run; the key's file is made if it is missing."""
+    path = key_file or organiser_key_file(repository)
+    copy = local_folder("organiser", repository) / PUBLISHER_KEYS_FILE
+    return Organiser(key=PublisherKey.load_or_create(path), key_file=path, copy=copy)
 
 
 def organiser_here(repository: str, run: TrainingRun, key_file: Path | None = None) -> Organiser | None:
@@ -84,8 +86,8 @@ def organiser_here(repository: str, run: TrainingRun, key_file: Path | None = No
     path = key_file or organiser_key_file(repository)
     if not run.organiser_key or not path.exists():
         return None
-    key = PublisherKey.load_or_create(path)
-    return Organiser(key=key, key_file=path) if key.public == run.organiser_key else None
+    found = found_organiser(repository, path)
+    return found if found.key.public == run.organiser_key else None
 
 
 def needed_organiser(repository: str, run: TrainingRun, key_file: Path | None = None) -> Organiser:
@@ -110,13 +112,11 @@ def change_keys(
     repository: str,
     change: Callable[[RunSnapshot, KeyList], KeyList],
     message: str,
-    *,
-    always: bool = False,
 ) -> KeyList:
     """Change the list of a run's keys in one commit, on top of the newest; return it as it is then."""
 
     def changes(head: RunSnapshot) -> list[CommitOperationAdd]:
-        return organiser.operations(head, lambda keys: change(head, keys), always=always)
+        return organiser.operations(head, lambda keys: change(head, keys))
 
     commit_changes(repository, changes, message)
     return organiser.newest(RunSnapshot.read(repository, in_cache=False))
