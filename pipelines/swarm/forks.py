@@ -41,7 +41,8 @@ def forget_ended_calls(p2p: P2P) -> None:
     fast as somebody hostile can call.
     """
     control = p2p._client.control
-    control._handler_tasks = CallsInProgress(control._handler_tasks)
+    if not isinstance(control._handler_tasks, CallsInProgress):
+        control._handler_tasks = CallsInProgress(control._handler_tasks)
 
 
 class CallsInProgress(dict[Any, asyncio.Task[None]]):

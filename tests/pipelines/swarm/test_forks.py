@@ -90,7 +90,8 @@ def test_a_call_is_forgotten_when_it_is_answered_cancelled_or_for_nobody():
 
     async def talk():
         control = ControlClient(DaemonConnector(), _initialized_with_create=True)
-        forget_ended_calls(SimpleNamespace(_client=SimpleNamespace(control=control)))
+        for _ in range(2):
+            forget_ended_calls(SimpleNamespace(_client=SimpleNamespace(control=control)))
         control.unary_handlers = dict(answer=answer, never=never_answer)
         await read_by(control, call(1, "answer"), call(2, "never"), call(3, "unknown"))
         in_progress = list(control._handler_tasks)
