@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-openmoji test test-long lint bench constraints
+.PHONY: help install demo demo-language demo-openmoji test test-long test-soak lint bench constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -37,6 +37,9 @@ test: $(STAMP)  ## Run all tests, the quick ones first
 
 test-long: $(STAMP)  ## Attack small swarms, one attack after the other; cells of this version are not repeated
 	$(VENV)/bin/python tests/long/attack_matrix.py
+
+test-soak: $(STAMP)  ## Let a small swarm train for 2,000 epochs and say what has grown in its processes
+	$(VENV)/bin/python tests/long/soak.py
 
 lint: $(STAMP)  ## Check style and types
 	$(VENV)/bin/ruff check .

@@ -114,7 +114,7 @@ def _let_pass(
     while (passed := time.monotonic() - started) < seconds:
         act(passed)
         swarm.tick()
-        progress.update(task, completed=passed, description=f"{description}, epoch {_newest_epoch(swarm)}")
+        progress.update(task, completed=passed, description=f"{description}, epoch {newest_epoch(swarm)}")
         time.sleep(0.1)
     busy, available = (after - before for after, before in zip(processor_ticks(), ticks, strict=True))
     return Window(begin=begin, end=time.time(), busy_share=busy / max(1, available))
@@ -124,7 +124,8 @@ def _memory(swarm: ChaosSwarm) -> dict[int, int]:
     return {trainer.group: trainer.memory_bytes() for trainer in swarm.trainers if trainer.is_alive()}
 
 
-def _newest_epoch(swarm: ChaosSwarm) -> int:
+def newest_epoch(swarm: ChaosSwarm) -> int:
+    """Return the epoch that the auxiliary peer last saw the swarm in; 0 before its first look."""
     reports = swarm.auxiliary_reports[-1:]
     return reports[0]["swarm_epoch"] if reports else 0
 

@@ -97,7 +97,7 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
         for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
             os.dup2(target, stream)
         CLOCK.own()
-        from pipelines.swarm.forked_peers import take_own_locks  # not before the clock is set
+        from pipelines.swarm.forks import take_own_locks  # not before the clock is set
 
         take_own_locks()
         sys.argv = [program, *arguments]

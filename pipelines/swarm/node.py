@@ -11,6 +11,7 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.dial_back import offer_dial_back
+from pipelines.swarm.forks import tidy_node
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.open_files import raise_open_files
 from pipelines.swarm.record_limits import bound_storage
@@ -57,6 +58,7 @@ def open_dht(
     raise_open_files()
     dht = _start_dht(run_name, entry_addresses, options, admission)
     try:
+        dht.run_coroutine(tidy_node)
         dht.run_coroutine(bound_storage)
         dht.bind_peers()
         stay_joined(dht, entry_addresses)

@@ -5,6 +5,7 @@ plain value under a key that should hold a dictionary hides the dictionary for g
 all rounds of a run; 6 MB of records cost every other peer 360 MB).
 """
 
+import heapq
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -16,6 +17,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import get_dht_time
+from hivemind.utils.timed_storage import TimedStorage
 
 MOST_BYTES = 8192
 """Of a signed record; an auxiliary peer's sixteen addresses take 4 kB."""
@@ -38,6 +40,9 @@ MOST_SAMPLES_PER_SECOND = 1e9
 MOST_KEYS = 4096
 MOST_OWNERS = 2048
 """Owners under one key; more are refused until some have expired."""
+
+MOST_SPARE_RENEWALS = 64
+"""Renewals that are kept beside as many as there are records: forgetting costs time."""
 
 _OWNER = re.compile(rb"\[owner:[^\[\]]{1,1024}\]")
 _MOST_PEER_ID_BYTES = 64
@@ -115,7 +120,9 @@ class BoundedStorage(DHTLocalStorage):
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """See `DHTLocalStorage.store`."""
-        return self._has_room(key) and super().store(key, value, expiration_time, subkey)
+        is_stored = self._has_room(key) and super().store(key, value, expiration_time, subkey)
+        forget_renewals(self)
+        return is_stored
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """See `DHTLocalStorage.store_subkey`."""
@@ -124,10 +131,25 @@ class BoundedStorage(DHTLocalStorage):
             owners = held.value
             if subkey not in owners and len(owners) >= MOST_OWNERS:
                 return False
-        return self._has_room(key) and super().store_subkey(key, subkey, value, expiration_time)
+        is_stored = self._has_room(key) and super().store_subkey(key, subkey, value, expiration_time)
+        forget_renewals(self)
+        if held is not None and isinstance(held.value, DictionaryDHTValue):
+            forget_renewals(held.value)
+        return is_stored
 
     def _has_room(self, key: DHTID) -> bool:
         return key in self or len(self) < MOST_KEYS
+
+
+def forget_renewals(storage: TimedStorage) -> None:
+    """Keep only the newest expiration of each record.
+
+    hivemind 1.1.12 keeps those before until they are over: a day of them, as many as an owner cares to send.
+    """
+    expirations = storage.expiration_heap
+    if len(expirations) > 2 * len(storage.key_to_heap) + MOST_SPARE_RENEWALS:
+        expirations[:] = storage.key_to_heap.values()
+        heapq.heapify(expirations)
 
 
 def without_invalid(protocol: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:

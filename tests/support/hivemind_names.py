@@ -10,7 +10,7 @@ from typing import NamedTuple
 AVERAGER = "training/averaging/averager.py"
 ATTACKERS = "chaos/attacks/hostile_averagers.py"
 DIALLING = "swarm/dialling.py"
-FORKS = "swarm/forked_peers.py"
+FORKS = "swarm/forks.py"
 GATE = "admission/averaging_gate.py"
 GRADIENTS = "training/swarm_optimizer/gradient_averager.py"
 MISSED = "training/swarm_optimizer/missed_rounds.py"
@@ -50,7 +50,9 @@ CONTRACT = (
         "@classmethod (cls, p2p: P2P, peer: PeerID, *, namespace: Optional[str]=None) -> StubBase",
         (AVERAGER,), "replaced on the object: states are fetched through it, once both sides are introduced"),
     Row("p2p.p2p_daemon.P2P._client", "= None",
-        (DIALLING,), "called: only there can a daemon that runs be told an address of a peer"),
+        (DIALLING, FORKS), "called: only there can a daemon that runs be told an address of a peer; read: its calls"),
+    Row("p2p.p2p_daemon_bindings.control.ControlClient._handler_tasks", ": Dict[CallID, asyncio.Task] = {}",
+        (FORKS,), "replaced: calls that were cancelled, or are for nobody, would be kept for ever"),
     Row("dht.protocol.DHTProtocol.wait_timeout", ": float",
         (NODE,), "set: a node that is gone must not hold every look up for three seconds"),
     Row("dht.protocol.DHTProtocol._validate_dictionary",

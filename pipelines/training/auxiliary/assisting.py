@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.training.auxiliary.assembly import assembled_auxiliary_peer
@@ -64,6 +65,7 @@ def assist_run(
         hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
         how = dict(admission=admission, reply_seconds=reply_seconds(run))
+        set_aside_what_exists()
         try:
             dht = stack.enter_context(open_dht(repository, run.entry_addresses, network, **how))
         except SwarmUnreachableError:

@@ -29,6 +29,7 @@ from hivemind.utils.asyncio import as_aiter, azip
 from pipelines.admission.averaging_gate import AveragingGate
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
+from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.figures import AveragingRound, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
@@ -121,6 +122,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         # On the object, because hivemind gets stubs for forming and averaging groups from the class, and stubs for
         # fetching states from the object.
         self.get_stub = self._introducing_stub
+        set_aside_what_exists()
         super()._run_internal()
 
     def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:
@@ -129,6 +131,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
         """Answer calls, and refuse those of strangers."""
+        forget_ended_calls(p2p)
         await super().add_p2p_handlers(p2p, self._gate.guarded(self) or wrapper, **kwargs)
 
     async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
@@ -215,7 +218,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._search.begin()
         self._control = step
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
-        await super()._step(step=step, **kwargs)
+        try:
+            await super()._step(step=step, **kwargs)
+        finally:
+            del step.wait_for_cancel  # which refers to the step: its pipes would stay open until garbage is collected
+            self._search.end()
 
     async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kwargs: Any) -> Any:
         group_info = self._gate.checked(group_info)

@@ -1,5 +1,6 @@
 """The run's losses and peers as a picture."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,5 @@ def draw_loss_curve(
     lower.set_xlabel("epoch")
     lower.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
+    del figure, upper, lower
+    gc.collect()  # a figure refers to itself and holds megabytes: the auxiliary peer draws thousands

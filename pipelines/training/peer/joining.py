@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import get_token, whoami
 
 from pipelines.admission.client import PeerAdmission, seek_admission
+from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
 from pipelines.torch_devices import compute_threads, torch_device
@@ -191,6 +192,7 @@ def enter_run(
         parts.hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, name, network))
         patience = reply_seconds(run)
+        set_aside_what_exists()
         dht = stack.enter_context(
             open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
         )

@@ -110,6 +110,18 @@ def test_a_flood_of_owners_and_keys_ends_at_a_bound_and_what_is_there_is_renewed
     assert sorted(storage.get(first).value.data) == [b"a", b"b", b"c"]
 
 
+def test_a_record_that_is_renewed_a_thousand_times_takes_the_room_of_one_and_lasts_as_long_as_the_newest():
+    storage, key, now = BoundedStorage(), DHTID.generate(source="renewed"), get_dht_time()
+    plain = DHTID.generate(source="plain")
+    for number in range(1000):
+        assert storage.store_subkey(key, b"owner", b"%d" % number, now + 60 + number)
+        assert storage.store(plain, b"%d" % number, now + 60 + number)
+    owners = storage.get(key).value
+    assert len(storage.expiration_heap) + len(owners.expiration_heap) < 3 * record_limits.MOST_SPARE_RENEWALS
+    assert owners.get(b"owner") == (b"999", now + 1059) and storage.get(plain) == (b"999", now + 1059)
+    assert storage.top()[1].expiration_time == now + 1059
+
+
 def test_a_stranger_squats_no_key_of_a_run():
     """Seen before: one plain value under the key of the groups, valid for years, and no round came about any more."""
     group, now = "run_grad_averager.0b", get_dht_time()

@@ -91,6 +91,16 @@ class GroupSearch:
         self._key_manager.meet_again((), 0.0)
         self._set_search(self._seconds, self._group_size)
 
+    def end(self) -> None:
+        """Let go of what waits for a search that is over; there is no other.
+
+        hivemind 1.1.12 leaves a task for each follower that has joined, which ends when this peer follows somebody: for
+        a peer whose followers are all clients, never.
+        """
+        if not self._matchmaking.is_looking_for_group:
+            self._matchmaking.was_accepted_to_group.set()
+            self._matchmaking.was_accepted_to_group.clear()
+
     def meet_again(
         self, members: Sequence[PeerID], clients: Collection[PeerID] = (), late: Collection[PeerID] = ()
     ) -> None:

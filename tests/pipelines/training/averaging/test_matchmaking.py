@@ -1,17 +1,25 @@
 """With whom a peer looks for a group, for how long, and how often it asks the DHT who else does."""
 
 import asyncio
+import gc
 import itertools
+import weakref
 
 import pytest
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager, is_valid_group
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.training.averaging.group.matchmaking import GroupSearch, PacedKeyManager, retry_seconds
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
+NOTHING_GATHERED = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
 MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
 
 
@@ -191,6 +199,59 @@ def test_a_group_that_meets_again_does_not_wait_for_its_declaration(dht):
         return found == [(dht.peer_id, until)]
 
     assert asyncio.run(asyncio.wait_for(declare(), 30))
+
+
+def test_what_waits_for_a_search_ends_with_it_and_not_with_an_earlier_one(dht):
+    async def wait_and_end():
+        matchmaking, search = await make_own_search(dht)
+        waiting = asyncio.create_task(matchmaking.was_accepted_to_group.wait())  # hivemind's, for each follower
+        async with matchmaking.looking_for_group(None):
+            await asyncio.sleep(0)
+            search.end()
+            await asyncio.sleep(0)
+            ended_early = waiting.done()
+        search.end()
+        await asyncio.wait_for(waiting, 5)
+        return ended_early, matchmaking.was_accepted_to_group.is_set()
+
+    assert asyncio.run(wait_and_end()) == (False, False)
+
+
+def test_a_step_that_has_ended_is_gone_although_no_garbage_is_collected(dht):
+    async def find_at_once(step):
+        step.allow_allreduce()
+        return GroupInfo(b"group", MEMBERS, (b"",) * len(MEMBERS))
+
+    async def aggregate(group_info, **kwargs):
+        return "averaged"
+
+    async def average_twice():
+        averager = SwarmGradientAverager(
+            [torch.nn.Parameter(torch.ones(2))],
+            dht=dht,
+            admission=None,
+            prefix="alone",
+            start=False,
+            min_matchmaking_time=1.0,
+        )
+        averager._matchmaking, _ = await make_search(dht)
+        averager._matchmaking.look_for_group, averager._aggregate_with_group = find_at_once, aggregate
+        averager._pending_groups_registered = asyncio.Event()
+        seen = []
+        for _ in range(2):
+            step = StepControl(get_dht_time(), get_dht_time() + 60, False, 1.0, NOTHING_GATHERED)
+            seen.append(weakref.ref(step))
+            await asyncio.wait_for(averager._step(step=step, future_for_init=MPFuture()), 10)
+            assert step.result() == "averaged"
+            del step
+        await asyncio.sleep(0.05)
+        return seen[0]() is None
+
+    gc.disable()
+    try:
+        assert asyncio.run(average_twice())
+    finally:
+        gc.enable()
 
 
 def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):

@@ -1,12 +1,14 @@
 """Checkpoints: bit-equal round trips, refusals by name, and what is published with them."""
 
 import dataclasses
+import gc
 import pickle
 import resource
 
 import pytest
 import torch
 from made_up_tasks import made_up_batch, made_up_task
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from swarm_of_processes import TINY_MODEL, tiny_run
@@ -215,6 +217,16 @@ def test_the_loss_curve_is_a_picture_however_much_there_is_to_draw(tmp_path, num
     draw_loss_curve(history(num_points), tmp_path / "loss_curve.png", [dict(epoch=2, loss=3.0)][:num_points])
     with Image.open(tmp_path / "loss_curve.png") as picture:
         assert picture.size == (880, 550) and picture.format == "PNG"
+
+
+def test_nothing_is_left_of_a_loss_curve_in_memory(tmp_path):
+    def num_figures():
+        return sum(type(one) is Figure for one in gc.get_objects())
+
+    gc.collect()
+    num_before = num_figures()
+    draw_loss_curve(history(3), tmp_path / "loss_curve.png")
+    assert num_figures() == num_before
 
 
 def test_a_card_without_history_says_that_the_loss_is_not_known_yet():

@@ -1,0 +1,54 @@
+"""Forks: the locks of peers that are forks of one process, and what a peer's own forks leave behind in months.
+
+Python looks through all that a process holds only when a quarter has been added to it, and a process that has imported
+torch holds 600,000 objects, as do its forks. Until then, garbage that refers to itself keeps pipes, sockets and shared
+memory open: one more in ten epochs. And then a fork gets a copy of its own of the memory that it has shared with its
+parent: 140 MB.
+"""
+
+import asyncio
+import gc
+import multiprocessing
+from typing import Any
+
+from hivemind.p2p import P2P
+from hivemind.utils import mpfuture
+
+
+def take_own_locks() -> None:
+    """Replace hivemind's locks, which all forks would share: a peer killed while it holds one would stop the rest."""
+    mpfuture.SharedBytes._lock = multiprocessing.Lock()
+    mpfuture.MPFuture._initialization_lock = multiprocessing.Lock()
+    mpfuture.MPFuture._update_lock = multiprocessing.Lock()
+
+
+def set_aside_what_exists() -> None:
+    """Take what exists so far out of garbage collection; call it before this process forks, and again in the fork."""
+    gc.freeze()
+    gc.collect()  # of nothing: Python remembers how much it has gone through, and waits for a quarter of that
+
+
+async def tidy_node(dht: Any, node: Any) -> None:
+    """Do both in the DHT's process; a coroutine for `hivemind.DHT.run_coroutine`."""
+    set_aside_what_exists()
+    forget_ended_calls(node.p2p)
+
+
+def forget_ended_calls(p2p: P2P) -> None:
+    """Keep only calls that are being answered, of those that come from now on.
+
+    hivemind 1.1.12 keeps each one for ever that its caller cancels, or that nobody answers: at every time-out, or as
+    fast as somebody hostile can call.
+    """
+    control = p2p._client.control
+    if not isinstance(control._handler_tasks, CallsInProgress):
+        control._handler_tasks = CallsInProgress(control._handler_tasks)
+
+
+class CallsInProgress(dict[Any, asyncio.Task[None]]):
+    """Tasks that answer calls, by the call's id; those that have ended are not in it."""
+
+    def __setitem__(self, call: Any, task: asyncio.Task[None]) -> None:
+        """Add a task until it ends, in whatever way."""
+        super().__setitem__(call, task)
+        task.add_done_callback(lambda _task: self.pop(call, None))
