@@ -13,10 +13,12 @@ import functools
 import hashlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
@@ -46,6 +48,7 @@ class AdmissionGate:
         self.admission = admission
         self._prefix, self._seconds_valid = prefix, seconds_valid
         self._admitted: dict[bytes, Admission] = {}
+        self._tokens: dict[bytes, str] = {}
 
     def prove(self, gathered: bytes, peer_id: PeerID) -> bytes:
         """Return hivemind's data for the group, with this peer's token and signature."""
@@ -79,6 +82,8 @@ class AdmissionGate:
         admission = self.admission.check.check(token, now, peer_id=peer_id.to_bytes())
         self._admitted = {peer: held for peer, held in self._admitted.items() if held.expires_at > now}
         self._admitted[peer_id.to_bytes()] = admission
+        self._tokens = {peer: self._tokens[peer] for peer in self._admitted if peer in self._tokens}
+        self._tokens[peer_id.to_bytes()] = str(token)
         return admission
 
     def admission_of(self, peer_id: PeerID) -> Admission | None:
@@ -86,10 +91,17 @@ class AdmissionGate:
         admission = self._admitted.get(peer_id.to_bytes())
         return admission if admission is not None and get_dht_time() < admission.expires_at else None
 
-    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
-        """Tell whether a checked peer has signed this with its record key."""
-        admission = self.admission_of(peer_id)
-        return admission is not None and _public_key(admission.record_key).verify(statement, signature)
+    def token_of(self, peer_id: PeerID) -> str:
+        """Return the token that a peer has been checked by last; empty if it has not been."""
+        return self._tokens.get(peer_id.to_bytes(), "")
+
+    def has_signed(self, peer_id: PeerID, token: str, statement: bytes, signature: bytes) -> bool:
+        """Tell whether the record key in a peer's token has signed this, also after the token has expired."""
+        try:
+            admission = self.admission.check.check(token, -math.inf, peer_id=peer_id.to_bytes())
+            return _public_key(admission.record_key).verify(statement, signature)
+        except (ValueError, UnsupportedAlgorithm):  # a stranger's token may name anything as its key
+            return False
 
     def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
         # Only the prefix of a group's key is fixed: its bits may change between the request and the round.
@@ -100,6 +112,32 @@ class AdmissionGate:
 @functools.lru_cache(maxsize=256)
 def _public_key(text: str) -> RSAPublicKey:
     return RSAPublicKey.from_bytes(text.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSignatures:
+    """Signatures among the members of a group, by the keys in the tokens that were checked when it was formed.
+
+    Who shows another token meanwhile, or one that expires, is still judged by what everybody has been shown.
+    """
+
+    gate: AdmissionGate | None
+    """None: nobody signs, and everything counts as signed."""
+
+    tokens: Mapping[PeerID, str]
+    """The members' tokens; none where nobody signs."""
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this peer's signature; empty where nothing is checked."""
+        return b"" if self.gate is None else self.gate.admission.record_key.sign(statement)
+
+    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
+        """Tell whether a member has signed this."""
+        return self.has_signed(peer_id, self.tokens.get(peer_id, ""), statement, signature)
+
+    def has_signed(self, peer_id: PeerID, token: str, statement: bytes, signature: bytes) -> bool:
+        """Tell whether the key that a peer's token names has signed this; anybody comes to the same result."""
+        return self.gate is None or self.gate.has_signed(peer_id, token, statement, signature)
 
 
 class AnsweringAverager(Protocol):
@@ -145,13 +183,10 @@ class AveragingGate:
             logger.warning("A group was aborted: %s", error)
             raise MatchmakingException(f"A peer in the group is not admitted: {error}") from error
 
-    def sign(self, statement: bytes) -> bytes:
-        """Return this peer's signature; empty where nothing is checked."""
-        return b"" if self._gate is None else self._gate.admission.record_key.sign(statement)
-
-    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
-        """Tell whether a member of a checked group has signed this."""
-        return self._gate is None or self._gate.verify(peer_id, statement, signature)
+    def signatures_of(self, members: Iterable[PeerID]) -> GroupSignatures:
+        """Return how the members of a group that has just been checked sign."""
+        tokens = {} if self._gate is None else {member: self._gate.token_of(member) for member in members}
+        return GroupSignatures(gate=self._gate, tokens=tokens)
 
     def introduction(self) -> auth_pb2.RequestAuthInfo:
         """Return this peer's introduction."""

@@ -8,11 +8,14 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.control import StepControl
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from pipelines.chaos.attacks.hostile_node import HostileNode
+from pipelines.training.averaging.checks import RoundChecks
+from pipelines.training.averaging.evidence import Verdict
+from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.state.averager import SwarmStateAverager
@@ -51,8 +54,8 @@ class StallingLeader(SwarmGradientAverager):
             await asyncio.sleep(0.1)
 
 
-class BadMember(SwarmGradientAverager):
-    """Tells its group that it takes part in a way that does not exist."""
+class Participant(SwarmGradientAverager):
+    """Takes part in rounds like everybody, with a gradient of zeros."""
 
     def try_round(self) -> None:
         """Look for a group, as everybody does."""
@@ -62,6 +65,40 @@ class BadMember(SwarmGradientAverager):
         with contextlib.suppress(Exception):  # the others do not let it in
             self.step(timeout=self.matchmaking_kwargs["min_matchmaking_time"] * 2, allow_retries=False)
         self.notify_used_averaged_gradients()
+
+
+class ZeroingReducer(Participant):
+    """Answers zeros for its share of the vector, and proves it if it is asked to."""
+
+    @property
+    def runner_type(self) -> Any:
+        """Rounds with such answers."""
+        return _ZeroingRunner
+
+
+class _ZeroingRunner(TrustedAllReduceRunner):
+    def _signed(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
+        return super()._signed(torch.zeros_like(average), part_index)
+
+
+class FramingMember(Participant):
+    """Accuses a reducer after each round, and shows what that one has honestly shown."""
+
+    @property
+    def checks_type(self) -> Any:
+        """Checks that end with an accusation."""
+        return _FramingChecks
+
+
+class _FramingChecks(RoundChecks):
+    judge = staticmethod(lambda evidence, terms: Verdict.FALSE)
+
+    def avoids(self, peer: PeerID) -> bool:
+        return False  # it does not believe it itself
+
+
+class BadMember(Participant):
+    """Tells its group that it takes part in a way that does not exist."""
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         bandwidth, _, message = MSGPackSerializer.loads(step.data_for_gather)

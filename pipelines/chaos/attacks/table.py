@@ -100,6 +100,26 @@ def bad_mode(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+def zeroing_reducer(node: "HostileNode") -> Iterator[None]:
+    """A reducer that answers zeros for its share of the gradient."""
+    from pipelines.chaos.attacks.hostile_averagers import ZeroingReducer, hostile_averager
+
+    averager = hostile_averager(node, ZeroingReducer)
+    while True:
+        averager.try_round()
+        yield
+
+
+def framing_member(node: "HostileNode") -> Iterator[None]:
+    """A member of groups that accuses an honest reducer after each round."""
+    from pipelines.chaos.attacks.hostile_averagers import FramingMember, hostile_averager
+
+    averager = hostile_averager(node, FramingMember)
+    while True:
+        averager.try_round()
+        yield
+
+
 def bystander(node: "HostileNode") -> Iterator[None]:
     """Nothing but load, for comparison: half a core."""
     while True:
@@ -119,6 +139,8 @@ ATTACKS: Mapping[str, Attack] = {
         false_metrics,
         stalling_leader,
         bad_mode,
+        zeroing_reducer,
+        framing_member,
         bystander,
     )
 }

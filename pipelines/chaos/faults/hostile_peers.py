@@ -80,6 +80,10 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
         self._attack = attack
 
+    def _own_input(self, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
+        number, part = numbered_part  # as a reducer it goes on, whatever it sends
+        return super()._own_input((number, torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0)))
+
     async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
         async for message in super()._messages_of_stream(peer_index, number):

@@ -31,6 +31,7 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
+from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.figures import AveragingRound, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 MIN_SHARE_AVERAGED = 0.9
 ANSWERS_SECONDS = 60.0
-"""How long the answers of a round are kept for members that did not get them, as they came out of the codec."""
+"""How long the answers of a round, and what they were made of, are kept for members that ask, as they were sent."""
 
 MAX_ATTEMPTS = 2
 """All-reduces for one round. A hostile member can spoil every one, and must not delay the others for ever."""
@@ -66,6 +67,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
 
     get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
+    checks_type: type[RoundChecks] = RoundChecks
     notices_replays: bool
     answers_are_averages: bool
     """See `TrustedAllReduceRunner`."""
@@ -102,6 +104,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._num_attempts_left = 0
         self._control: StepControl | None = None
         self._search: GroupSearch | None = None
+        self._checks: RoundChecks | None = None
         self._epoch: int | None = None
         super().__init__(*args, prefix=prefix, **{"part_size_bytes": PART_BYTES, **kwargs})
 
@@ -140,8 +143,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
 
     async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
         """Call another averager; return its answer, which contains its token if the run has an authority."""
-        stub = type(self).get_stub(self._p2p, peer, namespace=self.prefix)
+        stub = self._stub_of(peer)
         return await stub.rpc_introduce(self._gate.introduction(), timeout=self.request_timeout * 2)
+
+    def _stub_of(self, peer: PeerID) -> StubBase:
+        return type(self).get_stub(self._p2p, peer, namespace=self.prefix)
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
         """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
@@ -174,6 +180,24 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
             yield message
 
+    async def rpc_show_inputs(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Show a member of the same round what one of this peer's answers was made of; see `RoundInputs`."""
+        inputs = () if self._checks is None else self._checks.shown(context.remote_id, request)
+        if inputs:
+            async for message in until_reader_closes(as_aiter(*inputs)):
+                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+                yield message
+
+    async def rpc_accuse(
+        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Hear what a member of the same round has to show against another one; see `RoundChecks.hear`."""
+        if self._checks is not None:
+            async for message in until_reader_closes(self._checks.hear(context.remote_id, stream)):
+                yield message
+
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> StreamOf[averaging_pb2.MessageFromLeader]:
@@ -185,7 +209,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             logger.warning("Peer %s was not accepted into a group. %s", context.remote_id, error)
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        if self._search is not None and context.remote_id in self._search.avoided:
+        if self._search is not None and not self._search.accepts(context.remote_id):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in until_reader_closes(super().rpc_join_group(request, context)):
@@ -195,6 +219,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         # A peer that leaves as soon as it has its own result would take the others' last parts with it.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._until_senders_are_served(), timeout)
+        if self._checks is not None:
+            self._checks.end()
         await super()._shutdown(timeout)
 
     async def _until_senders_are_served(self) -> None:
@@ -211,8 +237,14 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         self._gate.prove(step, self.peer_id)
         step.wait_for_cancel = partial(until_cancelled, step)
+        self._checks = self._checks or self.checks_type(
+            self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
+        )
         self._search = self._search or GroupSearch(
-            self._matchmaking, self._rounds_begin_together, self._name_stalling_leader
+            self._matchmaking,
+            self._rounds_begin_together,
+            partial(self._name_outside_a_round, offence=Offence.STALLED),
+            self._checks.avoids,
         )
         self._search.average_epoch(self._epoch)
         self._search.begin()
@@ -252,12 +284,17 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         if not is_helper:
             kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))
         self._num_attempts_left -= 1
-        runner = self._new_runner(tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, **kwargs)
+        seconds, search, control, checks = self._attempt_seconds(), self._search, self._control, self._checks
+        assert search is not None and control is not None and checks is not None, "a round begins in `_step` alone"
+        signatures = self._gate.signatures_of(members)
+        runner = self._new_runner(
+            tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures, **kwargs
+        )
         self._answers[group_id] = runner.answers
+        if self.answers_are_averages:
+            checks.open(runner, signatures.tokens)
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
-        seconds, search, control = self._attempt_seconds(), self._search, self._control
-        assert search is not None and control is not None, "a round begins in `_step` alone"
         search.begin()
         clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
         watching = asyncio.create_task(self._watch_late_round(search, set(members) - clients - {self.peer_id}, seconds))
@@ -284,10 +321,12 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             watching.cancel()
             # Members that lack answers ask at once; the memory is worth more than a late one.
             asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._answers.pop, group_id, None)
+            asyncio.get_running_loop().call_later(ANSWERS_SECONDS, checks.close, group_id)
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             if is_half or not succeeded:
                 search.meet_again(members, clients, runner.late_senders | runner.bad_reducers)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
+        checks.begin(group_id)
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
@@ -298,7 +337,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
             notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
-            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit, signatures=self._gate,
+            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit,
             is_last_attempt=self._num_attempts_left == 0, **kwargs,
         )  # fmt: skip
 
@@ -333,9 +372,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
         return self._recorded_weights
 
-    def _name_stalling_leader(self, leader: PeerID) -> None:
-        logger.warning("Peer %s %s.", leader.to_base58(), Offence.STALLED)
-        self._figures.ledger.record_round([(leader.to_base58(), Offence.STALLED)])
+    def _name_outside_a_round(self, peer: PeerID, offence: Offence) -> None:
+        logger.warning("Peer %s %s.", peer.to_base58(), offence)
+        self._figures.ledger.record_round([(peer.to_base58(), offence)])
 
     def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool, *, is_over: bool) -> None:
         figures, share = self._figures, runner.share_averaged if succeeded else 0.0

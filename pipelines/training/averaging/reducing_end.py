@@ -24,12 +24,14 @@ from hivemind.utils.asyncio import (
     attach_event_on_finished,
 )
 
+from pipelines.training.averaging.evidence import PartForm, RoundTerms
 from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.averaging.wire.codec import read_part
 from pipelines.training.averaging.wire.parallel_streams import ParallelStreams
-from pipelines.training.averaging.wire.signed_answers import answer_statement
+from pipelines.training.averaging.wire.signed_answers import answer_statement, seal
+from pipelines.training.averaging.wire.signed_inputs import RoundInputs, part_statement
 from pipelines.training.averaging.wire.streams import held_back
 
 LATE_SHARE = 0.5
@@ -61,6 +63,9 @@ class Signatures(Protocol):
 
     def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
         """Tell whether a member has signed a statement."""
+
+    def has_signed(self, peer_id: PeerID, token: str, statement: bytes, signature: bytes) -> bool:
+        """Tell whether the key that a peer's token names has signed a statement."""
 
 
 class ReducingEnd(AllReduceRunner):
@@ -101,6 +106,18 @@ class ReducingEnd(AllReduceRunner):
         parts_by_reducer = self.tensor_part_container._input_parts_by_peer
         own_index = self.ordered_peer_ids.index(self.peer_id)
         self._own_part_infos = tuple(info for _, info in parts_by_reducer[own_index])
+        self.terms = RoundTerms(
+            group_id=self.group_id,
+            senders=frozenset(self.sender_peer_ids),
+            parts={
+                reducer: tuple(PartForm(shape=part.shape, info=info) for part, info in parts)
+                for reducer, parts in zip(self.ordered_peer_ids, parts_by_reducer, strict=True)
+            },
+            compression=self.tensor_part_container.compression,
+            rule=rule,
+            has_signed=signatures.has_signed,
+        )
+        self.inputs = RoundInputs(self.ordered_peer_ids)
         self._streams_by_reducer = tuple(
             ParallelStreams.deal([part.numel() for part, _ in parts], self.group_size) for parts in parts_by_reducer
         )
@@ -227,17 +244,23 @@ class ReducingEnd(AllReduceRunner):
             raise PartRefusedError(Offence.REPLAYED, "more parts than the vector has")
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise PartRefusedError(Offence.BAD_WEIGHT, f"weight {message.weight}")
-        part = self._read(message.tensor_part, part_indices[number])
+        digest, part_index = hashlib.sha256(message.tensor_part.buffer).digest(), part_indices[number]
+        if self.answers_are_averages:
+            statement = part_statement(self.group_id, sender, self.peer_id, part_index, message.weight, digest)
+            if not self._signatures.verify(sender, statement, message.peer_id):
+                raise PartRefusedError(Offence.UNSIGNED, "another signature or none")
+        part = self._read(message.tensor_part, part_index)
         if part.any():
             if message.weight == 0:
                 self._name(sender, Offence.NO_WEIGHT)
-            self._notice_replay(message.tensor_part.buffer, sender)
+            self._notice_replay(digest, sender)
+        if self.answers_are_averages:
+            self.inputs.keep(part_index, sender, message, digest)
         return _Received(part=part, weight=message.weight)
 
-    def _notice_replay(self, buffer: bytes, sender: PeerID) -> None:
+    def _notice_replay(self, digest: bytes, sender: PeerID) -> None:
         if not self._notices_replays:
             return
-        digest = hashlib.blake2b(buffer, digest_size=16).digest()
         if digest in self._digests[sender] or digest in self._memory.earlier_digests.get(sender, ()):
             raise PartRefusedError(Offence.REPLAYED, "the same values as in an earlier part")
         self._digests[sender].add(digest)
@@ -252,13 +275,12 @@ class ReducingEnd(AllReduceRunner):
         return await asyncio.shield(self._averages[part_index])
 
     def _signed(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
+        weights = self.tensor_part_reducer.weights_used[part_index]
+        contributions = self.inputs.use(part_index, {self.sender_peer_ids[i]: weight for i, weight in weights.items()})
         part = self._compress(average, part_index)
-        signature = self._signatures.sign(answer_statement(self.group_id, self.peer_id, part_index, part.buffer))
-        # hivemind's field for a peer id, otherwise unused here, holds the signature.
-        return averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=part, peer_id=signature)
-
-    def _through_codec(self, part: torch.Tensor, part_index: int) -> torch.Tensor:
-        return self._read(self._compress(part, part_index), part_index)
+        statement = answer_statement(self.group_id, self.peer_id, part_index, part.buffer, contributions)
+        sealed = seal(self._signatures.sign(statement), contributions)
+        return averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=part, peer_id=sealed)
 
     def _compress(self, values: torch.Tensor, part_index: int) -> runtime_pb2.Tensor:
         info = self._own_part_infos[part_index]

@@ -1,6 +1,7 @@
 """One all-reduce among a group of peers, in which nobody is trusted: see `TrustedAllReduceRunner`."""
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections import deque
@@ -23,7 +24,13 @@ from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedErr
 from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.wire.codec import read_part
 from pipelines.training.averaging.wire.parallel_streams import in_turn
-from pipelines.training.averaging.wire.signed_answers import RoundAnswers, answer_statement, answers_request
+from pipelines.training.averaging.wire.signed_answers import (
+    RoundAnswers,
+    answer_statement,
+    answers_request,
+    read_seal,
+)
+from pipelines.training.averaging.wire.signed_inputs import part_statement
 from pipelines.training.averaging.wire.streams import first_messages, open_greeted
 
 logger = logging.getLogger(__name__)
@@ -57,16 +64,18 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     Senders are not trusted: parts and weights are checked and bounded before they are aggregated, and a sender of
     anything impossible is excluded from the round at once. Reducers are hardly trusted: an answer that is not finite or
-    too long is not used. A stream that fails to open is retried.
+    too long is not used, and `checks` can ask for the inputs later. A stream that fails to open is retried.
 
-    Reducers sign their answers, and what one of them does not deliver is taken from the other members. Members thus
-    agree on which parts have an average. In the last attempt at a round a part without one counts as zero for all.
+    Senders sign their parts, and reducers their answers with what they made them of. What one of them does not deliver
+    is taken from the other members. Members thus agree on which parts have an average. In the last attempt at a round a
+    part without one counts as zero for all.
 
     In hivemind every member receives its own `average - own part` and adds it to what it has: members then differ by
     rounding, and in 8 bits by 3e-3 to 9e-3 of a tensor's norm after four epochs (measured, three peers). Here:
 
     - with `answers_are_averages` all members, including the reducer, take the average as it came out of the codec, so
-      that whatever they had before, they agree in every bit that they have received;
+      that whatever they had before, they agree in every bit that they have received; the reducer's own part goes
+      through the codec too, so that others can make the average again;
     - without it members add differences, which keeps parameters from being rounded to 8 bits; the reducer sends its own
       part through the codec like everybody's, so that members that agreed before a round agree after it.
     """
@@ -78,6 +87,8 @@ class TrustedAllReduceRunner(ReducingEnd):
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
         self.answers = RoundAnswers(self.ordered_peer_ids)
+        self.sent: dict[tuple[PeerID, int], tuple[float, bytes]] = {}
+        """Weight and digest of this peer's own parts, by reducer and number, to which it has itself answered."""
 
     @property
     def share_averaged(self) -> float:
@@ -196,6 +207,7 @@ class TrustedAllReduceRunner(ReducingEnd):
                 if message.code != averaging_pb2.AVERAGED_PART:  # it gets no more of them itself
                     return
                 check = partial(self._check_answer, reducer, message, index, parts[index])
+                self.sent.pop((reducer, index), None)  # it may not have come there
                 self._num_taken[peer_index] += self._register(reducer, await loop.run_in_executor(None, check))
 
     def _give_up_missing_parts(self, peer_index: int) -> None:
@@ -212,13 +224,25 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def _own_answers(self) -> AsyncGenerator[_Answer, None]:
         loop, sender_index = asyncio.get_running_loop(), self.sender_peer_ids.index(self.peer_id)
-        for part_index, part in enumerate(self.parts_for_local_averaging):
-            if not self.answers_are_averages:
-                part = await loop.run_in_executor(None, self._through_codec, part, part_index)
-            average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, self.weight)
-            message = await self._answer(average, part, part_index)
-            values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
-            yield _Answer(part_index=part_index, message=message, values=values)
+        parts = amap_in_executor(
+            self._own_input,
+            as_aiter(*enumerate(self.parts_for_local_averaging)),
+            max_prefetch=self.tensor_part_container.prefetch,
+        )
+        async with aclosing(parts):
+            async for part_index, part in parts:
+                average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, self.weight)
+                message = await self._answer(average, part, part_index)
+                values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
+                yield _Answer(part_index=part_index, message=message, values=values)
+
+    def _own_input(self, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
+        """Take a part of this peer's own share through the codec, as others' parts come; runs in a thread."""
+        part_index, part = numbered_part
+        _, message, digest = self._signed_part(self.peer_id, part_index, (part, self._own_part_infos[part_index]))
+        if self.answers_are_averages:
+            self.inputs.keep(part_index, self.peer_id, message, digest)
+        return part_index, self._read(message.tensor_part, part_index)
 
     def _answers(self, peer_id: PeerID) -> AsyncGenerator[_Answer, None]:
         peer_index = self.ordered_peer_ids.index(peer_id)
@@ -261,9 +285,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
         if self.answers_are_averages:
-            statement = answer_statement(self.group_id, reducer, part_index, message.tensor_part.buffer)
-            if not self._signatures.verify(reducer, statement, message.peer_id):
-                raise AllreduceException(f"{reducer} has not signed its answer")
+            self._check_seal(reducer, message, part_index)
         answer = read_part(message.tensor_part, self.tensor_part_container.compression, info, own_part.shape)
         average = answer if self.answers_are_averages else own_part + answer
         typical = max(self._memory.typical_value, self.tensor_part_reducer.typical_value)
@@ -274,6 +296,30 @@ class TrustedAllReduceRunner(ReducingEnd):
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return _Answer(part_index=part_index, message=message, values=answer)
 
+    def _check_seal(self, reducer: PeerID, message: averaging_pb2.AveragingData, part_index: int) -> None:
+        """Check that a reducer has signed its answer, and that it names senders of this round."""
+        try:
+            signature, contributions = read_seal(message.peer_id)
+        except ValueError as error:
+            raise AllreduceException(f"{reducer} has not signed its answer") from error
+        statement = answer_statement(self.group_id, reducer, part_index, message.tensor_part.buffer, contributions)
+        are_senders = self.terms.senders.issuperset(contribution.sender for contribution in contributions)
+        if not (are_senders and self._signatures.verify(reducer, statement, signature)):
+            raise AllreduceException(f"{reducer} has not signed its answer")
+
+    def _signed_part(
+        self, reducer: PeerID, part_index: int, part_and_info: tuple[torch.Tensor, CompressionInfo]
+    ) -> tuple[int, averaging_pb2.AveragingData, bytes]:
+        """Return a part's number, the part as it is sent, and its digest; runs in a thread."""
+        part = self.tensor_part_container.compression.compress(*part_and_info, allow_inplace=False)
+        digest = hashlib.sha256(part.buffer).digest()
+        statement = part_statement(self.group_id, self.peer_id, reducer, part_index, self.weight, digest)
+        message = averaging_pb2.AveragingData(
+            code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight,
+            peer_id=self._signatures.sign(statement) if self.answers_are_averages else b"",
+        )  # fmt: skip
+        return part_index, message, digest
+
     def _parts_of_stream(self, peer_index: int, number: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
         parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
         if not parts:  # the round is over
@@ -281,17 +327,19 @@ class TrustedAllReduceRunner(ReducingEnd):
         return tuple(parts[index] for index in self._streams_by_reducer[peer_index].part_indices(number))
 
     async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        container = self.tensor_part_container
-        async for part in amap_in_executor(
-            lambda part_and_info: container.compression.compress(*part_and_info),
-            as_aiter(*self._parts_of_stream(peer_index, number)),
-            max_prefetch=container.prefetch,
-        ):
-            self._count_bytes(len(part.buffer))
-            await pass_bytes(self._upload_limit, len(part.buffer))
-            yield averaging_pb2.AveragingData(
-                code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight
-            )
+        reducer, indices = self.ordered_peer_ids[peer_index], self._streams_by_reducer[peer_index].part_indices(number)
+        parts = self._parts_of_stream(peer_index, number)
+        signed = amap_in_executor(
+            partial(self._signed_part, reducer),
+            as_aiter(*indices[: len(parts)]),
+            as_aiter(*parts),
+            max_prefetch=self.tensor_part_container.prefetch,
+        )
+        async for part_index, message, digest in signed:
+            self.sent[reducer, part_index] = (message.weight, digest)
+            self._count_bytes(len(message.tensor_part.buffer))
+            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+            yield message
 
 
 def _hello(group_id: bytes, number: int) -> averaging_pb2.AveragingData:

@@ -53,8 +53,11 @@ class GroupSearch:
         matchmaking: Matchmaking,
         rounds_begin_together: bool = True,
         on_stall: Callable[[PeerID], None] = lambda leader: None,
+        is_kept_out: Callable[[PeerID], bool] = lambda peer: False,
     ) -> None:
         """`matchmaking` is the averager's own, whose next searches are changed; `on_stall` hears of leaders that stall.
+
+        Peers that are `is_kept_out` are neither followed nor accepted.
 
         Members that do not start a round together, because each averages in the background of its own next epoch, do
         not abort it together either: then nobody is late, and they look for each other in the DHT.
@@ -66,7 +69,7 @@ class GroupSearch:
         self._stalled, self._on_stall = Avoidance(FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS), on_stall
         self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds, self._may_be_followed)
         matchmaking.group_key_manager = self._key_manager
-        self._num_requests = 0
+        self._is_kept_out, self._num_requests = is_kept_out, 0
         self._request_join_group = matchmaking._request_join_group
         matchmaking._request_join_group = self._follow
         self._silent: frozenset[PeerID] = frozenset()
@@ -76,8 +79,12 @@ class GroupSearch:
 
     @property
     def avoided(self) -> Collection[PeerID]:
-        """Peers that this one currently avoids."""
+        """Peers that this one avoids in the group of an aborted round."""
         return self._key_manager.avoided
+
+    def accepts(self, follower: PeerID) -> bool:
+        """Return whether a peer may join a group of this one."""
+        return not (follower in self.avoided or self._is_kept_out(follower))
 
     def average_epoch(self, epoch: int | None) -> None:
         """Make the next searches for a round of this epoch's values; see `PacedKeyManager.epoch`."""
@@ -134,6 +141,8 @@ class GroupSearch:
 
     async def _follow(self, leader: PeerID) -> GroupInfo | None:
         """Ask a leader to join its group, and remember whether that has begun."""
+        if self._is_kept_out(leader):
+            return None  # another leader has sent this peer there
         matchmaking, was_accepted = self._matchmaking, self._matchmaking.was_accepted_to_group
         deadline = matchmaking.get_request_expiration_time() + matchmaking.request_timeout / 2
         accepted = asyncio.create_task(was_accepted.wait())
@@ -154,7 +163,7 @@ class GroupSearch:
         return group
 
     def _may_be_followed(self, leader: PeerID) -> bool:
-        return not self._stalled.avoids(leader, time.monotonic())
+        return not (self._stalled.avoids(leader, time.monotonic()) or self._is_kept_out(leader))
 
     def _update(self) -> None:
         """Apply what is known about the members, if the round was aborted."""
@@ -169,7 +178,7 @@ class GroupSearch:
         if not self._rounds_begin_together:
             self._set_search(retry_seconds(self._seconds), self._group_size)
             return
-        group = [member for member in self._members if member not in avoided]
+        group = [member for member in self._members if member not in avoided and not self._is_kept_out(member)]
         leaders = [member for member in group if member not in self._clients]
         above = leaders[: leaders.index(own)] if own in leaders else leaders
         seconds = retry_seconds(self._seconds)

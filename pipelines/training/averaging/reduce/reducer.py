@@ -43,6 +43,9 @@ class RobustPartReducer(TensorPartReducer):
         self._began = self._part_began = time.monotonic()
         self._final_shares_waited: list[float] | None = None
         self.excess_weight_senders: set[int] = set()
+        self.weights_used: dict[int, dict[int, float]] = {}
+        """Of each part, the senders' effective weights, in the order in which their parts were aggregated."""
+
         super().__init__(part_shapes, num_senders)
 
     @property
@@ -139,6 +142,7 @@ class RobustPartReducer(TensorPartReducer):
     def _aggregate(self, inputs: dict[int, tuple[torch.Tensor, float]]) -> Aggregate:
         declared = {sender: weight for sender, (_, weight) in inputs.items()}
         weights = bounded_weights(declared, self._recorded_weights, self._rule.max_weight_ratio)
+        self.weights_used[self.current_part_index] = weights
         self.excess_weight_senders |= {
             sender for sender, weight in weights.items() if declared[sender] > EXCESS_WEIGHT * weight
         }

@@ -92,11 +92,13 @@ class Aggregate:
     """Median norm of the peers' vectors."""
 
 
-def aggregate(inputs: torch.Tensor, weights: Sequence[float], rule: AggregationRule) -> Aggregate:
+def aggregate(
+    inputs: torch.Tensor, weights: Sequence[float], rule: AggregationRule, far_off: float = FAR_OFF
+) -> Aggregate:
     """Return the group's aggregate.
 
     `inputs`: (peer, element) float32, finite, at least one peer. `weights`: non-negative and finite, one a peer; a
-    peer of weight 0 is judged but has no say, and if all weights are 0, all count alike.
+    peer of weight 0 is judged but has no say, and if all weights are 0, all count alike. `far_off`: see `FAR_OFF`.
     """
     shares = torch.tensor(weights, dtype=torch.float64)
     if not shares.any():
@@ -113,7 +115,7 @@ def aggregate(inputs: torch.Tensor, weights: Sequence[float], rule: AggregationR
         return Aggregate(values=_mean(clipped, shares), excess=tuple(too_long.tolist()), typical_norm=typical)
     values, excess = _around_the_median(clipped, shares, rule, floor)
     excess = torch.maximum(excess, too_long)
-    near = excess <= FAR_OFF
+    near = excess <= far_off
     if not bool(near.all()):
         values, _ = _around_the_median(clipped[near], shares[near], rule, floor)
     return Aggregate(values=values, excess=tuple(excess.tolist()), typical_norm=typical)
@@ -158,6 +160,16 @@ def bounded_weights(
     if recorded:
         bounds = {peer: min(bound, recorded.get(peer, median)) for peer, bound in bounds.items()}
     return {peer: min(weight, max(bounds[peer], median)) for peer, weight in declared.items()}
+
+
+def are_possible_weights(declared: Sequence[float], weights: Sequence[float], max_ratio: float) -> bool:
+    """Tell whether `bounded_weights` yields these effective weights, whatever records it is given."""
+    positive = torch.tensor([weight for weight in declared if weight > 0], dtype=torch.float64)
+    median = _median(positive) if len(positive) else 0.0
+    return all(
+        min(most, median) <= weight <= min(most, max_ratio * median)
+        for most, weight in zip(declared, weights, strict=True)
+    )
 
 
 def _centered_clip(

@@ -18,6 +18,7 @@ class Offence(StrEnum):
     NOT_FINITE = "sent values that are not finite"
     BAD_WEIGHT = "declared a weight that is not a finite, non-negative number"
     EXCESS_WEIGHT = "declared more samples than its records make plausible"
+    UNSIGNED = "sent a part that it has not signed"
     NO_WEIGHT = "sent values without weight"
     WRONG_SHAPE = "sent a part of the wrong shape"
     UNREADABLE = "sent a part that cannot be read"
@@ -26,6 +27,10 @@ class Offence(StrEnum):
     SILENT = "stopped sending"
     NO_ANSWER = "did not answer"
     BAD_ANSWER = "answered with an impossible average"
+    FALSE_AVERAGE = "answered with a false average"
+    NO_PROOF = "did not show what its average was made of"
+    LEFT_OUT = "left a part out of its average that it had received"
+    FALSE_ACCUSATION = "accused a peer without a reason"
     NOT_A_SENDER = "sent parts as a helper"
     STALLED = "accepted followers and never began"
 

@@ -122,7 +122,7 @@ def read_part(
     Raises:
         PartRefusedError: shape, type, codec, length or a value is wrong for this part of the vector.
     """
-    codec = compression.choose_compression(info) if isinstance(compression, AdaptiveCompressionBase) else compression
+    codec = _codec_for(compression, info)
     num_bytes = _num_bytes(codec, shape.numel())
     if tuple(message.size) != tuple(shape):
         raise PartRefusedError(Offence.WRONG_SHAPE, f"{tuple(message.size)[:8]}; expected {tuple(shape)}")
@@ -133,6 +133,15 @@ def read_part(
     if not is_finite(values):
         raise PartRefusedError(Offence.NOT_FINITE, "a part with nan or infinity")
     return values
+
+
+def read_buffer(buffer: bytes, compression: CompressionBase, info: CompressionInfo, shape: torch.Size) -> torch.Tensor:
+    """Return the values of a part of which only the buffer is proven; else as `read_part`."""
+    codec = _codec_for(compression, info)
+    message = runtime_pb2.Tensor(
+        buffer=buffer, size=shape, dtype="float32", compression=codec.compression_type, requires_grad=False
+    )
+    return read_part(message, compression, info, shape)
 
 
 def check_codec(compression: CompressionBase, num_elements: int = 2**16) -> None:
@@ -154,6 +163,10 @@ def check_codec(compression: CompressionBase, num_elements: int = 2**16) -> None
     error_norm = (received - values).norm() / values.norm()
     if not error_norm < 0.05:
         raise RuntimeError(f"The wire codec returns a vector that is off by {error_norm:.0%}; expected less than 5 %.")
+
+
+def _codec_for(compression: CompressionBase, info: CompressionInfo) -> CompressionBase:
+    return compression.choose_compression(info) if isinstance(compression, AdaptiveCompressionBase) else compression
 
 
 def _num_bytes(codec: CompressionBase, num_elements: int) -> int:

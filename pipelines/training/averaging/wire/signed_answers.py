@@ -1,28 +1,82 @@
 """The answers of a round, each signed by its reducer: a member that did not get one takes it from any other member.
 
 A reducer that dies, or that serves only some members, would otherwise leave the others with other parameters. Its
-signature names the round, the part and the bytes, so it does not matter who passes an answer on, and two signatures of
-one reducer under different bytes for the same part prove that it lied.
+signature names the round, the part, the bytes, and what it made them of: whose parts, with which weights. So it does
+not matter who passes an answer on, and a false one can be proven to everybody; see `evidence`.
 """
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-ANSWER_DOMAIN = b"dalle-collab answer 1"
+ANSWER_DOMAIN = b"dalle-collab answer 2"
+DIGEST_BYTES = 32
 
 SECONDS_TO_WAIT = 60.0
 """Those who ask for answers that this peer does not have yet leave long before."""
 
 
-def answer_statement(group_id: bytes, reducer: PeerID, part_index: int, buffer: bytes) -> bytes:
-    """Return what a reducer signs: these bytes are its answer for this part, by its number in the reducer's share."""
-    digest = hashlib.sha256(buffer).digest()
-    return MSGPackSerializer.dumps([ANSWER_DOMAIN, group_id, reducer.to_bytes(), part_index, digest])
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What a reducer used of one sender for one part of its share."""
+
+    sender: PeerID
+    declared: float
+    """The weight that the sender declared and signed."""
+
+    weight: float
+    """The weight that counted."""
+
+    digest: bytes
+    """SHA-256 of the sender's part as it came over the wire."""
+
+
+def answer_statement(
+    group_id: bytes, reducer: PeerID, part_index: int, buffer: bytes, contributions: Sequence[Contribution]
+) -> bytes:
+    """Return what a reducer signs: it made these bytes of these contributions, for this part of its share."""
+    digests = [hashlib.sha256(content).digest() for content in (buffer, _as_bytes(contributions))]
+    return MSGPackSerializer.dumps([ANSWER_DOMAIN, group_id, reducer.to_bytes(), part_index, *digests])
+
+
+def seal(signature: bytes, contributions: Sequence[Contribution]) -> bytes:
+    """Return what goes with an answer, in hivemind's field for a peer id, which is otherwise unused."""
+    return MSGPackSerializer.dumps([signature, _as_bytes(contributions)])
+
+
+def read_seal(content: bytes) -> tuple[bytes, tuple[Contribution, ...]]:
+    """Return the signature and the contributions that go with an answer; every sender is named once.
+
+    Raises:
+        ValueError: it is not a seal.
+    """
+    try:
+        signature, listed = MSGPackSerializer.loads(content)
+        contributions = tuple(map(_read_contribution, MSGPackSerializer.loads(listed)))
+    except Exception as error:  # a stranger's bytes can fail in many ways
+        raise ValueError("This does not go with an answer.") from error
+    if not isinstance(signature, bytes) or len({c.sender for c in contributions}) != len(contributions):
+        raise ValueError("This does not go with an answer.")
+    return signature, contributions
+
+
+def _as_bytes(contributions: Sequence[Contribution]) -> bytes:
+    return MSGPackSerializer.dumps([[c.sender.to_bytes(), c.declared, c.weight, c.digest] for c in contributions])
+
+
+def _read_contribution(fields: list[Any]) -> Contribution:
+    sender, declared, weight, digest = fields
+    are_weights = all(type(value) is float and 0 <= value < math.inf for value in (declared, weight))
+    if not (are_weights and isinstance(sender, bytes) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
+        raise ValueError("This is not a contribution.")
+    return Contribution(sender=PeerID(sender), declared=declared, weight=weight, digest=digest)
 
 
 def answers_request(group_id: bytes, reducer: PeerID, part_indices: Sequence[int]) -> averaging_pb2.DownloadData:
@@ -61,6 +115,10 @@ class RoundAnswers:
         """Keep a checked answer for the others."""
         self._held[reducer][part_index] = answer
         self._wake()
+
+    def held(self, reducer: PeerID) -> Mapping[int, averaging_pb2.AveragingData]:
+        """Return a reducer's answers that this peer has, by their parts."""
+        return self._held[reducer]
 
     def end(self, reducer: PeerID) -> None:
         """Note that this peer takes no more answers from a reducer itself: it has all, or the reducer has failed."""

@@ -75,12 +75,12 @@ def test_who_averages_another_epochs_values_is_not_found(dht):
     assert [peer for peer, _ in found] == [dht.peer_id] and found_then == []
 
 
-async def make_search(dht, rounds_begin_together=True):
+async def make_search(dht, rounds_begin_together=True, **options):
     matchmaking = Matchmaking(
         await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix="search",
         target_group_size=None, min_group_size=2, min_matchmaking_time=2.0, request_timeout=0.5, client_mode=False,
     )  # fmt: skip
-    return matchmaking, GroupSearch(matchmaking, rounds_begin_together)
+    return matchmaking, GroupSearch(matchmaking, rounds_begin_together, **options)
 
 
 OTHERS = MEMBERS[1:]
@@ -131,6 +131,26 @@ def test_a_member_that_refuses_to_answer_is_avoided_too(dht):
         return avoided_in_time, set(search.avoided)
 
     assert asyncio.run(watch()) == (set(), {MEMBERS[1]}), "nobody is avoided while the round may succeed"
+
+
+def test_a_convicted_peer_is_neither_found_nor_accepted_nor_followed_where_others_point_to_it(dht):
+    convicted = {dht.peer_id, MEMBERS[1]}
+
+    async def search_among_convicts():
+        matchmaking, search = await make_search(dht, is_kept_out=convicted.__contains__)
+        search.average_epoch(9)  # no other test looks there
+        manager = search._key_manager
+        await manager.declare_averager(manager.current_key, dht.peer_id, get_dht_time() + 60.0)
+        found = await look(manager)
+        followed = await matchmaking._request_join_group(MEMBERS[1])
+        search.meet_again(MEMBERS)
+        again = [leader for leader, _ in await look(manager)]
+        return found, followed, again, [search.accepts(member) for member in MEMBERS]
+
+    found, followed, again, accepted = asyncio.run(search_among_convicts())
+    assert found == [] and followed is None
+    assert again == [MEMBERS[0], *MEMBERS[2:]]
+    assert accepted == [True, False, True, True]
 
 
 @pytest.mark.parametrize(

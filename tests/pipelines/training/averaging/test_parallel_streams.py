@@ -28,6 +28,7 @@ GROUP = b"group"
 LARGE = MIN_VALUES_PER_STREAM
 FOUR_STREAMS = ParallelStreams((0, 1, 2, 3) * 10)
 SECONDS = 0.5
+UNSIGNED = AveragingGate(None, "test", None).signatures_of(())
 
 
 def loads(streams, part_sizes):
@@ -122,13 +123,13 @@ def test_all_streams_are_closed_when_nobody_reads_on():
 def make_runner(monkeypatch):
     """A reducer of 32 parts for one sender, four streams; it dials nobody, so all it needs of the network is a name."""
     monkeypatch.setattr(parallel_streams, "MIN_VALUES_PER_STREAM", 1)
-    return lambda: TrustedAllReduceRunner(
+    return lambda signatures=UNSIGNED: TrustedAllReduceRunner(
         p2p=SimpleNamespace(peer_id=REDUCER), servicer_type=TrustedAllReduceRunner, prefix="test", group_id=GROUP,
         tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),
         sender_timeout=SECONDS, reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096,
         rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), notices_replays=True,
         answers_are_averages=True, count_bytes=lambda number: None,
-        signatures=AveragingGate(None, "test", None), is_last_attempt=False,
+        signatures=signatures, is_last_attempt=False,
     )  # fmt: skip
 
 
@@ -180,6 +181,27 @@ def test_a_stream_that_is_open_is_not_opened_again_and_its_opener_is_named(make_
     codes, offences = asyncio.run(run())
     assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
     assert (SENDER, Offence.REPLAYED) in offences
+
+
+def test_a_sender_that_has_not_signed_its_part_is_left_out_and_named(make_runner):
+    class Forged:
+        """Signatures of which none is right."""
+
+        def sign(self, statement):
+            return b"signature"
+
+        def verify(self, peer_id, statement, signature):
+            return False
+
+        has_signed = verify
+
+    async def run():
+        runner = make_runner(Forged())
+        return await codes_of_answers(runner, _hello(GROUP, 0)), runner.offences, runner.banned_senders
+
+    codes, offences, banned = asyncio.run(run())
+    assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
+    assert offences == {(SENDER, Offence.UNSIGNED)} and banned == {SENDER}
 
 
 @pytest.mark.parametrize("num_opened", [0, 3, 4])

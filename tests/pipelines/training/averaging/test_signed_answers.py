@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import math
+from dataclasses import replace
 
 import pytest
 from hivemind.p2p import PeerID
@@ -9,14 +11,19 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.training.averaging.wire.signed_answers import (
+    Contribution,
     RoundAnswers,
     answer_statement,
     answers_request,
     read_answers_request,
+    read_seal,
+    seal,
 )
+from pipelines.training.averaging.wire.signed_inputs import RoundInputs, part_statement
 
 GROUP, REDUCER, OTHER, STRANGER = b"group", PeerID(b"reducer"), PeerID(b"other"), PeerID(b"stranger")
-SIGNED = dict(group_id=GROUP, reducer=REDUCER, part_index=3, buffer=b"values")
+USED = Contribution(sender=OTHER, declared=2.0, weight=1.0, digest=bytes(32))
+SIGNED = dict(group_id=GROUP, reducer=REDUCER, part_index=3, buffer=b"values", contributions=[USED])
 
 
 def message(number):
@@ -24,7 +31,13 @@ def message(number):
 
 
 @pytest.mark.parametrize(
-    "change", [dict(group_id=b"later"), dict(reducer=OTHER), dict(part_index=4), dict(buffer=b"other values")]
+    "change",
+    [dict(group_id=b"later"), dict(reducer=OTHER), dict(part_index=4), dict(buffer=b"other values")]
+    + [dict(contributions=used) for used in ([], [USED, USED])]
+    + [
+        dict(contributions=[replace(USED, **change)])
+        for change in (dict(sender=REDUCER), dict(declared=1.0), dict(weight=2.0), dict(digest=b"x" * 32))
+    ],
 )
 def test_a_signature_under_one_answer_is_of_no_use_for_another(change):
     assert answer_statement(**SIGNED) != answer_statement(**SIGNED | change)
@@ -32,8 +45,64 @@ def test_a_signature_under_one_answer_is_of_no_use_for_another(change):
 
 def test_an_answer_and_a_place_in_a_group_are_never_signed_alike():
     domain, *fields = MSGPackSerializer.loads(answer_statement(**SIGNED))
-    assert domain == b"dalle-collab answer 1"
-    assert fields == [GROUP, REDUCER.to_bytes(), 3, hashlib.sha256(b"values").digest()]
+    assert domain == b"dalle-collab answer 2"
+    used = MSGPackSerializer.dumps([[OTHER.to_bytes(), 2.0, 1.0, bytes(32)]])
+    digests = [hashlib.sha256(content).digest() for content in (b"values", used)]
+    assert fields == [GROUP, REDUCER.to_bytes(), 3, *digests]
+
+
+def test_what_an_answer_was_made_of_is_read_as_it_was_written():
+    assert read_seal(seal(b"signature", [USED])) == (b"signature", (USED,))
+    assert read_seal(seal(b"", [])) == (b"", ())
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [USED, USED],
+        [replace(USED, weight=-1.0)],
+        [replace(USED, weight=math.nan)],
+        [replace(USED, declared=math.inf)],
+        [replace(USED, declared=2)],
+        [replace(USED, digest=b"short")],
+    ],
+)
+def test_a_list_that_no_honest_reducer_writes_is_refused(listed):
+    with pytest.raises(ValueError, match="does not go with an answer"):
+        read_seal(seal(b"signature", listed))
+
+
+@pytest.mark.parametrize("content", [b"", b"signature", seal("text", []), MSGPackSerializer.dumps([b"", b"\xc1"])])
+def test_what_is_no_seal_is_refused(content):
+    with pytest.raises(ValueError, match="does not go with an answer"):
+        read_seal(content)
+
+
+def test_a_part_is_signed_for_one_reducer_one_round_and_one_weight():
+    signed = dict(group_id=GROUP, sender=OTHER, reducer=REDUCER, part_index=3, weight=2, digest=bytes(32))
+    statement = part_statement(**signed)
+    assert MSGPackSerializer.loads(statement)[0] == b"dalle-collab part 1"
+    assert part_statement(**signed | dict(weight=2.0)) == statement, "as it arrives"
+    for change in (
+        dict(group_id=b"later"), dict(sender=REDUCER), dict(reducer=OTHER), dict(part_index=4), dict(weight=3),
+        dict(digest=b"x" * 32),
+    ):  # fmt: skip
+        assert part_statement(**signed | change) != statement
+
+
+def test_a_member_sees_the_inputs_of_one_part_as_they_were_used_and_a_stranger_none():
+    inputs = RoundInputs([REDUCER, OTHER])
+    for part in range(3):
+        inputs.keep(part, REDUCER, message(10 + part), bytes(32))
+        inputs.keep(part, OTHER, message(20 + part), b"x" * 32)
+    assert [c.sender for c in inputs.use(1, {OTHER: 5.0, REDUCER: 6})] == [OTHER, REDUCER]
+    assert [c.weight for c in inputs.use(0, {OTHER: 5.0})] == [5.0], "the other one was left out"
+    inputs.keep(0, REDUCER, message(30), bytes(32))  # too late
+    assert inputs.shown_to(STRANGER, [1]) == ()
+    assert inputs.shown_to(OTHER, [0, 1]) == ()
+    assert [shown.weight for shown in inputs.shown_to(OTHER, [1])] == [21, 11]
+    assert inputs.shown_to(OTHER, [0]) == ()
+    assert [shown.weight for shown in inputs.shown_to(REDUCER, [0])] == [20]
 
 
 def test_a_request_is_read_as_it_was_written():
