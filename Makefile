@@ -35,7 +35,8 @@ test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "slow and not swarm" $(AT_ONCE) 2
 	$(VENV)/bin/python -m pytest -m swarm $(AT_ONCE) 2
 
-test-long: $(STAMP)  ## Attack small swarms, one attack after the other; cells of this version are not repeated
+test-long: $(STAMP)  ## Attack small swarms and a simulated large one; what is measured with this version is not repeated
+	$(VENV)/bin/python tests/long/simulation.py
 	$(VENV)/bin/python tests/long/attack_matrix.py
 
 test-soak: $(STAMP)  ## Let a small swarm train for 2,000 epochs and say what has grown in its processes

@@ -77,7 +77,7 @@ def test_the_keys_in_the_protocol_are_those_of_the_code():
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources())
     assert not {key for key in named if not re.search(rf"\b_?{key}\b", text)}
     schemas = {name.partition(".")[2] for path in sources() for name in names_in(path) if "_SwarmRecords." in name}
-    assert schemas and schemas | {"progress", "grad_averager", "state_averager"} == named
+    assert schemas and schemas | {"progress", "grad_averager"} == named
 
 
 def test_the_calls_in_the_protocol_are_those_of_the_code():

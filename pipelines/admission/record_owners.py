@@ -38,6 +38,11 @@ class AdmissionRecords:
         self._known: dict[bytes, Admission] = {}
         self._last_look = float("-inf")
 
+    @property
+    def counts_users(self) -> bool:
+        """Whether an authority says who stands behind a key; otherwise keys are free."""
+        return self.admission is not None and self.admission.has_authority
+
     def keep_published(self) -> None:
         """Publish this peer's token now and after every renewal; needs validators that sign records."""
         if self.admission is not None:
@@ -71,8 +76,7 @@ class AdmissionRecords:
         A user has one voice, with however many keys. Call it for owners whose records count.
         """
         held = self.admitted(owners)
-        has_users = self.admission is not None and self.admission.has_authority
-        voices = {owner: known.username if has_users else known.peer_id for owner, known in held.items()}
+        voices = {owner: known.username if self.counts_users else known.peer_id for owner, known in held.items()}
         return {owner: voices.get(owner, owner.hex()) for owner in owners}
 
     def _are_known(self, owners: Collection[bytes]) -> bool:

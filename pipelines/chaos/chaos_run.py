@@ -135,9 +135,8 @@ def _finish(swarm: ChaosSwarm) -> float:
     try:
         swarm.wait_until(lambda: _all_in_step(swarm), "the trainers to be in step again", SECONDS_TO_FINISH)
         last = max(_epoch_of(trainer.events()) for trainer in swarm.trainers) + EPOCHS_TO_FINISH
-        every = int(swarm.plan.run_settings["average_state_every"])
         for trainer in swarm.trainers:
-            trainer.control(Control(finish_at_epoch=-(-last // every) * every))
+            trainer.control(Control(finish_at_epoch=last))
         files = [parameters_file(swarm.plan.folder, trainer.name) for trainer in swarm.trainers]
         swarm.wait_until(lambda: all(file.exists() for file in files), "the trainers' last epoch", SECONDS_TO_FINISH)
     except StageError:

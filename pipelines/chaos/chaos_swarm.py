@@ -48,7 +48,6 @@ RUN_SETTINGS: Mapping[str, Any] = dict(
     num_warmup_epochs=10,
     peak_learning_rate=0.005,
     delay_optimizer_step=False,
-    average_state_every=3,
     matchmaking_seconds=1.5,
     averaging_timeout_seconds=16.0,
     progress_expiration_seconds=8.0,
@@ -239,7 +238,7 @@ class ChaosSwarm:
     def _start_auxiliary(self, token: str) -> None:
         host, announce = self._addresses(AUXILIARY)
         arguments = [
-            "run", "assist", REPOSITORY, "--host", host, "--announce", announce, "--follow-seconds", "2",
+            "run", "assist", REPOSITORY, "--host", host, "--announce", announce,
             "--events", str(self.plan.folder / f"{AUXILIARY}.jsonl"),
         ]  # fmt: skip
         environment = {"HF_TOKEN": token, WORKER_VARIABLE: "1"}

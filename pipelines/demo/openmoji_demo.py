@@ -31,7 +31,6 @@ RUN_SETTINGS: dict[str, Any] = dict(
     averaging_timeout_seconds=60.0,
     progress_expiration_seconds=30.0,
     checkpoint_interval_epochs=100,
-    average_state_every=5,
 )
 """Everything that makes this run smaller than the paper's."""
 

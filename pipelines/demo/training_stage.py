@@ -23,7 +23,7 @@ def train_together(stages: Stages, plan: DemoPlan, accounts: Accounts, console: 
     events = plan.work / "auxiliary.jsonl"
     with contextlib.ExitStack() as stack:
         auxiliary = stages.start(
-            "dalle-collab", "run", "assist", plan.repository(), "--host", LOOPBACK, "--follow-seconds", "20",
+            "dalle-collab", "run", "assist", plan.repository(), "--host", LOOPBACK,
             "--events", str(events), token=accounts.organiser, log_name="auxiliary",
         )  # fmt: skip
         stack.callback(stop_group, auxiliary)

@@ -10,7 +10,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
 from hivemind.p2p import PeerID
-from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils import get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
@@ -32,6 +32,12 @@ INTRODUCTION_SECONDS = 3600.0
 MAX_SUSPECTS = 8
 """Most suspects in one peer's figures; the most frequent are kept."""
 
+
+ANCHOR_SECONDS = 43_200.0
+"""Lifetime of an anchor's statement: while it is away, others still learn whom it averaged with."""
+
+MOST_IN_ROSTER = 256
+"""Peers that an anchor's statement names: 4 KiB of names."""
 
 MOST_SENDERS = 32
 """Senders that one peer's figures name; of more, some are chosen by chance."""
@@ -98,12 +104,6 @@ class Reporter:
     """The peer's name in the figures of others, see `sender_name`."""
 
 
-class StateAveragingCall(BaseModel):
-    """A peer's request that all average their parameters at the start of an epoch, after an incomplete round."""
-
-    epoch: Count
-
-
 class AuxiliaryStatus(BaseModel):
     """What an auxiliary peer has and has published."""
 
@@ -112,6 +112,24 @@ class AuxiliaryStatus(BaseModel):
     addresses: conlist(constr(max_length=256), max_items=16)
     publisher_key: constr(max_length=96) = ""
     publisher_proof: constr(max_length=128) = ""
+
+
+class AnchorRecord(BaseModel):
+    """What an anchor says of the run. Its own signature counts, not the record's; see `state.anchors`."""
+
+    publisher_key: constr(max_length=96)
+    epoch: Count
+    digest: constr(regex="^[0-9a-f]{64}$")
+    time: Measured
+    """When this was so, in DHT time."""
+
+    roster: conlist(constr(regex="^[0-9a-f]{16}$"), max_items=MOST_IN_ROSTER) = []
+    """Names of the peers that the anchor keeps averaging with; see `sender_name`."""
+
+    returns: StrictBool = False
+    """Whether the run goes on from this state, although some peers have later ones."""
+
+    signature: constr(max_length=128)
 
 
 class StateRecord(BaseModel):
@@ -131,8 +149,8 @@ class _SwarmRecords(BaseModel):
     introductions: dict[BytesWithPublicKey, PeerIntroduction]
     auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]
     states: dict[BytesWithPublicKey, StateRecord]
+    anchors: dict[BytesWithPublicKey, AnchorRecord]
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
-    state_averaging_calls: dict[BytesWithPublicKey, StateAveragingCall]
 
 
 class SwarmRecords:
@@ -184,20 +202,13 @@ class SwarmRecords:
         """Sign and store for `lifetime_seconds` which state this peer has."""
         self._publish("states", state, lifetime_seconds)
 
-    def call_for_state_averaging(self, epoch: int, lifetime_seconds: float) -> None:
-        """Sign and store the request that all peers average their parameters at the start of this epoch."""
-        self._publish("state_averaging_calls", StateAveragingCall(epoch=epoch), lifetime_seconds)
+    def publish_anchor(self, statement: AnchorRecord) -> None:
+        """Store an anchor's statement for `ANCHOR_SECONDS`."""
+        self._publish("anchors", statement, ANCHOR_SECONDS)
 
-    def ask_for_state_averaging_calls(self) -> MPFuture:
-        """Ask the DHT for calls, without waiting; `state_averaging_calls` reads the answer once it is done."""
-        return self._dht.get(f"{self._run_id}_state_averaging_calls", latest=True, return_future=True)
-
-    def state_averaging_calls(self, answer: MPFuture) -> frozenset[int]:
-        """Return the epochs for which valid peers have called; none if the DHT did not answer."""
-        if answer.cancelled() or answer.exception():
-            return frozenset()
-        calls = self.admissions.counted(_parse(answer.result(), StateAveragingCall))
-        return frozenset(call.epoch for call in calls.values())
+    def anchors(self) -> list[AnchorRecord]:
+        """Return what anybody has stored as an anchor's statement: who has signed it is up to the reader."""
+        return list(_parse(self._dht.get(f"{self._run_id}_anchors", latest=True), AnchorRecord).values())
 
     def metrics(self) -> dict[bytes, PeerMetrics]:
         """Return the figures of the live peers, by public key.

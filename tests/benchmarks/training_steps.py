@@ -59,7 +59,7 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     run = TrainingRun(
         run_id="bench", model_config=settings["model"], dataset_repository="a/b", dataset_revision="c",
         target_batch_size=settings["target_batch_size"], num_epochs=settings["num_epochs"] + NUM_WARMUP_EPOCHS,
-        num_warmup_epochs=1, delay_optimizer_step=False, average_state_every=1000, matchmaking_seconds=2.0,
+        num_warmup_epochs=1, delay_optimizer_step=False, matchmaking_seconds=2.0,
         averaging_timeout_seconds=60.0,
     )  # fmt: skip
     address_file = folder / "address"

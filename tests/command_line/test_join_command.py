@@ -176,7 +176,7 @@ def interrupted(training_material, tmp_path_factory):
     """What came of a trainer and an auxiliary peer that were interrupted in the middle of a run."""
     repository = training_material.create_run("org/interrupted-run", run_id="interrupted")
     log, events = tmp_path_factory.mktemp("log"), tmp_path_factory.mktemp("events")
-    assist = ("run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5")
+    assist = ("run", "assist", repository, "--host", LOOPBACK)
     join = ("join", repository, "--host", LOOPBACK, "--micro-batch-size", "8", "--shuffle-buffer", "64")
     codes, left = {}, []
     with started_command(

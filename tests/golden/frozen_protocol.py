@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -85,6 +86,8 @@ class NotingDHT(SwarmDHT):
 class NotingP2P:
     """Notes the remote calls that a libp2p node would be given to answer."""
 
+    _client = SimpleNamespace(control=SimpleNamespace(_handler_tasks={}))
+
     def __init__(self) -> None:
         self.calls: dict[str, list[str]] = {}
 
@@ -142,7 +145,6 @@ def _use_all_records(records: SwarmRecords) -> None:
     records.introduce(PeerIntroduction(device="CPU", **who))
     records.publish_auxiliary(AuxiliaryStatus(held_epoch=1, published_epoch=1, addresses=[]), SECONDS)
     records.publish_state(StateRecord(peer_id="a", epoch=1, digest=DIGEST, shares=True), SECONDS)
-    records.call_for_state_averaging(1, SECONDS)
     records.progress_reports()
     records.trainers()
 

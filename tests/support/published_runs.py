@@ -32,7 +32,6 @@ TINY_SETTINGS = dict(
     peak_learning_rate=0.01,
     averaging_compression="none",
     delay_optimizer_step=False,
-    average_state_every=1000,
     matchmaking_seconds=1.5,
     averaging_timeout_seconds=20.0,
     progress_expiration_seconds=10.0,
@@ -109,6 +108,11 @@ class TrainingMaterial:
             path = name.replace("__", ".")
             self.api.upload_file(repo_id=repository, path_in_repo=path, path_or_fileobj=text.encode())
         return repository
+
+    def anchors(self, repository: str) -> list[str]:
+        """Return the keys of the run's anchors."""
+        listed = json.loads(self.file(repository, "publisher_keys.json").read_text(encoding="utf-8"))["keys"]
+        return [entry["key"] for entry in listed if "anchor" in entry["roles"]]
 
     def settings(self, repository: str) -> TrainingRun:
         """Return the settings of a published run."""

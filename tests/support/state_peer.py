@@ -24,6 +24,7 @@ from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.anchors import AnchorWatch
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 from pipelines.training.state.digest import make_manifest
@@ -118,7 +119,8 @@ def donate(run, dht, settings, events):
         start=True,
     )
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
-    StateTransfer(averager, records, transfer_limits(run)).share()
+    nobody = AnchorWatch(records, run.swarm_id, tuple)
+    StateTransfer(averager, records, transfer_limits(run), Acquaintances(), nobody).share()
     wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
     wait_until(lambda: len(records.trainers()) > 0)
     save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])

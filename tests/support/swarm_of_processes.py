@@ -53,7 +53,6 @@ def tiny_run(task: str = "text-to-image", **changes: Any) -> TrainingRun:
         optimizer_bits=32,
         averaging_compression="none",
         delay_optimizer_step=False,
-        average_state_every=1000,
         matchmaking_seconds=1.5,
         averaging_timeout_seconds=20.0,
         progress_expiration_seconds=10.0,
@@ -128,6 +127,7 @@ class Swarm:
     num_peers: int
     peers: list[PeerProcess] = field(default_factory=list)
     entry_addresses: list[str] = field(default_factory=list)
+    anchor_keys: list[str] = field(default_factory=list)
 
     def __enter__(self) -> "Swarm":
         return self
@@ -146,6 +146,7 @@ class Swarm:
             folder=str(self.folder),
             name=name,
             entry_addresses=self.entry_addresses,
+            anchor_keys=self.anchor_keys,
             micro_batch_size=4,
             num_peers=self.num_peers,
             first_seed=1_000_000 * (len(self.peers) + 1),

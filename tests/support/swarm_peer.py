@@ -106,6 +106,7 @@ def main(settings: dict) -> None:
     with enter_run(
         task, "test/run", network=network, compute=compute, parts=parts,
         fetch_checkpoint=lambda: Path(checkpoint) if checkpoint else None,
+        anchor_keys=lambda: settings.get("anchor_keys", ()),
     ) as membership:  # fmt: skip
         peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]
         if settings.get("ignores_refusal"):  # a peer whose user was banned need not be so kind as to leave
@@ -120,13 +121,10 @@ def main(settings: dict) -> None:
             train(peer, run, settings, seeds, stop, events, current_epoch)
         stop.wait(settings.get("linger_seconds", 0))
         save_parameters(peer, folder / f"{name}.safetensors")
-        averaging, state_averaging = (
-            averager.last_round for averager in (peer.optimizer.grad_averager, peer.optimizer.state_averager)
-        )
+        averaging = peer.optimizer.grad_averager.last_round
         write_event(
             events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
             num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
-            num_state_rounds=state_averaging.num_rounds, state_share=state_averaging.share_averaged,
             num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
             was_declared_twice=dht.get(f"{run.swarm_id}_state_averager.all_averagers", latest=True) is not None,
         )  # fmt: skip
@@ -175,8 +173,6 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             num_rounds=num_rounds, has_averaged=has_averaged, group_size=newest.group_size,
             suspects=[[suspect.peer_id, suspect.offence.name] for suspect in newest.suspects],
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
-            num_state_rounds=peer.optimizer.state_averager.last_round.num_rounds,
-            state_share=peer.optimizer.state_averager.last_round.share_averaged,
         )  # fmt: skip
         if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)

@@ -105,9 +105,9 @@ class HostileRunner(TrustedAllReduceRunner):
             if is_favoured or self._attack != Attack.UNEVEN_REDUCER:
                 yield answer
 
-    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
+    async def _answer(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         lie = self._attack == Attack.LYING_REDUCER
-        return await super()._answer(LIE_FACTOR * average if lie else average, part, part_index)
+        return await super()._answer(LIE_FACTOR * average if lie else average, part_index)
 
 
 class HostileGradientAverager(SwarmGradientAverager):

@@ -11,7 +11,6 @@ def assist(
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
-    follow_seconds: Annotated[float, typer.Option(help="Seconds between downloads of the newest state.")] = 30.0,
     state_folder: Annotated[
         Path | None, typer.Option(help="Signing key, queued checkpoints, metrics; default: next to the Hub's cache.")
     ] = None,
@@ -62,7 +61,6 @@ def assist(
     options = AuxiliaryOptions(
         folder=state_folder or default_folder(repository),
         organiser_key_file=organiser_key,
-        follow_interval_seconds=follow_seconds,
         takeover_seconds=takeover_seconds,
         metrics_interval_seconds=metrics_seconds,
         retry_seconds=retry_seconds,

@@ -45,7 +45,6 @@ RUN_SETTINGS: dict[str, Any] = dict(
     progress_expiration_seconds=20.0,
     checkpoint_interval_epochs=100,
     evaluation_interval_epochs=50,
-    average_state_every=20,
 )
 """Everything that makes this run small."""
 

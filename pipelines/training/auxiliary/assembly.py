@@ -68,7 +68,14 @@ def assembled_auxiliary_peer(
             SnapshotWorker(snapshot_tasks(task, metrics, folder / REEL_FOLDER, evaluation), stopping)
         )
         peer = AuxiliaryPeer(
-            task, dht, publisher, worker, admission=admission, package_version=package_version(), options=options
+            task,
+            dht,
+            publisher,
+            worker,
+            admission=admission,
+            package_version=package_version(),
+            options=options,
+            evaluate=evaluation.loss_of,
         )
         yield stack.enter_context(peer), trackers
 
@@ -99,13 +106,25 @@ class _Evaluation:
         self._batches: Sequence[Batch] | None = None
 
     def __call__(self, epoch: int, model: torch.nn.Module) -> None:
-        started = time.monotonic()
+        started, batches = time.monotonic(), self._held_out()
+        if (loss := mean_loss(self._task, model, batches, self._stopping.is_set)) is None:
+            return
+        number, seconds = sum(map(num_samples, batches)), time.monotonic() - started
+        self._metrics.add_evaluation(epoch=epoch, loss=loss, num_records=number, seconds=seconds, now=time.time())
+        self._trackers.log_evaluation(epoch, loss)
+
+    def loss_of(self, model: torch.nn.Module) -> float | None:
+        """Return the held-out loss of a model; None if it cannot be computed now."""
+        try:
+            with torch.no_grad():
+                return mean_loss(self._task, model, self._held_out(), self._stopping.is_set)
+        except (OSError, ValueError) as error:  # the Hub is down
+            logger.warning("The held-out loss cannot be computed: %s", error)
+            return None
+
+    def _held_out(self) -> Sequence[Batch]:
         if self._batches is None:
             self._batches = self._task.held_out_batches()
             if not self._batches:
                 logger.warning("The run holds out nothing of %s: no evaluation.", self._task.run.dataset_repository)
-        if (loss := mean_loss(self._task, model, self._batches, self._stopping.is_set)) is None:
-            return
-        number, seconds = sum(map(num_samples, self._batches)), time.monotonic() - started
-        self._metrics.add_evaluation(epoch=epoch, loss=loss, num_records=number, seconds=seconds, now=time.time())
-        self._trackers.log_evaluation(epoch, loss)
+        return self._batches

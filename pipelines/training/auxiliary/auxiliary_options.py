@@ -21,9 +21,6 @@ class AuxiliaryOptions:
     organiser_key_file: Path | None = None
     """File of the organiser's key; None: where `run create` puts it. With the key this peer lists itself."""
 
-    follow_interval_seconds: float = 30.0
-    """Seconds between downloads of the newest state."""
-
     takeover_seconds: float = 180.0
     """Time after which another auxiliary peer publishes when this one is silent. Increase above the longest download
     of the state, during which finishing trainers wait for a peer with a status; decrease for a quicker take-over."""
@@ -41,7 +38,7 @@ class AuxiliaryOptions:
     """Experiment trackers that receive the run's figures."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds")
+        check_positive(self, "takeover_seconds", "metrics_interval_seconds", "retry_seconds")
         check_positive(self, "max_spool_gigabytes")
 
     @property

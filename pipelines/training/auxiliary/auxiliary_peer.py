@@ -1,20 +1,23 @@
 """The auxiliary peer: follows the run without training, keeps its state, serves newcomers, publishes checkpoints.
 
-It uses only the state averager: hivemind's `auxiliary=True` optimizer takes part in rounds as a full peer and refuses
-to serve its state, so that a run whose trainers all die would be lost.
+It listens to the rounds and steps by itself, see `anchor`. hivemind's `auxiliary=True` optimizer takes part in rounds
+as a full peer and refuses to serve its state, so that a run whose trainers all die would be lost.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
+from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
@@ -22,22 +25,17 @@ from pipelines.training.auxiliary.publisher_election import Candidacy, candidacy
 from pipelines.training.auxiliary.publishing_thread import PublishingThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
-from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.key_list import PUBLISHER
 from pipelines.training.run.task import TrainingTask
-from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
-from pipelines.training.state.transfer import StateTransfer
-from pipelines.training.swarm_optimizer.hivemind_options import (
-    averager_options,
-    chunk_timeout,
-    make_state_averager,
-    transfer_limits,
-)
+from pipelines.training.swarm_optimizer.assembly import make_optimizer
 
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_SECONDS = 20.0
+SECONDS_BETWEEN_ROUNDS_LOOKS = 0.1
+"""How often it looks whether a round is due."""
+
 MAX_ADDRESSES = 16
 
 
@@ -76,7 +74,9 @@ class AuxiliaryPeer:
         admission: PeerAdmission | None,
         package_version: str,
         options: AuxiliaryOptions,
+        evaluate: Callable[[torch.nn.Module], float | None] = lambda _model: None,
     ) -> None:
+        """`evaluate` returns a model's held-out loss, None if it has no data for that."""
         self.task, self.run, self.publisher, self.metrics = task, task.run, publisher, publisher.metrics
         self.model = task.new_model()
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
@@ -85,32 +85,35 @@ class AuxiliaryPeer:
         self._candidacy = candidacy(publisher.key, self.run.swarm_id, self.records.owner)
         self._publishing = PublishingThread(publisher, options.retry_seconds)
         self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
-        self._last_download = self._next_spooling = 0.0
+        self._next_spooling = 0.0
+        self._evaluate: Evaluate = lambda: evaluate(self.model)
 
     def __enter__(self) -> "AuxiliaryPeer":
         self.records.open()
-        self.averager = make_state_averager(
-            SwarmStateAverager,
+        key, keys = self.publisher.key, self.publisher.anchor_keys
+        self.optimizer = make_optimizer(
+            run=self.run,
             dht=self._dht,
-            admission=self.records.admissions.admission,
-            run_id=self.run.swarm_id,
-            matchmaking_seconds=self.run.matchmaking_seconds,
-            next_chunk_timeout=chunk_timeout(self.run),
-            allow_state_sharing=False,
-            **averager_options(self.run),
-            **optimizer_parts(self.run, self.model),
+            model=self.model,
+            records=self.records,
+            anchor_keys=keys,
+            own_anchor_key=key.public,
+            listens=True,
+            verbose=logger.isEnabledFor(logging.DEBUG),
         )
-        self.state_transfer = StateTransfer(self.averager, self.records, transfer_limits(self.run))
+        self.averager = self.optimizer.state_averager
+        self.anchor = Anchor(
+            self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
+        )
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.state_transfer.close()
-        self.averager.shutdown()
+        self.optimizer.shutdown()
 
     @property
     def held_epoch(self) -> int:
         """Epoch of the state that this peer keeps and serves."""
-        return self.averager.local_epoch
+        return self.averager.state_epoch
 
     def restore(self, folder: Path | None) -> int:
         """Load a checkpoint's folder, if there is one, and start serving the state; return its epoch."""
@@ -118,7 +121,8 @@ class AuxiliaryPeer:
             with self.averager.lock_averaged_tensors:
                 state = load_training_state(folder, self.model, self.averager.optimizer)
             self.averager.set_epoch(state.epoch)
-        self.state_transfer.share()
+            self.optimizer.begin_epoch()
+        self.optimizer.share_state()
         return self.held_epoch
 
     def announce(self) -> tuple[str, ...]:
@@ -143,15 +147,19 @@ class AuxiliaryPeer:
                 if report.published_epoch >= self.run.num_epochs:
                     return
                 self._publishing.check()
-                stop.wait(poll_seconds)
+                self._take_part(stop, poll_seconds)
+
+    def _take_part(self, stop: threading.Event, seconds: float) -> None:
+        """Take part in rounds for some seconds, or until a round that is due has ended."""
+        end = time.monotonic() + seconds
+        while not stop.is_set() and time.monotonic() < end:
+            self.anchor.keep_up()
+            stop.wait(SECONDS_BETWEEN_ROUNDS_LOOKS)
 
     def look(self) -> AuxiliaryReport:
-        """Poll the swarm once: record its figures, download its state, put due checkpoints in the spool."""
+        """Poll the swarm once: record its figures, put due checkpoints in the spool."""
         figures = self.records.metrics()
         summary = self.metrics.observe(figures, self.records.reporters(figures), time.time(), self.held_epoch)
-        available = self.state_transfer.newest_epoch()
-        if available > self.held_epoch and self._may_download(available):
-            self._download()
         self._elect()
         if self.publisher.is_elected:
             self._spool_if_due()
@@ -182,15 +190,6 @@ class AuxiliaryPeer:
             self._spool()
         self.publisher.drain()
         return self.publisher.take_last_commit()
-
-    def _may_download(self, available: float) -> bool:
-        is_last = available >= self.run.num_epochs
-        return is_last or time.monotonic() - self._last_download >= self._options.follow_interval_seconds
-
-    def _download(self) -> None:
-        self.state_transfer.fetch(at_least=self.held_epoch + 1)
-        self._last_download = time.monotonic()
-        self.state_transfer.share()
 
     def _announce_status(self) -> None:
         status = AuxiliaryStatus(

@@ -100,6 +100,10 @@ class HubPublisher:
         """Whether this peer is the one that publishes."""
         return self._is_elected and self.is_listed
 
+    def anchor_keys(self) -> Sequence[str]:
+        """Return the public keys of the run's anchors, in order, as far as the Hub was read."""
+        return self._trusted.anchors()
+
     def set_elected(self, is_elected: bool) -> None:
         """Become the publisher or step down; a new publisher continues from what its predecessor published."""
         self._must_take_over |= is_elected and not self._is_elected

@@ -68,12 +68,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     checks_type: type[RoundChecks] = RoundChecks
-    notices_replays: bool
-    answers_are_averages: bool
-    """See `TrustedAllReduceRunner`."""
-
-    may_be_skipped: bool
-    """Whether a later round makes up for an aborted one: such a round is tried once, and not for long."""
 
     def __init__(
         self,
@@ -102,7 +96,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
         )
         self._num_attempts_left = 0
-        self._control: StepControl | None = None
         self._search: GroupSearch | None = None
         self._checks: RoundChecks | None = None
         self._epoch: int | None = None
@@ -173,6 +166,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     ) -> StreamOf[averaging_pb2.AveragingData]:
         """Pass a reducer's answers on to a member of the same round that did not get them; see `RoundAnswers`."""
         group_id, reducer, part_indices = read_answers_request(request)
+        await self.until_group_is_checked(group_id)  # who only listens may ask before this peer has begun
         answers = self._answers.get(group_id)
         if answers is None:
             return
@@ -240,6 +234,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._checks = self._checks or self.checks_type(
             self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
         )
+        if self.mode == AveragingMode.AUX and self.bandwidth == 0:  # those who only listen would make empty groups
+            self._matchmaking.client_mode = True
         self._search = self._search or GroupSearch(
             self._matchmaking,
             self._rounds_begin_together,
@@ -248,8 +244,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         )
         self._search.average_epoch(self._epoch)
         self._search.begin()
-        self._control = step
-        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries and not self.may_be_skipped else 1
+        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries else 1
         try:
             await super()._step(step=step, **kwargs)
         finally:
@@ -280,19 +275,17 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         group_id = group_info.group_id if group_id is None else group_id
         members, tensors = group_info.peer_ids, tuple(tensors)
         modes = tuple(map(mode_of, group_info.gathered))
-        is_helper = modes[members.index(self.peer_id)] == AveragingMode.AUX
-        if not is_helper:
+        if modes[members.index(self.peer_id)] != AveragingMode.AUX:
             kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))
         self._num_attempts_left -= 1
-        seconds, search, control, checks = self._attempt_seconds(), self._search, self._control, self._checks
-        assert search is not None and control is not None and checks is not None, "a round begins in `_step` alone"
+        seconds, search, checks = self._attempt_seconds(), self._search, self._checks
+        assert search is not None and checks is not None, "a round begins in `_step` alone"
         signatures = self._gate.signatures_of(members)
         runner = self._new_runner(
             tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures, **kwargs
         )
         self._answers[group_id] = runner.answers
-        if self.answers_are_averages:
-            checks.open(runner, signatures.tokens)
+        checks.open(runner, signatures.tokens)
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         search.begin()
@@ -300,12 +293,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         watching = asyncio.create_task(self._watch_late_round(search, set(members) - clients - {self.peer_id}, seconds))
         try:
             async with asyncio.timeout(seconds) as limit:
-                if is_helper:
-                    async for _ in runner:
-                        raise RuntimeError("a helper received averaged tensors although it has none")
-                else:
-                    async for tensor, answer in azip(as_aiter(*tensors), runner):
-                        tensor.copy_(answer) if self.answers_are_averages else tensor.add_(answer)
+                async for tensor, answer in azip(as_aiter(*tensors), runner):
+                    tensor.copy_(answer)
             succeeded = True
         except TimeoutError as error:
             if not limit.expired():
@@ -313,8 +302,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             runner.name_late_senders()
             self._attempt_times.note_failure()
             reason = AllreduceException(f"it timed out after {time.monotonic() - started:.1f} s")
-            if self.may_be_skipped:
-                control.set_exception(reason)
             # After this kind of error hivemind looks for a group again, unless the step has ended.
             raise reason from error
         finally:
@@ -336,7 +323,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
-            notices_replays=self.notices_replays, answers_are_averages=self.answers_are_averages,
             count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit,
             is_last_attempt=self._num_attempts_left == 0, **kwargs,
         )  # fmt: skip
@@ -349,7 +335,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
 
     def _attempt_seconds(self) -> float | None:
         is_last = self._num_attempts_left == 0
-        return None if is_last and not self.may_be_skipped else self._attempt_times.seconds
+        return None if is_last else self._attempt_times.seconds
 
     def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
         """Return whether a part has no average that can be used; the others then lack it too."""
@@ -385,7 +371,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         figures.num_rounds.value += 1
         figures.share_averaged.value = share
         figures.seconds.value = seconds
-        figures.group_size.value = runner.group_size
+        figures.group_size.value = len(runner.sender_peer_ids)
         figures.num_incomplete_rounds.value += share < self._min_share_averaged
         figures.ledger.record_round((peer.to_base58(), offence) for peer, offence in offences)
         for peer, offence in sorted(offences, key=str):

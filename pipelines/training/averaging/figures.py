@@ -28,7 +28,7 @@ class AveragingRound:
     """Duration of the last all-reduce, without matchmaking."""
 
     group_size: int
-    """Peers in the last round's group, this one included."""
+    """Peers in the last round's group that send gradients; an anchor does not."""
 
     num_withheld: int
     """Rounds to which this peer sent zeros because its own values were not finite."""

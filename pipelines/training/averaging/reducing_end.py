@@ -80,22 +80,17 @@ class ReducingEnd(AllReduceRunner):
         rule: AggregationRule,
         recorded_weights: Mapping[PeerID, float] | None,
         memory: RoundMemory,
-        notices_replays: bool,
-        answers_are_averages: bool,
         count_bytes: Callable[[int], None],
         signatures: Signatures,
         **kwargs: Any,
     ) -> None:
         """Prepare one round.
 
-        `answers_are_averages`: see `TrustedAllReduceRunner`.
         `recorded_weights`: the most weight that each peer's signed records make plausible; None if none are known.
-        `notices_replays`: whether a repeated part is an offence; gradients never repeat, parameters may.
         """
         super().__init__(**kwargs)
-        self._memory, self._notices_replays = memory, notices_replays
-        self.answers_are_averages = answers_are_averages
-        self.tensor_part_container.return_deltas = not answers_are_averages  # a part that fails keeps its local values
+        self._memory = memory
+        self.tensor_part_container.return_deltas = False  # a part that fails keeps its local values
         self._signatures = signatures
         self._averages: dict[int, asyncio.Future[averaging_pb2.AveragingData]] = {}
         self.offences: set[tuple[PeerID, Offence]] = set()
@@ -222,7 +217,7 @@ class ReducingEnd(AllReduceRunner):
             ):
                 part_index = part_indices[num_answered]
                 average = await reducer.accumulate_part(sender_index, part_index, received.part, received.weight)
-                answer = await self._answer(average, received.part, part_index)
+                answer = await self._answer(average, part_index)
                 self._count_bytes(len(answer.tensor_part.buffer))
                 num_answered += 1
                 yield answer
@@ -245,32 +240,25 @@ class ReducingEnd(AllReduceRunner):
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise PartRefusedError(Offence.BAD_WEIGHT, f"weight {message.weight}")
         digest, part_index = hashlib.sha256(message.tensor_part.buffer).digest(), part_indices[number]
-        if self.answers_are_averages:
-            statement = part_statement(self.group_id, sender, self.peer_id, part_index, message.weight, digest)
-            if not self._signatures.verify(sender, statement, message.peer_id):
-                raise PartRefusedError(Offence.UNSIGNED, "another signature or none")
+        statement = part_statement(self.group_id, sender, self.peer_id, part_index, message.weight, digest)
+        if not self._signatures.verify(sender, statement, message.peer_id):
+            raise PartRefusedError(Offence.UNSIGNED, "another signature or none")
         part = self._read(message.tensor_part, part_index)
         if part.any():
             if message.weight == 0:
                 self._name(sender, Offence.NO_WEIGHT)
             self._notice_replay(digest, sender)
-        if self.answers_are_averages:
-            self.inputs.keep(part_index, sender, message, digest)
+        self.inputs.keep(part_index, sender, message, digest)
         return _Received(part=part, weight=message.weight)
 
     def _notice_replay(self, digest: bytes, sender: PeerID) -> None:
-        if not self._notices_replays:
-            return
         if digest in self._digests[sender] or digest in self._memory.earlier_digests.get(sender, ()):
             raise PartRefusedError(Offence.REPLAYED, "the same values as in an earlier part")
         self._digests[sender].add(digest)
 
-    async def _answer(self, average: torch.Tensor, part: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
-        loop = asyncio.get_running_loop()
-        if not self.answers_are_averages:
-            difference = await loop.run_in_executor(None, self._compress, average - part, part_index)
-            return averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=difference)
+    async def _answer(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         if part_index not in self._averages:  # compressed and signed once for all members
+            loop = asyncio.get_running_loop()
             self._averages[part_index] = loop.run_in_executor(None, self._signed, average, part_index)
         return await asyncio.shield(self._averages[part_index])
 

@@ -71,13 +71,12 @@ class TrustedAllReduceRunner(ReducingEnd):
     part without one counts as zero for all.
 
     In hivemind every member receives its own `average - own part` and adds it to what it has: members then differ by
-    rounding, and in 8 bits by 3e-3 to 9e-3 of a tensor's norm after four epochs (measured, three peers). Here:
+    rounding, and in 8 bits by 3e-3 to 9e-3 of a tensor's norm after four epochs (measured, three peers). Here all
+    members, including the reducer, take the average as it came out of the codec, so that whatever they had before, they
+    agree in every bit that they have received. The reducer's own part goes through the codec too, so that others can
+    make the average again.
 
-    - with `answers_are_averages` all members, including the reducer, take the average as it came out of the codec, so
-      that whatever they had before, they agree in every bit that they have received; the reducer's own part goes
-      through the codec too, so that others can make the average again;
-    - without it members add differences, which keeps parameters from being rounded to 8 bits; the reducer sends its own
-      part through the codec like everybody's, so that members that agreed before a round agree after it.
+    A member that neither sends nor reduces only listens: it takes all answers from the others.
     """
 
     def __init__(self, *, is_last_attempt: bool, upload_limit: UploadLimit | None = None, **kwargs: Any) -> None:
@@ -105,12 +104,45 @@ class TrustedAllReduceRunner(ReducingEnd):
         """Peers whose answers were impossible."""
         return {peer for peer, offence in self.offences if offence == Offence.BAD_ANSWER}
 
+    async def run(self) -> AsyncGenerator[torch.Tensor, None]:
+        """Yield the averages, tensor by tensor; see `AllReduceRunner.run`."""
+        takes_part = self.peer_id in self.sender_peer_ids or bool(self.parts_for_local_averaging)
+        averages = super().run() if takes_part else self._listen()
+        async with aclosing(averages):
+            async for average in averages:
+                yield average
+
+    async def _listen(self) -> AsyncGenerator[torch.Tensor, None]:
+        """Take all answers from those that reduce and from those that they have answered; send nothing."""
+        container = self.tensor_part_container
+        counts = zip(self.ordered_peer_ids, container.num_parts_by_peer, strict=True)
+        tasks = [asyncio.create_task(self._listen_to(peer)) for peer, number in counts if number]
+        try:
+            async for average in container.iterate_output_tensors():
+                yield average
+            self.finalize()
+        except BaseException as error:
+            self.finalize(exception=error)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen_to(self, reducer: PeerID) -> None:
+        peer_index = self.ordered_peer_ids.index(reducer)
+        await self._take_from_others(reducer, asks_reducer=True)
+        self.answers.end(reducer)
+        if self._missing_parts(peer_index):
+            self._name(reducer, Offence.NO_ANSWER)
+            self._give_up_missing_parts(peer_index)
+
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         """Send a reducer its parts of the local vector and register its answers; the reducer may be this peer."""
         peer_index, is_own = self.ordered_peer_ids.index(peer_id), peer_id == self.peer_id
         own_answers = asyncio.create_task(self._take_from_reducer(peer_id))
         try:
-            if self.answers_are_averages and not is_own:
+            if not is_own:
                 await self._take_what_is_late(peer_id, own_answers)
             await own_answers
             if missing := self._missing_parts(peer_index):
@@ -123,8 +155,7 @@ class TrustedAllReduceRunner(ReducingEnd):
                 self._name(peer_id, Offence.BAD_ANSWER)
             elif isinstance(error, Exception) and not (is_own or self._future.done()):
                 self._name(peer_id, Offence.NO_ANSWER)
-                if self.answers_are_averages:
-                    await self._take_from_others(peer_id)
+                await self._take_from_others(peer_id)
             self._give_up_missing_parts(peer_index)
             raise
         finally:
@@ -160,8 +191,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         peer_index = self.ordered_peer_ids.index(reducer)
         if answer.part_index != self._missing_parts(peer_index).start:
             return False
-        if self.answers_are_averages:
-            self.answers.keep(reducer, answer.part_index, answer.message)
+        self.answers.keep(reducer, answer.part_index, answer.message)
         self._use(peer_index, answer.values)
         return True
 
@@ -169,7 +199,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         self.tensor_part_container.register_processed_part(peer_index, self._num_registered[peer_index], values)
         self._num_registered[peer_index] += 1
 
-    async def _take_from_others(self, reducer: PeerID, *, asks_once: bool = False) -> bool:
+    async def _take_from_others(self, reducer: PeerID, *, asks_once: bool = False, asks_reducer: bool = False) -> bool:
         """Ask the other members in turn for the answers that a reducer has not given to this peer; True if they help.
 
         It ends when nothing is missing, nobody can have it any more, or it takes too long; or all were asked once.
@@ -178,6 +208,8 @@ class TrustedAllReduceRunner(ReducingEnd):
         # Clients answer no calls, and helpers have no answers.
         modes = zip(self.ordered_peer_ids, self.modes, strict=True)
         members = deque(m for m, mode in modes if mode == AveragingMode.NODE and m not in (reducer, self.peer_id))
+        if asks_reducer:
+            members.appendleft(reducer)
         num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -215,7 +247,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         container = self.tensor_part_container
         if container.finished.is_set():  # the round is over
             return
-        if self.answers_are_averages and self._is_last_attempt:
+        if self._is_last_attempt:
             for part_index in self._missing_parts(peer_index):
                 part, _ = container._input_parts_by_peer[peer_index][part_index]
                 self._use(peer_index, torch.zeros_like(part))
@@ -232,7 +264,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         async with aclosing(parts):
             async for part_index, part in parts:
                 average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, self.weight)
-                message = await self._answer(average, part, part_index)
+                message = await self._answer(average, part_index)
                 values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
                 yield _Answer(part_index=part_index, message=message, values=values)
 
@@ -240,8 +272,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         """Take a part of this peer's own share through the codec, as others' parts come; runs in a thread."""
         part_index, part = numbered_part
         _, message, digest = self._signed_part(self.peer_id, part_index, (part, self._own_part_infos[part_index]))
-        if self.answers_are_averages:
-            self.inputs.keep(part_index, self.peer_id, message, digest)
+        self.inputs.keep(part_index, self.peer_id, message, digest)
         return part_index, self._read(message.tensor_part, part_index)
 
     def _answers(self, peer_id: PeerID) -> AsyncGenerator[_Answer, None]:
@@ -284,15 +315,13 @@ class TrustedAllReduceRunner(ReducingEnd):
         own_part, info = part_and_info
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
-        if self.answers_are_averages:
-            self._check_seal(reducer, message, part_index)
+        self._check_seal(reducer, message, part_index)
         answer = read_part(message.tensor_part, self.tensor_part_container.compression, info, own_part.shape)
-        average = answer if self.answers_are_averages else own_part + answer
         typical = max(self._memory.typical_value, self.tensor_part_reducer.typical_value)
         limit = max(
             MAX_ANSWER_RATIO * _norm(own_part), MAX_ANSWER_RATIO_TO_OTHERS * typical * math.sqrt(own_part.numel())
         )
-        if limit and (length := _norm(average)) > limit:
+        if limit and (length := _norm(answer)) > limit:
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return _Answer(part_index=part_index, message=message, values=answer)
 
@@ -316,7 +345,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         statement = part_statement(self.group_id, self.peer_id, reducer, part_index, self.weight, digest)
         message = averaging_pb2.AveragingData(
             code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight,
-            peer_id=self._signatures.sign(statement) if self.answers_are_averages else b"",
+            peer_id=self._signatures.sign(statement),
         )  # fmt: skip
         return part_index, message, digest
 

@@ -32,6 +32,7 @@ from pipelines.training.run.door import door_of
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.run.versions import package_version
+from pipelines.training.state.anchors import AnchorKeys
 from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -179,12 +180,14 @@ def enter_run(
     parts: PeerParts = PeerParts(),
     fetch_checkpoint: Callable[[], Path | None] = lambda: None,
     keys: TrustedKeys | None = None,
+    anchor_keys: AnchorKeys | None = None,
     seed: int | None = None,
 ) -> Iterator[Membership]:
     """Enter the swarm of a task's run and download its newest state; `name` is the run's, for messages.
 
-    `keys` are those of a run on the Hub, which is then watched for new keys and generations; None: it is not. Without
-    entry addresses in the run's settings the peer is its first one. Raises as `join_run` does.
+    `keys` are those of a run on the Hub, which is then watched for new keys and generations; None: it is not.
+    `anchor_keys` returns the run's anchors', by default those among `keys`. Without entry addresses in the run's
+    settings the peer is its first one. Raises as `join_run` does.
     """
     run = task.run
     torch.set_num_threads(compute_threads(compute.cpu_threads, os.environ, os.cpu_count()))
@@ -208,6 +211,7 @@ def enter_run(
                 package_version=parts.package_version,
                 place=name,
                 gradient_averager_type=parts.gradient_averager_type,
+                anchor_keys=anchor_keys or (keys.anchors if keys is not None else tuple),
             )
         )
         # Signals must kill hivemind's children, so they are forked before.
@@ -217,6 +221,7 @@ def enter_run(
         peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
         parts.hear("entered", dht=dht)
         parts.hear("synchronising")
+        peer.wait_for_word(stop)
         source = peer.synchronise(fetch_checkpoint, parts.show)
         own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
         membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed)

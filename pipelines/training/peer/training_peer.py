@@ -38,6 +38,7 @@ from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.anchors import AnchorKeys
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
@@ -45,6 +46,7 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 
 logger = logging.getLogger(__name__)
 
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 1.0, 30.0
 LINGER_SECONDS = 150.0
 """A peer that finishes the run stays until an auxiliary peer has the final state, but at most this long."""
 
@@ -95,6 +97,7 @@ class TrainingPeer:
         package_version: str,
         place: str = "",
         gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager,
+        anchor_keys: AnchorKeys = tuple,
     ) -> None:
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
         self.model = task.new_model().to(compute.device)
@@ -103,7 +106,7 @@ class TrainingPeer:
         """What this peer has contributed, in the task's unit."""
 
         self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
-        self._gradient_averager_type = gradient_averager_type
+        self._gradient_averager_type, self._anchor_keys = gradient_averager_type, anchor_keys
         self._epoch_losses: list[float] = []
         self.pause_switch = PauseSwitch()
         self._parts = contextlib.ExitStack()
@@ -122,6 +125,7 @@ class TrainingPeer:
             records=self.records,
             bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
             gradient_averager_type=self._gradient_averager_type,
+            anchor_keys=self._anchor_keys,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self._parts.callback(self.optimizer.shutdown)
@@ -158,6 +162,22 @@ class TrainingPeer:
             store=self._parts.enter_context(meeting_place()),
         )
         return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
+
+    def wait_for_word(self, stop: threading.Event) -> None:
+        """In a run with anchors: wait until one of them, or peers that one vouches for, say which state the run has.
+
+        Ends at once while nobody trains, and when `stop` is set.
+        """
+        next_line = 0.0
+        while self.optimizer.state_transfer.is_without_word() and not stop.wait(SECONDS_BETWEEN_LOOKS):
+            if time.monotonic() >= next_line:
+                next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+                logger.warning(
+                    "Peers train here, but neither an anchor of the run nor enough of the peers that one vouches for "
+                    "say which state it has. This peer waits. The organiser starts an anchor with: dalle-collab run "
+                    "assist %s",
+                    self._place or "ORG/RUN",
+                )
 
     def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
         """Load the newest available state; return where it came from: `peers`, `checkpoint` or `start`.
@@ -304,11 +324,14 @@ class TrainingPeer:
         self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
 
     def _hand_over(self, stop: threading.Event) -> None:
-        """Stay until an auxiliary peer has the final state, so that the last epochs are not lost."""
+        """Stay until an anchor, or an auxiliary peer of a run without anchors, has the final state."""
         deadline = time.monotonic() + LINGER_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
-            auxiliaries = self.records.auxiliaries().values()
-            if not auxiliaries or any(status.held_epoch >= self.run.num_epochs for status in auxiliaries):
+            if (anchor := self.optimizer.state_transfer.anchor) is not None:
+                held = [anchor.epoch]
+            else:
+                held = [status.held_epoch for status in self.records.auxiliaries().values()]
+            if not held or max(held) >= self.run.num_epochs:
                 return
             stop.wait(0.5)
         logger.warning("No auxiliary peer downloaded the final state within %.0f s.", LINGER_SECONDS)

@@ -163,6 +163,11 @@ class TrustedKeys:
         """Return the newest list; an empty one while none has been read."""
         return self._newest or KeyList()
 
+    def anchors(self) -> tuple[str, ...]:
+        """Return the keys of the run's anchors now, in order; none where no organiser vouches for them."""
+        newest = self.newest()
+        return newest.holders(ANCHOR, at=time.time()) if newest.serial else ()
+
     def accepts(self, run: TrainingRun) -> bool:
         """Return whether settings are of the same organiser as the first ones."""
         return run.organiser_key == self._run.organiser_key

@@ -141,9 +141,6 @@ class AveragingSettings:
     delay_gradient_averaging: bool = False
     """Also average the gradients while the next ones are computed; costs one epoch of staleness, hides the network."""
 
-    average_state_every: int = 5
-    """Epochs between averagings of the parameters, which undo the drift from partly failed rounds."""
-
     matchmaking_seconds: float = 10.0
     """Time for peers to find each other before a round. Increase if fewer than 90 % of peers join a round."""
 
@@ -154,11 +151,11 @@ class AveragingSettings:
     """A peer that is silent for this long no longer counts."""
 
     min_share_averaged: float = 0.9
-    """A round that averages less of the gradient is an error: it is counted, and parameters are averaged next."""
+    """A round that averages less of the gradient is an error and is counted; the rest of the average is zero."""
 
     def check(self) -> None:
         """Raise ValueError unless the settings are valid."""
-        check_positive(self, "average_state_every", "matchmaking_seconds", "progress_expiration_seconds")
+        check_positive(self, "matchmaking_seconds", "progress_expiration_seconds")
         check_positive(self, "min_8bit_elements")
         check_choice("averaging_compression", self.averaging_compression, AVERAGING_COMPRESSIONS)
         if self.averaging_timeout_seconds <= self.matchmaking_seconds:

@@ -24,6 +24,9 @@ from pipelines.training.run.sections import (
 
 FORMAT_VERSION = 2
 FLAT_FORMAT_VERSION = 1
+RETIRED_SETTINGS = frozenset({"average_state_every"})
+"""Settings of earlier versions that have no effect any more; they are read and dropped."""
+
 """Format of files with all settings side by side, without sections."""
 
 TASKS_THAT_COUNT_TOKENS = ("fill-mask", "text-generation")
@@ -127,6 +130,8 @@ class TrainingRun(
             raise ValueError(f"{TRAINING_RUN_FILE} contains a {type(values).__name__}; expected a JSON object.")
         _check_format(values.get("format_version", FORMAT_VERSION))
         settings = _flat(values) | {"format_version": FORMAT_VERSION}
+        for name in RETIRED_SETTINGS:
+            settings.pop(name, None)
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := sorted(set(settings) - known):
             raise ValueError(f"Unknown setting {', '.join(unknown)} in {TRAINING_RUN_FILE}; known: {sorted(known)}.")
@@ -177,7 +182,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"Unknown section {name} in {TRAINING_RUN_FILE}; known: {', '.join(SECTIONS)}. "
                 "Update the package: pip install -U dalle-collab"
             )
-        known = {item.name for item in dataclasses.fields(SECTIONS[name])}
+        known = {item.name for item in dataclasses.fields(SECTIONS[name])} | RETIRED_SETTINGS
         if unknown := sorted(set(section) - known):
             raise ValueError(
                 f"Unknown setting {', '.join(unknown)} in section {name} of {TRAINING_RUN_FILE}; "

@@ -5,15 +5,14 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
 import torch
-from hivemind.averaging.control import StepControl
-from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
+from hivemind.compression import CompressionInfo
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -37,10 +36,6 @@ from pipelines.training.state.snapshot import CHUNK_BYTES, StateSnapshot
 
 logger = logging.getLogger(__name__)
 
-NO_COMPRESSION = NoCompression()
-SEARCH_IN_MATCHMAKINGS = 3
-"""Matchmaking for averaging the state times out after this multiple of its usual duration."""
-
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_STAY = 15.0
 """How long a snapshot being sent waits for a newcomer that has stopped reading."""
@@ -50,27 +45,24 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 
 
 class SwarmStateAverager(RobustAverager, TrainingStateAverager):
-    """Keeps, averages and serves parameters and optimizer state; counts what was really averaged.
+    """Keeps, steps and serves parameters and optimizer state. It averages nothing: equal steps keep peers equal.
 
     All peers of a run use it, including the auxiliary peer. It serves a snapshot, so that epoch and tensors match
     whatever happens to the live state meanwhile.
     """
 
     PROTOCOL_NAME = "SwarmStateAverager"
-    notices_replays = False  # unchanged parameters produce the same parts again
-    may_be_skipped = True  # the next optimizer step waits until it is over
     apply_parameters: Callable[[], None] | None = None
     """Applies new parameters to the model; None: they overwrite the model's own."""
 
-    def __init__(self, *, compression: CompressionBase = NO_COMPRESSION, **kwargs: Any) -> None:
-        self.answers_are_averages = isinstance(compression, NoCompression)
+    def __init__(self, **kwargs: Any) -> None:
         self.state_epoch = 0
         self.state_changed = threading.Event()
         self._swarm_id = kwargs["prefix"]
         self._changing, self._snapshot_lock = threading.Lock(), threading.Lock()
         self._num_changes = self._num_changes_in_snapshot = 0
         self._num_received = multiprocessing.Value("q", 0)
-        super().__init__(compression=compression, **kwargs)
+        super().__init__(**kwargs)
 
     def _apply_optimizer_parameters_(self) -> None:
         if self.apply_parameters is None:
@@ -82,9 +74,6 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         # hivemind's last call before it forks the process that will read the snapshot.
         self.snapshot = StateSnapshot(self.named_state(), swarm_id=self._swarm_id)
         return super()._init_tensor_infos()
-
-    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
-        return dict.fromkeys(peer_ids, 1.0)  # one peer, one vote
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Return the live tensors of the state by name."""
@@ -100,32 +89,16 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         """Bytes of the state received in the current download."""
         return self._num_received.value
 
-    def schedule_step(
-        self, scheduled_time: float | None = None, *, timeout: float | None = None, **kwargs: Any
-    ) -> StepControl:
-        """See `TrainingStateAverager.schedule_step`, with a limit on matchmaking."""
-        longest = SEARCH_IN_MATCHMAKINGS * self.matchmaking_kwargs["min_matchmaking_time"]
-        seconds = longest if timeout is None else min(timeout, longest)
-        return super().schedule_step(scheduled_time, timeout=seconds, **kwargs)
-
-    def _do(
-        self,
-        wait_for_trigger: Callable[[], object] | None,
-        optimizer_step: bool,
-        zero_grad: bool,
-        averaging_round: bool,
-        averaging_control: StepControl | None,
-        *args: Any,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Run an optimizer step, an averaging round or both; no snapshot is taken meanwhile."""
+    def _do(self, wait_for_trigger: Callable[[], bool] | None, optimizer_step: bool, *args: Any, **kwargs: Any) -> None:
+        """Run an optimizer step unless its trigger returns False or fails; no snapshot is taken meanwhile."""
         with self._changing:
             epoch = self.local_epoch  # `step` has already incremented it
-            if averaging_round and (averaging_control is None or averaging_control.done()):
-                averaging_control = self.schedule_step(gather=epoch, timeout=timeout)
-            parts = (wait_for_trigger, optimizer_step, zero_grad, averaging_round, averaging_control)
-            super()._do(*parts, *args, timeout=timeout, **kwargs)
+            try:
+                steps = optimizer_step and (wait_for_trigger is None or wait_for_trigger())
+            except Exception as error:  # whoever waits for the trigger's result decides what follows
+                logger.info("The state stays as it is: %s", error)
+                return
+            super()._do(None, steps, *args, **kwargs)
             self._note_change(epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -133,6 +106,15 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         self.local_epoch = epoch
         self._update_scheduler()
         self._note_change(epoch)
+
+    def restore_state(self, tensors: Mapping[str, torch.Tensor], epoch: int) -> None:
+        """Go back to an earlier `named_state`."""
+        with torch.no_grad(), self._changing, self.lock_averaged_tensors:
+            for name, tensor in self.named_state().items():
+                tensor.copy_(tensors[name])
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        self.set_epoch(epoch)
 
     def take_part_in(self, epoch: int) -> None:
         """Continue in an epoch with the state as it is; the state keeps its own epoch in this peer's signed record."""
@@ -210,12 +192,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         return min(self.num_received, self.snapshot.num_bytes), self.snapshot.num_bytes
 
     def _take_over(self, epoch: int) -> None:
-        with torch.no_grad(), self._changing, self.lock_averaged_tensors:
-            for name, tensor in self.named_state().items():
-                tensor.copy_(self.snapshot.tensors[name])
-        if self.offload_optimizer:
-            self._apply_optimizer_parameters_()
-        self.set_epoch(epoch)
+        self.restore_state(self.snapshot.tensors, epoch)
         self._num_changes_in_snapshot = self._num_changes
 
     async def _download(self, order: dict[str, Any], future: MPFuture) -> None:

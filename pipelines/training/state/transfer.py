@@ -5,15 +5,17 @@ copy, its hashes and the record are made in a thread, after a step.
 """
 
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from pipelines.swarm.records import StateRecord, SwarmRecords
+from pipelines.swarm.records import AnchorRecord, StateRecord, SwarmRecords
+from pipelines.training.state.anchors import Anchorage, AnchorWatch, anchored, is_contradicted
 from pipelines.training.state.averager import SwarmStateAverager
-from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.download import (
     DownloadLimits,
     DownloadReport,
@@ -25,8 +27,11 @@ from pipelines.training.state.votes import Verdict, count_votes, donors_in_turn,
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.25
-NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING = 5
-"""A trainer contradicted by a clear majority for this many epochs in a row loads the majority's state."""
+SECONDS_BETWEEN_JUDGEMENTS = 1.0
+"""How often a peer looks whether the others have named their states of its epoch, until they have."""
+
+NUM_MISFITS_TO_LEAVE = 5
+"""Downloads in a row after which a peer's own step led to another state again, while all others agreed."""
 
 SECONDS_BETWEEN_LOG_LINES = 10.0
 
@@ -91,6 +96,24 @@ class TakenState:
     """From first reading the votes to the end of the download."""
 
 
+class Witnesses(Protocol):
+    """Whose word a peer takes; see `acquaintances.Acquaintances`."""
+
+    @property
+    def believe_strangers(self) -> bool:
+        """Whether those vote whom this peer has never averaged with, if it knows nobody."""
+
+    @property
+    def quorum(self) -> int:
+        """How many of those that this peer knows must be there for their votes to count."""
+
+    def know(self, peer: str) -> bool:
+        """Return whether this peer has averaged with another one, by libp2p id, or others vouch for it."""
+
+    def vouch(self, names: frozenset[str] | None) -> None:
+        """Take note of whom the run's anchors average with; None: it has no anchors."""
+
+
 class StateTransfer:
     """Downloads the state from others and offers it to others. `close` it before the averager is shut down."""
 
@@ -99,31 +122,62 @@ class StateTransfer:
         averager: SwarmStateAverager,
         records: SwarmRecords,
         limits: TransferLimits,
-        knows: Callable[[str], bool] = lambda _peer: False,
+        witnesses: Witnesses,
+        anchors: AnchorWatch,
     ) -> None:
-        """`knows` tells of a libp2p id whether this peer has averaged with it, and takes its vote."""
-        self._knows = knows
+        """`witnesses` are those whose votes this peer takes, `anchors` those whose signature it takes."""
+        self._witnesses, self._anchors = witnesses, anchors
         self._averager, self._records, self._limits = averager, records, limits
         self._peer_id = averager.peer_id.to_base58()
         self._generator = random.Random()  # specific to this peer: newcomers arriving together spread over the donors
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._avoided: set[str] = set()
-        self._sealed_at = 0.0
+        self._sealed_at = self._renewed_at = 0.0
+        self.is_judged = True
+        """Whether this peer knows if the others have the same state as it has now."""
+
         self.last_taken: TakenState | None = None
-        self.num_outvoted_epochs = 0
+        self.is_outvoted = False
+        """Whether the others have another state of this trainer's epoch; it then downloads theirs."""
+
+        self.num_misfits = 0
+        """Times in a row that this trainer alone had another state."""
+
         self.was_offered_newer = False
         """Whether somebody serves the state that the last `fetch` wanted, whether or not it could be loaded."""
 
     @property
-    def is_outvoted(self) -> bool:
-        """Whether this trainer's state has differed from the majority's for too long to be fixed by averaging."""
-        return self.num_outvoted_epochs >= NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
+    def fits(self) -> bool:
+        """Whether this machine computes what the others compute: False if downloads of their state do not help."""
+        return self.num_misfits < NUM_MISFITS_TO_LEAVE
 
     def newest_epoch(self) -> int:
-        """Return the epoch of the state that most signed trainers name; 0 if nobody serves one."""
-        verdict = self._verdict(frozenset())
-        return verdict.epoch if verdict else 0
+        """Return the epoch that the run's state has reached; 0 if there is none that this peer believes in."""
+        verdict, anchor = self._verdict(frozenset()), self.anchor
+        return verdict.epoch if verdict else int(anchor.epoch) if anchor else 0
+
+    @property
+    def anchor(self) -> AnchorRecord | None:
+        """What the run's anchor says now; None without one."""
+        return self._look_at_anchors().present
+
+    @property
+    def roster(self) -> frozenset[str]:
+        """Names of the peers in the anchors' newest statement."""
+        return self._look_at_anchors().roster
+
+    def is_without_word(self) -> bool:
+        """Return whether somebody trains in a run with anchors, and this peer cannot tell now which state it has."""
+        if not self._look_at_anchors().has_anchors or not self._records.trainers():
+            return False
+        return self._verdict(frozenset()) is None
+
+    def is_among_strangers(self) -> bool:
+        """Return whether somebody trains, and neither an anchor nor anybody whom this peer believes is there to ask."""
+        seen = self._look_at_anchors()
+        is_asking = seen.has_anchors and seen.present is None and bool(self._records.trainers())
+        return is_asking and not self._voters(self._records.states())
 
     def fetch(self, *, at_least: int, wanted: int = 0, show: ShowProgress | None = None) -> TakenState | None:
         """Load the state that most signed trainers name, if it is of epoch `at_least` or later; None if that failed.
@@ -134,7 +188,8 @@ class StateTransfer:
         started, show = time.monotonic(), show or logged_now_and_then()
         refused: set[str] = set()
         avoided = set(self._avoided)
-        self.was_offered_newer = False
+        anchor = self.anchor
+        self.was_offered_newer = anchor is not None and anchor.epoch >= at_least
         for _ in range(self._limits.num_attempts):
             rest = started + self._limits.total_seconds - time.monotonic()
             verdict = self._settled_verdict(wanted, refused)
@@ -156,7 +211,7 @@ class StateTransfer:
                     self.was_offered_newer = True
                 continue
             self._avoided |= set(report.liars)
-            self.was_offered_newer, self.num_outvoted_epochs = True, 0
+            self.was_offered_newer, self.is_outvoted = True, False
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
         self._averager.state_changed.set()  # the earlier snapshot may have been partly overwritten: copy again
@@ -190,25 +245,45 @@ class StateTransfer:
             show=lambda done, of: show(DownloadProgress(verdict=verdict, num_bytes=done, num_bytes_total=of)),
         )
 
-    def _verdict(self, refused: frozenset[str] | set[str], with_own: bool = False) -> Verdict | None:
-        claims = self._records.states()
-        if not with_own:
-            claims = {key: claim for key, claim in claims.items() if claim.peer_id != self._peer_id}
-        voters = electorate(claims, self._records.trainers(), self._knows)
-        return count_votes(claims, voters, refused, self._records.admissions.users(claims))
+    def _verdict(self, refused: frozenset[str] | set[str]) -> Verdict | None:
+        claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
+        present = self._look_at_anchors().present
+        voters = self._voters(claims)
+        verdict = None
+        if voters or self._witnesses.believe_strangers:
+            verdict = count_votes(claims, voters, refused, self._records.admissions.users(claims))
+        return anchored(verdict, present, claims, refused)
+
+    def _look_at_anchors(self) -> Anchorage:
+        seen = self._anchors.look()
+        self._witnesses.vouch(seen.roster if seen.has_anchors else None)
+        return seen
+
+    def _voters(self, claims: Mapping[bytes, StateRecord]) -> Collection[bytes]:
+        witnesses = self._witnesses
+        return electorate(
+            claims,
+            self._records.trainers(),
+            witnesses.know,
+            believes_strangers=witnesses.believe_strangers,
+            quorum=witnesses.quorum,
+        )
 
     def _settled_verdict(self, wanted: int, refused: set[str]) -> Verdict | None:
         deadline = time.monotonic() + self._limits.settling_seconds
         while True:
             verdict = self._verdict(refused)
-            if verdict is None or (verdict.is_decided and verdict.epoch >= wanted) or time.monotonic() > deadline:
+            is_settled = verdict is not None and verdict.is_decided and verdict.epoch >= wanted
+            # The anchor has signed a state, and its donors' records are still to come.
+            is_hopeless = verdict is None and self.anchor is None
+            if is_settled or is_hopeless or time.monotonic() > deadline:
                 return verdict
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _keep_offering(self) -> None:
-        """Snapshot, hash and sign the state after every step; renew the record in between."""
+        """Snapshot, hash and sign the state after every step; renew the record and judge the state in between."""
         while not self._stop.is_set():
-            changed = self._averager.state_changed.wait(self._limits.record_seconds / 3)
+            changed = self._averager.state_changed.wait(self._seconds_to_next_look())
             if self._stop.is_set():
                 return
             try:
@@ -216,7 +291,10 @@ class StateTransfer:
                     self._stop.wait(SECONDS_BETWEEN_LOOKS)
                     continue
                 self._averager.state_changed.clear()
-                self._offer()
+                if changed or self._seconds_to_renewal() <= 0:
+                    self._offer()
+                if not (changed or self.is_judged):
+                    self._judge()
             except Exception:  # the outermost loop of this thread: training continues, the next epoch retries
                 logger.exception("The state could not be offered to newcomers.")
 
@@ -224,13 +302,20 @@ class StateTransfer:
         is_old = time.monotonic() - self._sealed_at > self._limits.longest_hold_seconds
         return is_old or not self._averager.snapshot.is_held
 
+    def _seconds_to_renewal(self) -> float:
+        return self._renewed_at + self._limits.record_seconds / 3 - time.monotonic()
+
+    def _seconds_to_next_look(self) -> float:
+        longest = math.inf if self.is_judged else SECONDS_BETWEEN_JUDGEMENTS
+        return max(0.0, min(longest, self._seconds_to_renewal()))
+
     def _offer(self) -> None:
+        self._renewed_at = time.monotonic()
         if self._averager.snapshot_is_current:
             manifest = self._averager.snapshot.manifest()
         else:
-            self._count_contradictions(self._averager.snapshot.manifest())
             manifest = self._averager.take_snapshot()
-            self._sealed_at = time.monotonic()
+            self._sealed_at, self.is_judged = time.monotonic(), False
         if manifest is None:
             return
         record = StateRecord(
@@ -241,9 +326,21 @@ class StateTransfer:
         )
         self._records.publish_state(record, self._limits.record_seconds)
 
-    def _count_contradictions(self, own: StateManifest | None) -> None:
-        """Check at the end of an epoch whether the others agree with this peer's digest."""
-        verdict = self._verdict(frozenset(), with_own=True)
-        if own is None or verdict is None or verdict.epoch != own.epoch or not verdict.is_clear:
+    def _judge(self) -> None:
+        """Learn, once in an epoch, whether the anchor, or those whom this peer believes, have the same state of it."""
+        own, claims, seen = self._averager.snapshot.manifest(), self._records.states(), self._look_at_anchors()
+        known = {
+            k for k, claim in claims.items() if claim.peer_id == self._peer_id or self._witnesses.know(claim.peer_id)
+        }
+        trainers = known & self._records.trainers()
+        if own is None or (seen.present is None and not trainers):
             return
-        self.num_outvoted_epochs = 0 if verdict.digest == own.digest else self.num_outvoted_epochs + 1
+        verdict = count_votes(claims, trainers, users=self._records.admissions.users(claims)) if trainers else None
+        if (differs := is_contradicted(own.epoch, own.digest, seen.present, verdict)) is None:
+            return
+        is_clear = verdict is not None and verdict.is_clear and verdict.digest != own.digest
+        # An anchor yields to most of those it has just averaged with, who took another round for the one that counts.
+        self.is_judged, self.is_outvoted = True, differs and (is_clear or not self._anchors.is_anchor)
+        if self.is_outvoted:
+            logger.warning("The others have another training state of epoch %d; it is downloaded.", own.epoch)
+        self.num_misfits = self.num_misfits + 1 if self.is_outvoted and is_clear else 0

@@ -5,7 +5,7 @@ such as auxiliary peers, count only while nobody trains. A liar has one vote and
 trainers agree with each other than liars do. An epoch that the swarm cannot have reached, according to half of the
 voters, does not count: with the newest state preferred among equals, it would win every tie. Who may sign at all
 is up to the run's admission. Where everybody may join, keys are free, so a trainer asks only those that it has averaged
-with; a newcomer knows nobody, and has to believe the most.
+with; a newcomer knows nobody, and believes the run's anchors (`anchors`), or the most where there are none.
 """
 
 import random
@@ -44,6 +44,9 @@ class Verdict:
     outvoted: tuple[str, ...]
     """libp2p ids of those that name another digest for this epoch, or an epoch not reached yet."""
 
+    is_anchored: bool = False
+    """Whether an anchor has signed it, so that votes do not matter."""
+
     @property
     def is_clear(self) -> bool:
         """Whether more than half of all voters name this state; around the end of an epoch they may be divided."""
@@ -58,7 +61,8 @@ class Verdict:
         return self.is_clear or 2 * (self.num_votes + self.num_late) <= self.num_voters
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch}, named by {self.num_votes} of {self.num_voters}"
+        by = "signed by an anchor" if self.is_anchored else f"named by {self.num_votes} of {self.num_voters}"
+        return f"epoch {self.epoch}, {by}"
 
 
 def count_votes(
@@ -95,12 +99,32 @@ def count_votes(
     )
 
 
+def differs_from(verdict: Verdict | None, epoch: int, digest: str) -> bool | None:
+    """Return whether a peer's own state of this epoch is not the one that wins; None while that is not known.
+
+    Among those that agree with nobody one wins by its digest, so that all know which.
+    """
+    if verdict is None or verdict.epoch != epoch or not verdict.is_decided:
+        return None
+    return verdict.digest != digest
+
+
 def electorate(
-    claims: Mapping[bytes, StateClaim], trainers: Collection[bytes], knows: Callable[[str], bool]
+    claims: Mapping[bytes, StateClaim],
+    trainers: Collection[bytes],
+    knows: Callable[[str], bool],
+    *,
+    believes_strangers: bool,
+    quorum: int = 0,
 ) -> Collection[bytes]:
-    """Return the trainers who vote: those whose libp2p ids this peer `knows`, all of them if it knows none."""
+    """Return the trainers who vote: those whose libp2p ids this peer `knows`, if they are at least a `quorum`.
+
+    If it knows none: all of them in a run without anchors (`believes_strangers`), otherwise nobody.
+    """
     known = {key for key in trainers if key in claims and knows(claims[key].peer_id)}
-    return known or trainers
+    if believes_strangers and not known:
+        return trainers
+    return known if len(known) >= quorum else ()
 
 
 def one_vote_each(votes: Iterable[tuple[Hashable, tuple[int, str]]]) -> list[tuple[int, str]]:

@@ -8,8 +8,10 @@ everybody was new once; who claims samples round after round and brings none to 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from pipelines.swarm.records import sender_name
+
 ROUNDS_REMEMBERED = 8
-"""Rounds after which a peer that was in none of them is a stranger again."""
+"""Rounds, failed ones among them, after which a peer that was in none of them is a stranger again."""
 
 ROUNDS_TO_SHOW_UP = 3
 """Rounds of this peer in which one that claims samples may be missing: it may join late, or lose a round."""
@@ -25,46 +27,80 @@ class _Seen:
 
 
 class Acquaintances:
-    """Peers by libp2p id: in which of this peer's rounds they were."""
+    """Peers by libp2p id: in which of this peer's rounds they were. Written by one thread, read by others."""
 
     def __init__(self) -> None:
-        self._num_rounds = 0
+        self._num_rounds = self._last_number = 0
         self._seen: dict[str, _Seen] = {}
+        self._recent: frozenset[str] = frozenset()
+        self._vouched: frozenset[str] | None = None
+
+    def vouch(self, names: frozenset[str] | None) -> None:
+        """Set whom the run's anchors average with, by `sender_name`; None: the run has no anchors."""
+        self._vouched = names
+
+    @property
+    def believe_strangers(self) -> bool:
+        """Whether a peer that knows nobody believes everybody: there is no anchor to ask."""
+        return self._vouched is None
 
     def note_round(self, number: int, members: Collection[str]) -> None:
         """Record the newest whole round; calls between rounds (`number` unchanged) have no effect."""
-        if number == self._num_rounds:
+        if number == self._last_number:
             return
-        self._num_rounds = number
-        seen = dict(self._seen)  # replaced, because another thread reads it
+        self._last_number, self._num_rounds = number, self._num_rounds + 1
+        seen, now = dict(self._seen), self._num_rounds
         for peer in members:
-            seen[peer] = _Seen(since=seen[peer].since if peer in seen else number, last=number)
-        self._seen = seen
+            seen[peer] = _Seen(since=seen[peer].since if peer in seen else now, last=now)
+        self._replace(seen)
+
+    def note_failure(self) -> None:
+        """Record a round of this peer that has failed, or for which it found nobody."""
+        self._num_rounds += 1
+        self._replace(self._seen)
 
     def note_claims(self, peers: Collection[str]) -> None:
         """Record who claims to train now; the others are forgotten, unless they were in one of the last rounds."""
-        seen = {peer: held for peer, held in self._seen.items() if peer in peers or self._is_recent(held)}
-        self._seen = {peer: _Seen(since=self._num_rounds) for peer in peers} | seen
+        seen = {peer: held for peer, held in self._seen.items() if peer in peers or peer in self._recent}
+        self._replace({peer: _Seen(since=self._num_rounds) for peer in peers} | seen)
+
+    @property
+    def know_somebody(self) -> bool:
+        """Whether anybody was in one of the last rounds."""
+        return bool(self._recent)
+
+    @property
+    def quorum(self) -> int:
+        """How many of those whom this peer `know`s must be there for their word to count.
+
+        Of those whom an anchor vouches for, half: who stays longest is not always honest.
+        """
+        return 0 if self._recent or self._vouched is None else (len(self._vouched) + 1) // 2
 
     def know(self, peer: str) -> bool:
-        """Return whether a peer was in one of the last rounds."""
-        held = self._seen.get(peer)
-        return held is not None and self._is_recent(held)
+        """Return whether a peer was in one of the last rounds, or, while none was, whether an anchor vouches for it."""
+        if recent := self._recent:
+            return peer in recent
+        return self._vouched is not None and sender_name(peer) in self._vouched
 
     def count(self, peer: str) -> bool:
         """Return whether a peer's samples count: it is known, or too new to be judged."""
         held = self._seen.get(peer)
-        return held is None or self._is_recent(held) or self._num_rounds - held.since < ROUNDS_TO_SHOW_UP
+        return held is None or peer in self._recent or self._num_rounds - held.since < ROUNDS_TO_SHOW_UP
 
-    def _is_recent(self, held: _Seen) -> bool:
-        return held.last is not None and self._num_rounds - held.last < ROUNDS_REMEMBERED
+    def _replace(self, seen: dict[str, _Seen]) -> None:
+        oldest = self._num_rounds - ROUNDS_REMEMBERED
+        self._seen = seen
+        self._recent = frozenset(peer for peer, held in seen.items() if held.last is not None and held.last > oldest)
 
 
-def believed_epoch(claims: Mapping[str, int], known: Collection[str]) -> int:
+def believed_epoch(claims: Mapping[str, int], known: Collection[str], *, believes_strangers: bool) -> int:
     """Return the latest epoch that at least half of those who can be believed have reached; 0 without others.
 
     `claims` are the epochs of the other peers' users, each of whom has one voice. Those who are `known` are believed;
-    if nobody is, all are: a newcomer knows nobody yet.
+    if nobody is, all are in a run without anchors: a newcomer knows nobody yet.
     """
-    epochs = [epoch for voice, epoch in claims.items() if voice in known] or list(claims.values())
+    epochs = [epoch for voice, epoch in claims.items() if voice in known]
+    if believes_strangers and not epochs:
+        epochs = list(claims.values())
     return sorted(epochs)[len(epochs) // 2] if epochs else 0

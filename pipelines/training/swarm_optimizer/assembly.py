@@ -1,7 +1,7 @@
 """Builds the parts of a run's optimizer and connects them. hivemind forks here: the order matters."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.anchors import AnchorKeys, AnchorWatch
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
@@ -30,10 +31,9 @@ from pipelines.training.swarm_optimizer.hivemind_options import (
 from pipelines.training.swarm_optimizer.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
-from pipelines.training.swarm_optimizer.state_averaging_calls import StateAveragingCalls
 
-CALL_LIFETIME_IN_TIMEOUTS = 5
-"""Lifetime of a call for averaging the state; it must outlast two epochs, however slow the swarm."""
+LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
+"""Options of a gradient averager that sends nothing and reduces nothing; see `TrustedAllReduceRunner`."""
 
 
 def make_optimizer(
@@ -44,12 +44,21 @@ def make_optimizer(
     records: SwarmRecords,
     bandwidth_limit_mbit: float | None = None,
     gradient_averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager,
+    anchor_keys: AnchorKeys = tuple,
+    own_anchor_key: str | None = None,
+    listens: bool = False,
     verbose: bool = False,
 ) -> SwarmOptimizer:
-    """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients."""
+    """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients.
+
+    `anchor_keys` returns the public keys of the run's anchors, in order; `own_anchor_key` is this peer's, if it is one.
+    `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing.
+    """
     check_codec(averaging_compression(run))
     level = logging.INFO if verbose else logging.DEBUG
-    acquaintances = Acquaintances()
+    acquaintances, anchors = Acquaintances(), AnchorWatch(records, run.swarm_id, anchor_keys, own_anchor_key)
+    if anchor_keys():
+        acquaintances.vouch(frozenset())  # until the anchors have been heard
     new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level)
     tracker = new_tracker()
     options = _averager_options(run, dht, bandwidth_limit_mbit)
@@ -72,7 +81,7 @@ def make_optimizer(
         keeps_own_gradient=True,
         gradient_momentum=gradient_momentum(run),
         start=True,
-        **options,
+        **(options | (dict(LISTENER) if listens else {})),
     )
     _step_along_averaged_gradients(state, gradients)
     parts = EpochParts(
@@ -81,12 +90,13 @@ def make_optimizer(
         tracker=tracker,
         state=state,
         gradients=gradients,
-        gathering=_gathering(run, model, gradients, state),
-        calls=StateAveragingCalls(records, run.averaging_timeout_seconds * CALL_LIFETIME_IN_TIMEOUTS),
+        gathering=SummedGradients(gradients) if listens else _gathering(run, model, gradients, state),
         records=records,
-        transfer=StateTransfer(state, records, transfer_limits(run), acquaintances.know),
+        transfer=StateTransfer(state, records, transfer_limits(run), acquaintances, anchors),
         round_times=_round_times(run),
         acquaintances=acquaintances,
+        anchors=anchors,
+        listens=listens,
     )
     return SwarmOptimizer(parts, new_tracker)
 

@@ -16,6 +16,7 @@ from hivemind.utils import get_dht_time
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.anchors import AnchorWatch
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
@@ -30,14 +31,7 @@ from pipelines.training.swarm_optimizer.missed_rounds import (
     wait_for_round,
 )
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
-from pipelines.training.swarm_optimizer.round_policy import (
-    GradientSource,
-    RoundPolicy,
-    Search,
-    epoch_of_call,
-    is_incomplete,
-)
-from pipelines.training.swarm_optimizer.state_averaging_calls import StateAveragingCalls
+from pipelines.training.swarm_optimizer.round_policy import RoundPolicy, Search, is_incomplete
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +48,14 @@ class EpochParts:
     state: SwarmStateAverager
     gradients: SwarmGradientAverager
     gathering: Gathering
-    calls: StateAveragingCalls
     records: SwarmRecords
     transfer: StateTransfer
     round_times: RoundTimes
     acquaintances: Acquaintances
+    anchors: AnchorWatch
+    listens: bool = False
+    """Whether this peer takes part without a gradient of its own, as anchors do."""
+
     scheduled: StepControl | None = None
     """The gradient round in matchmaking or in progress."""
 
@@ -68,8 +65,8 @@ class EpochParts:
     num_incomplete_rounds: int = 0
     """Gradient rounds that failed or averaged too small a share, at this peer."""
 
-    num_incomplete_state_rounds: int = 0
-    """Incomplete rounds of the state averager for which others were already called."""
+    num_failures_in_a_row: int = 0
+    """Rounds since the last one with an average."""
 
     @property
     def epoch(self) -> int:
@@ -83,7 +80,10 @@ class EpochParts:
 
 
 def end_epoch(parts: EpochParts) -> None:
-    """Average gradients with the others, step, and average the state if it is due: the swarm has enough samples.
+    """Average gradients with the others and step: the swarm has enough samples.
+
+    An epoch whose round failed everywhere ends without a step, so that peers stay equal; its gradients count in the
+    next one, unless that has begun already (delayed averaging).
 
     Raises:
         MissedRoundError: the others have had the round without this peer, which must download their state.
@@ -95,35 +95,27 @@ def end_epoch(parts: EpochParts) -> None:
         if run.delay_optimizer_step:
             state.step(wait_for_delayed_updates=True)
         parts.gathering.finish(parts.epoch)
-        control, before_step = begin_round(parts), None
-        if control is None:
+        has_average = None
+        if is_alone(parts):
             parts.gradients.load_accumulators_into_averager_()  # this peer's own gradient
-        elif run.delay_gradient_averaging:
-            before_step = partial(finish_round, parts, control)
-        else:
-            finish_round(parts, control)
-        averages_state = parts.policy.averages_state(
-            max(parts.epoch + 1, parts.global_epoch),
-            tracker.global_progress.num_peers,
-            parts.calls.epochs,
-            is_averaging=state.averaging_in_progress,
-        )
-        # The optimizer reads the averager's tensors: their current values, or those after `before_step`.
+        elif (control := begin_round(parts)) is not None and run.delay_gradient_averaging:
+            has_average = partial(finish_round, parts, control)
+        elif control is None or not finish_round(parts, control):
+            end_without_step(parts)
+            return
+        # The optimizer reads the averager's tensors: their current values, or those after `has_average`.
         state.step(
             increment_epoch=True,
-            wait_for_trigger=before_step,
+            wait_for_trigger=has_average,
             optimizer_step=True,
             delay_optimizer_step=run.delay_optimizer_step,
-            averaging_round=averages_state,
-            delay_averaging=True,
-            averaging_opts=dict(timeout=parts.round_times.timeout) if averages_state else None,
         )
         tracker.update_epoch(new_epoch=parts.epoch)
         parts.gradients.reset_accumulated_grads_()
 
 
 def look_for_group(parts: EpochParts) -> None:
-    """Start matchmaking for the next round if the epoch is about to end; then also learn what else is due."""
+    """Start matchmaking for the next round if the epoch is about to end."""
     if parts.policy.delays_averaging:
         parts.gradients.epoch_to_average = parts.epoch
     search = search_of(parts.scheduled)
@@ -131,53 +123,77 @@ def look_for_group(parts: EpochParts) -> None:
         return
     if parts.policy.begins_search(search, parts.tracker.estimated_next_update_time - get_dht_time()):
         parts.scheduled = parts.gradients.schedule_step(timeout=parts.round_times.timeout)
-    if parts.scheduled is not None:
-        judge_state_rounds(parts)
-        parts.calls.read(parts.epoch)
+
+
+def end_without_step(parts: EpochParts) -> None:
+    """End an epoch whose round failed: the state stays as it is, and what was gathered counts in the next epoch."""
+    parts.state.set_epoch(parts.epoch + 1)
+    parts.tracker.go_on(parts.epoch, parts.gathering.take_back())
+
+
+def is_alone(parts: EpochParts) -> bool:
+    """Return whether this peer steps along its own gradient, and stop looking for a group if it does."""
+    if parts.listens or not parts.policy.is_alone(
+        parts.tracker.global_progress.num_peers + (parts.anchors.look().present is not None),
+        num_failures=parts.num_failures_in_a_row,
+        knows_somebody=parts.acquaintances.know_somebody,
+    ):
+        return False
+    if search_of(parts.scheduled) is Search.OPEN and parts.scheduled is not None:
+        stop_looking(parts.scheduled)
+    parts.scheduled, parts.num_failures_in_a_row = None, 0
+    return True
 
 
 def begin_round(parts: EpochParts) -> StepControl | None:
-    """Send this peer's gradient into a round; return None if there is no round."""
+    """Send this peer's gradient into a round; return None if it could not begin."""
     parts.gradients.expect_samples(parts.tracker.plausible_samples())
-    search = search_of(parts.scheduled)
-    source = parts.policy.gradient_source(search, parts.tracker.global_progress.num_peers)
-    if source is GradientSource.ROUND:
-        try:
-            parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
-            return parts.scheduled
-        except Exception:  # whatever the error, this peer has its own gradient
-            logger.exception("A round of averaging could not start.")
-            if parts.scheduled is not None and not parts.scheduled.done():
-                tag_along(parts.scheduled, parts.round_times.timeout)
-    elif search is Search.OPEN and parts.scheduled is not None:
-        stop_looking(parts.scheduled)  # there are no other peers
-    parts.scheduled = None
-    return None
+    if search_of(parts.scheduled) in (Search.IN_ROUND, Search.OVER):
+        leave(parts)
+    try:
+        parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
+        return parts.scheduled
+    except Exception:  # whatever the error, the round has failed for this peer
+        logger.exception("A round of averaging could not start.")
+        leave(parts)
+        note_failure(parts)
+        return None
 
 
-def finish_round(parts: EpochParts, control: StepControl) -> None:
-    """Wait for the round; if it fails, step along this peer's own gradient, averaged as far as the round got.
+def finish_round(parts: EpochParts, control: StepControl) -> bool:
+    """Wait for the round; return whether there is an average, False if the round failed at all peers.
 
-    hivemind would step along its accumulators, which are empty by then: a null step. With delayed averaging, this
-    runs in a thread while gradients of the next epoch are gathered.
+    With delayed averaging, this runs in a thread while gradients of the next epoch are gathered.
 
     Raises:
         MissedRoundError: the others have had it, and this peer has not.
     """
-    before = parts.gradients.last_round
+    before, has_average = parts.gradients.last_round, True
     try:
         wait_for_round(control, parts.round_times.timeout, partial(have_others_moved_on, parts))
     except MissedRoundError:
         parts.has_missed_round = True
         raise
     except (Exception, asyncio.CancelledError) as error:
-        if parts.has_missed_round or have_others_moved_on(parts):
+        # Who only listens may be the only one that has found no group.
+        if parts.listens or parts.has_missed_round or have_others_moved_on(parts):
             parts.has_missed_round = True
             raise MissedRoundError(f"A round of averaging failed here, but not elsewhere: {error!r}.") from error
-        logger.warning("A round of averaging failed; this peer continues with its own gradient: %r", error)
+        logger.warning("A round of averaging failed; this epoch ends without a step: %r", error)
+        has_average = False
     parts.gradients.notify_used_averaged_gradients()
-    if is_incomplete(before, parts.gradients.last_round):
-        call_everybody(parts, counts_here=True)
+    parts.num_incomplete_rounds += is_incomplete(before, parts.gradients.last_round)
+    if has_average:
+        parts.num_failures_in_a_row = 0
+    else:
+        note_failure(parts)
+    return has_average
+
+
+def note_failure(parts: EpochParts) -> None:
+    """Remember a round that failed: those who claim to train and come to none do not count for ever."""
+    parts.num_failures_in_a_row += 1
+    parts.acquaintances.note_failure()
 
 
 def finish_delayed_round(parts: EpochParts) -> None:
@@ -209,17 +225,3 @@ def have_others_moved_on(parts: EpochParts) -> bool:
     if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
     return parts.run.delay_gradient_averaging and parts.transfer.newest_epoch() >= parts.epoch
-
-
-def judge_state_rounds(parts: EpochParts) -> None:
-    """Call everybody again if averaging the state failed: it is not retried within an epoch."""
-    num_incomplete = parts.state.last_round.num_incomplete_rounds
-    if num_incomplete > parts.num_incomplete_state_rounds:
-        parts.num_incomplete_state_rounds = num_incomplete
-        call_everybody(parts, counts_here=False)
-
-
-def call_everybody(parts: EpochParts, *, counts_here: bool) -> None:
-    """Have all peers average the state soon; `counts_here`: this peer's own gradient round failed."""
-    parts.num_incomplete_rounds += counts_here
-    parts.calls.call(epoch_of_call(parts.epoch, parts.global_epoch))

@@ -23,6 +23,9 @@ class Gathering(Protocol):
     def finish(self, epoch: int) -> None:
         """Load what to average now, and its weight, into the gradient averager."""
 
+    def take_back(self) -> int:
+        """Gather on what `finish` has loaded: nobody has averaged it, the state is the same; return its samples."""
+
     def restart(self, *, keep_gradient: bool) -> int:
         """Start over, after a change of the state from outside; return the samples that still count."""
 
@@ -41,12 +44,16 @@ class SummedGradients:
     def finish(self, epoch: int) -> None:
         """See `Gathering`: the averager already has everything."""
 
+    def take_back(self) -> int:
+        """See `Gathering`."""
+        self._averager.take_back()
+        return self._averager.local_samples_accumulated
+
     def restart(self, *, keep_gradient: bool) -> int:
         """See `Gathering`."""
         if keep_gradient:
-            self._averager.take_back()
-        else:
-            self._averager.forget_gradients()
+            return self.take_back()
+        self._averager.forget_gradients()
         return self._averager.local_samples_accumulated
 
 
@@ -80,6 +87,14 @@ class LocalSteps:
         self._inner.take_pseudo_gradient(self._averager.gathered())
         self._averager.count_as_one(self._num_samples)
         self._num_samples = 0
+
+    def take_back(self) -> int:
+        """See `Gathering`."""
+        self._num_samples += self._averager.local_samples_accumulated
+        self._averager.take_back()
+        self._inner.take_back(self._averager.gathered())
+        self._averager.reset_accumulated_grads_()
+        return self._num_samples
 
     def restart(self, *, keep_gradient: bool) -> int:
         """See `Gathering`. Progress from an older state is useless for a newer one: it is never kept."""

@@ -15,9 +15,6 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
     """Averages gradients; counts what was really averaged."""
 
     PROTOCOL_NAME = "SwarmGradientAverager"
-    notices_replays = True
-    answers_are_averages = True
-    may_be_skipped = False
     epoch_to_average: int | None = None
     """Epoch of the gradients to average next; if set, only peers with the same are matched; see `PacedKeyManager`."""
 

@@ -46,6 +46,12 @@ class InnerSteps:
             start.copy_(present)
 
     @torch.no_grad()
+    def take_back(self, pseudo_gradient: Sequence[torch.Tensor]) -> None:
+        """Measure progress from the starting point before `take_pseudo_gradient`, which gave this."""
+        for start, taken in zip(self._start, pseudo_gradient, strict=True):
+            start.add_(taken)
+
+    @torch.no_grad()
     def rebase(self, synchronised: Sequence[torch.Tensor]) -> None:
         """Apply the progress since the pseudo-gradient was taken on top of new synchronised parameters."""
         for parameter, start, new in zip(self._parameters, self._start, synchronised, strict=True):

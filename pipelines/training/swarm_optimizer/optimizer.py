@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.gradients.computation import gradients_are_finite
 from pipelines.training.state.transfer import ShowProgress
-from pipelines.training.swarm_optimizer.epoch_end import EpochParts, call_everybody, end_epoch, leave, look_for_group
+from pipelines.training.swarm_optimizer.epoch_end import EpochParts, end_epoch, leave, look_for_group
 from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.swarm_optimizer.round_policy import epoch_to_adopt, keeps_gradient
@@ -25,7 +25,7 @@ SECONDS_TO_SHUT_DOWN = 5.0
 
 
 class OutOfStepError(ValueError):
-    """This peer cannot catch up with the swarm."""
+    """This peer cannot catch up with the swarm, or computes something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class OptimizerProgress:
     """Figures of the last gradient round and the totals."""
 
     bytes_sent: int
-    """Payload of all rounds so far: gradients, or progress of local steps, and averages of the parameters."""
+    """Payload of all rounds so far: gradients, or progress of local steps, and averages of others' parts."""
 
     num_refused_gradients: int
     """Local gradients that were dropped because a value was not finite."""
@@ -99,7 +99,7 @@ class SwarmOptimizer:
             num_gathered=self.grad_averager.local_samples_accumulated,
             has_begun_round=scheduled is not None and scheduled.triggered,
             gradient_round=newest,
-            bytes_sent=newest.bytes_sent + self.state_averager.last_round.bytes_sent,
+            bytes_sent=newest.bytes_sent,
             num_refused_gradients=self.num_refused_gradients,
             num_incomplete_rounds=self._parts.num_incomplete_rounds,
         )
@@ -124,11 +124,8 @@ class SwarmOptimizer:
         was computed with an outdated state; the swarm's newer state is downloaded then.
         """
         self.last_gradient_was_used = False
-        newest = self.grad_averager.last_round
-        self._parts.round_times.note(newest.num_rounds, newest.seconds)
-        self._parts.acquaintances.note_round(newest.num_rounds, newest.senders)
-        self.state_averager.step(apply_delayed_updates=True)  # those that have ended in the background
-        if self._is_out_of_step():
+        self._note_progress()
+        if self.is_out_of_step:
             self.load_state_from_peers()
             return
         if not self._gather(batch_size):
@@ -137,7 +134,31 @@ class SwarmOptimizer:
         if self.tracker.ready_to_update_epoch:
             self._end_epoch()
 
-    def _is_out_of_step(self) -> bool:
+    def listen(self) -> None:
+        """Take part in the swarm's rounds without gradients of one's own; call it often.
+
+        Afterwards `is_out_of_step` tells whether a round was missed: only the swarm's state helps then.
+        """
+        self._note_progress()
+        if self.is_out_of_step or self.tracker.global_progress.num_peers <= 1:  # nobody but this peer
+            return
+        look_for_group(self._parts)
+        if self.tracker.ready_to_update_epoch:
+            try:
+                end_epoch(self._parts)
+            except MissedRoundError as error:
+                logger.info("%s", error)
+                self._parts.scheduled = None
+
+    def _note_progress(self) -> None:
+        newest = self.grad_averager.last_round
+        self._parts.round_times.note(newest.num_rounds, newest.seconds)
+        self._parts.acquaintances.note_round(newest.num_rounds, newest.senders)
+        self.state_averager.step(apply_delayed_updates=True)  # those that have ended in the background
+
+    @property
+    def is_out_of_step(self) -> bool:
+        """Whether the others have gone on without this peer, or have another state."""
         return self._parts.policy.takes_state_over(
             self.local_epoch,
             self.tracker.global_epoch,
@@ -199,23 +220,28 @@ class SwarmOptimizer:
         parts, state = self._parts, self.state_averager
         leave(parts)
         self.wait_for_updates()
-        first_epoch, first_state = self.local_epoch, state.state_epoch
+        first_epoch = self.local_epoch
         was_outvoted = self.state_transfer.is_outvoted
+        believes_keys = parts.acquaintances.believe_strangers and not parts.records.admissions.counts_users
+        if not (self.state_transfer.fits or believes_keys):
+            raise OutOfStepError(
+                f"{self.state_transfer.num_misfits} times in a row this machine's step led to another state than that "
+                "of the others, which it had downloaded before. Its processor or its version of torch does not fit: "
+                "use the versions in the run's required_versions, or another machine."
+            )
         self._fetch_state(show)
         with self.tracker.pause_updates():
             state.take_part_in(epoch_to_adopt(self.local_epoch, self.tracker.global_epoch))
             is_of_use = keeps_gradient(first_epoch, self.local_epoch, outvoted=was_outvoted)
             self.begin_epoch(keep_gradient=keep_gradient and is_of_use)
-        nobody_had_it = parts.has_missed_round and state.state_epoch == first_state
-        if nobody_had_it or parts.policy.stays_behind(self.local_epoch, state.state_epoch):
-            call_everybody(parts, counts_here=False)  # until then this peer's parameters differ
         parts.has_missed_round = False
         self._count_failed_loads()
         return self.local_epoch >= self.tracker.global_epoch
 
     def _fetch_state(self, show: ShowProgress | None) -> None:
         for _ in range(NUM_LOADS_TO_CATCH_UP):
-            at_least = self.state_averager.state_epoch + (0 if self.state_transfer.is_outvoted else 1)
+            # An anchor that returns to an earlier state outvotes this peer, too.
+            at_least = 0 if self.state_transfer.is_outvoted else self.state_averager.state_epoch + 1
             # Others may have announced it before the tracker polls again, and before they offer it.
             taken = self.state_transfer.fetch(
                 at_least=at_least, wanted=max(at_least, self.tracker.global_epoch), show=show

@@ -125,6 +125,13 @@ class SwarmProgressTracker(ProgressTracker):
         if is_new:
             self.should_report_progress.hurry()
 
+    def go_on(self, epoch: int, num_samples: int) -> None:
+        """Begin an epoch with samples from before, which say nothing of this peer's speed; updates must be paused."""
+        self.update_epoch(new_epoch=epoch)
+        self.local_progress = self.local_progress.copy(update=dict(samples_accumulated=num_samples))
+        self.global_progress.samples_accumulated += num_samples
+        self.should_report_progress.set()
+
     def shutdown(self, timeout: float | None = None) -> None:
         """Remove this peer's record from the DHT and stop."""
         self.should_report_progress.hurry()
@@ -156,7 +163,7 @@ class SwarmProgressTracker(ProgressTracker):
         now = get_dht_time()
         self._voices, self._known = claims, known
         heard = {voice: epoch for voice, epoch in claims.items() if not self._doubted.avoids(voice, now)}
-        return believed_epoch(heard, known)
+        return believed_epoch(heard, known, believes_strangers=self._acquaintances.believe_strangers)
 
     @property
     def num_witnesses(self) -> int:

@@ -3,16 +3,14 @@
 `epoch_end` calls it and acts. Epochs are numbers of optimizer steps; times are seconds.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.transfer import NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
 
-EPOCHS_OF_NOTICE = 2
-"""A call in the round that starts epoch e is for epoch e + 1: it has an epoch's time to arrive."""
+FAILURES_TO_BE_ALONE = 3
+"""Rounds in a row without an average after which a peer that knows nobody takes those who claim to train for liars."""
 
 MAX_STALENESS = 1
 """Epochs by which a gradient may be late: the same delay as in the paper's delayed updates (section 3.2)."""
@@ -29,16 +27,6 @@ class Search(Enum):
     OVER = auto()
 
 
-class GradientSource(Enum):
-    """Which gradient a peer uses for its step at the end of an epoch."""
-
-    ROUND = auto()
-    """The average of a round with others."""
-
-    OWN = auto()
-    """Its own: it is alone, or its matchmaking attempt is used up."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoundPolicy:
     """The decisions of one run's peers."""
@@ -46,7 +34,6 @@ class RoundPolicy:
     delays_averaging: bool
     """Whether gradients are averaged while those of the next epoch are computed."""
 
-    average_state_every: int
     matchmaking_seconds: float
 
     @classmethod
@@ -54,7 +41,6 @@ class RoundPolicy:
         """Return the policy that a run's settings ask for."""
         return cls(
             delays_averaging=run.delay_gradient_averaging,
-            average_state_every=run.average_state_every,
             matchmaking_seconds=run.matchmaking_seconds,
         )
 
@@ -67,15 +53,12 @@ class RoundPolicy:
         """
         return search in (Search.NONE, Search.OVER) and seconds_left <= self.matchmaking_seconds
 
-    def gradient_source(self, search: Search, num_peers: int) -> GradientSource:
-        """Return which gradient to use for the step, when the swarm has enough samples."""
-        is_used_up = search in (Search.IN_ROUND, Search.OVER)
-        return GradientSource.OWN if is_used_up or num_peers <= 1 else GradientSource.ROUND
+    def is_alone(self, num_peers: int, *, num_failures: int, knows_somebody: bool) -> bool:
+        """Return whether a peer steps along its own gradient; otherwise only a round's average moves its parameters.
 
-    def averages_state(self, next_epoch: int, num_peers: int, calls: Collection[int], *, is_averaging: bool) -> bool:
-        """Return whether the state is averaged at the start of an epoch: at regular ones, and when called for."""
-        is_due = next_epoch in calls or next_epoch % self.average_state_every == 0
-        return num_peers > 1 and is_due and not is_averaging
+        `num_peers` counts this one, and an anchor. Who only claims to train must not stop a peer that trains alone.
+        """
+        return num_peers <= 1 or (num_failures >= FAILURES_TO_BE_ALONE and not knows_somebody)
 
     def takes_state_over(self, local_epoch: int, global_epoch: int, *, has_missed_round: bool, outvoted: bool) -> bool:
         """Return whether the others have ended an epoch without this peer, or have outvoted it.
@@ -86,28 +69,11 @@ class RoundPolicy:
         num_ahead = 1 if self.delays_averaging else 0
         return local_epoch + num_ahead < global_epoch or has_missed_round or outvoted
 
-    def stays_behind(self, local_epoch: int, state_epoch: int) -> bool:
-        """Return whether this peer's parameters lack a step of the others, and no averaging of the state is near.
-
-        Near: before the peer would download the state again because it is outvoted.
-        """
-        epochs_to_averaging = self.average_state_every - local_epoch % self.average_state_every
-        return state_epoch < local_epoch and epochs_to_averaging > NUM_OUTVOTED_EPOCHS_BEFORE_RELOADING
-
 
 def is_incomplete(before: AveragingRound, after: AveragingRound) -> bool:
-    """Judge a gradient round by two readings of its averager's figures: whether this peer's parameters have diverged.
-
-    They have after no round at all, or too small a share here. What a single reducer did not deliver has been taken
-    from other members by then, also by a sender that was lost.
-    """
+    """Judge a gradient round by two readings of its averager's figures: no round at all, or too small a share."""
     no_round = after.num_rounds == before.num_rounds
     return no_round or after.num_incomplete_rounds > before.num_incomplete_rounds
-
-
-def epoch_of_call(local_epoch: int, global_epoch: int) -> int:
-    """Return the epoch at whose start all peers average the state, if one of them calls now."""
-    return max(local_epoch, global_epoch) + EPOCHS_OF_NOTICE
 
 
 def epoch_to_adopt(local_epoch: int, global_epoch: int) -> int:

@@ -116,7 +116,8 @@ def aggregate(
     values, excess = _around_the_median(clipped, shares, rule, floor)
     excess = torch.maximum(excess, too_long)
     near = excess <= far_off
-    if not bool(near.all()):
+    # Three that share neither length nor direction can all be off: then nobody is left out, and all are clipped.
+    if not bool(near.all()) and bool(shares[near].any()):
         values, _ = _around_the_median(clipped[near], shares[near], rule, floor)
     return Aggregate(values=values, excess=tuple(excess.tolist()), typical_norm=typical)
 

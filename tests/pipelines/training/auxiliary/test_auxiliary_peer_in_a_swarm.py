@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -50,9 +51,11 @@ def test_a_run_survives_the_death_of_all_trainers_and_then_of_the_auxiliary_peer
         run = read_run(training_material, repository)
         assert len(run.entry_addresses) >= 1, "the auxiliary peer announces where newcomers find the swarm"
         addresses = list(run.entry_addresses)
-        swarm = stack.enter_context(Swarm(swarm_folder, run, num_peers=2, entry_addresses=addresses))
+        keys = training_material.anchors(repository)
+        swarm = stack.enter_context(Swarm(swarm_folder, run, num_peers=2, entry_addresses=addresses, anchor_keys=keys))
         trainers = [swarm.start(name, seconds_per_batch=0.3, evaluate_epochs=True) for name in ("one", "two")]
         first.wait_until(lambda look: look["published_epoch"] >= INTERVAL, "published")
+        trainers[0].wait_for("evaluation", after=time.time())  # of the epoch that the auxiliary peer is at, too
         for trainer in trainers:
             trainer.kill()
         held, published = settled_epochs(first)
@@ -78,6 +81,7 @@ def test_a_run_survives_the_death_of_all_trainers_and_then_of_the_auxiliary_peer
         assert (look["held_epoch"], look["published_epoch"]) == (published, published) and published >= INTERVAL
         assert set(read_run(training_material, repository).entry_addresses).isdisjoint(addresses)
         swarm.entry_addresses = list(read_run(training_material, repository).entry_addresses)
+        swarm.anchor_keys = training_material.anchors(repository)
         last = swarm.start("last", num_peers=1)
         ready, evaluation = last.wait_for("ready"), last.wait_for("evaluation")
         assert (ready["source"], ready["epoch"]) == ("peers", published)

@@ -127,7 +127,7 @@ def test_the_folder_of_an_auxiliary_peer_has_one_user(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["follow_interval_seconds", "takeover_seconds", "metrics_interval_seconds", "retry_seconds",
+    "name", ["takeover_seconds", "metrics_interval_seconds", "retry_seconds",
              "max_spool_gigabytes"]
 )  # fmt: skip
 def test_a_time_or_size_that_cannot_be_is_refused_by_name(tmp_path, name):

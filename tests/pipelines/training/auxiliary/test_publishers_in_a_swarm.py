@@ -53,7 +53,8 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         num_looks = len(second.looks())
         run = read_run(training_material, repository)
         assert len(run.entry_addresses) >= 2, "the addresses of both auxiliary peers"
-        swarm = Swarm(tmp_path / "swarm", run, num_peers=1, entry_addresses=list(run.entry_addresses))
+        who = dict(num_peers=1, anchor_keys=training_material.anchors(repository))
+        swarm = Swarm(tmp_path / "swarm", run, entry_addresses=list(run.entry_addresses), **who)
         trainer = stack.enter_context(swarm).start("trainer", seconds_per_batch=0.3, evaluate_epochs=True)
         first.wait_until(lambda look: look["published_epoch"] >= INTERVAL, "published")
 
@@ -88,9 +89,7 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         second.wait_until(lambda look: look["held_epoch"] == epoch, "in the new generation", seconds=240, after=count)
         rolled_back = read_run(training_material, repository)
         assert rolled_back.generation == 1
-        next_swarm = Swarm(
-            tmp_path / "swarm", rolled_back, num_peers=1, entry_addresses=list(rolled_back.entry_addresses)
-        )
+        next_swarm = Swarm(tmp_path / "swarm", rolled_back, entry_addresses=list(rolled_back.entry_addresses), **who)
         last = stack.enter_context(next_swarm).start("last", seconds_per_batch=0.1)
         assert (last.wait_for("ready")["source"], last.wait_for("ready")["epoch"]) == ("peers", epoch)
         assert last.wait_for("evaluation")["loss"] == pytest.approx(before, abs=1e-5)

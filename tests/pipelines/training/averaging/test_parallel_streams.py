@@ -127,8 +127,7 @@ def make_runner(monkeypatch):
         p2p=SimpleNamespace(peer_id=REDUCER), servicer_type=TrustedAllReduceRunner, prefix="test", group_id=GROUP,
         tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),
         sender_timeout=SECONDS, reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096,
-        rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), notices_replays=True,
-        answers_are_averages=True, count_bytes=lambda number: None,
+        rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), count_bytes=lambda number: None,
         signatures=signatures, is_last_attempt=False,
     )  # fmt: skip
 

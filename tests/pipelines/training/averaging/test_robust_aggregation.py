@@ -144,6 +144,14 @@ def test_a_peer_without_weight_is_judged_but_has_no_say(rule):
     assert result.excess[4] > 2
 
 
+@pytest.mark.parametrize("weights", [[1, 1, 4], [4, 4, 1000]])
+def test_three_that_share_neither_length_nor_direction_have_an_average_all_the_same(weights):
+    """Seen in a swarm: a newcomer's gradient was much longer, all three were left out, and the round broke off."""
+    inputs = torch.tensor([[4.716, -2.125, 2.712, 3.235], [0.008, -0.002, 0.013, -0.006], [120.1, 55.3, -283.8, 26.0]])
+    result = aggregate(inputs, weights, CENTERED_CLIP)
+    assert torch.isfinite(result.values).all() and result.values.norm() < 2 * inputs.norm(dim=1).max()
+
+
 def test_a_tiny_declared_weight_buys_no_influence():
     rows = honest(4, noise=0.2)
     attack = -1000 * rows.mean(0)[None]

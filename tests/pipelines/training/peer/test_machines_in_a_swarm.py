@@ -37,7 +37,7 @@ def test_two_processes_act_as_one_peer_with_the_joined_batch_until_its_hours_are
 
 
 def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_path):
-    run = tiny_run(num_epochs=10_000, average_state_every=1, progress_expiration_seconds=20.0)
+    run = tiny_run(num_epochs=10_000, progress_expiration_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         first = swarm.start("first", seconds_per_batch=0.2)
         second = swarm.start("second", compute=dict(precision="bf16"), bandwidth_limit_mbit=100)
@@ -68,7 +68,7 @@ def test_averaging_behind_the_next_epochs_computation_converges_like_averaging_a
         for name, delay in (("at-once", False), ("behind", True)):
             (tmp_path / name).mkdir()
             run = tiny_run(
-                num_epochs=14, average_state_every=4, averaging_compression="size_adaptive_8bit",
+                num_epochs=14, averaging_compression="size_adaptive_8bit",
                 delay_optimizer_step=delay, delay_gradient_averaging=delay,
             )  # fmt: skip
             swarms[name] = stack.enter_context(Swarm(tmp_path / name, run, num_peers=2))

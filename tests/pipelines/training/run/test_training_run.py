@@ -52,7 +52,7 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(momentum_before_averaging=True, betas=(0, 0.9)), "the first of betas is 0: there is no momentum to add"),
         (dict(momentum_before_averaging=True, local_steps=2), "momentum_before_averaging is on and local_steps is 2"),
         (dict(max_gradient_norm=0.0), "max_gradient_norm is 0.0"),
-        (dict(average_state_every=0), "average_state_every is 0"),
+        (dict(matchmaking_seconds=0), "matchmaking_seconds is 0"),
         (dict(matchmaking_seconds=0), "matchmaking_seconds is 0"),
         (dict(progress_expiration_seconds=0), "progress_expiration_seconds is 0"),
         (dict(checkpoint_interval_epochs=0), "checkpoint_interval_epochs is 0"),
@@ -113,6 +113,14 @@ def test_a_file_of_the_format_without_sections_is_read_and_written_again_with_se
     read = TrainingRun.from_mapping(flat)
     assert read == run and read.format_version == 2
     assert json.loads(read.to_json())["settings"]["aggregation"]["tau_ratio"] == 3.0
+
+
+def test_a_setting_that_has_no_effect_any_more_is_read_and_dropped():
+    run = TrainingRun(**NEEDED)
+    text = json.loads(run.to_json())
+    text["settings"]["averaging"]["average_state_every"] = 5
+    assert TrainingRun.from_mapping(text) == run
+    assert "average_state_every" not in run.to_json()
 
 
 def test_every_setting_has_one_home():

@@ -127,10 +127,13 @@ def test_one_user_has_one_vote_with_however_many_keys():
 def test_a_trainer_asks_those_it_has_averaged_with_and_a_newcomer_everybody():
     votes = claims((5, HONEST), (5, HONEST), *[(5, OTHER)] * 7)
     known = {claim.peer_id for claim in votes.values() if claim.digest == HONEST}
-    voters = electorate(votes, set(votes), known.__contains__)
+    voters = electorate(votes, set(votes), known.__contains__, believes_strangers=True)
     assert count_votes(votes, voters).digest == HONEST
-    assert electorate(votes, set(votes), lambda _: False) == set(votes)
-    assert electorate(votes, [], known.__contains__) == [], "who does not train has no vote"
+    assert electorate(votes, set(votes), lambda _: False, believes_strangers=True) == set(votes)
+    assert not electorate(votes, set(votes), lambda _: False, believes_strangers=False), "it asks an anchor"
+    assert electorate(votes, set(votes), known.__contains__, believes_strangers=False, quorum=2)
+    assert not electorate(votes, set(votes), known.__contains__, believes_strangers=False, quorum=3), "too few are left"
+    assert not electorate(votes, [], known.__contains__, believes_strangers=False), "who does not train has no vote"
 
 
 def test_a_users_own_machines_vote_as_most_of_them_do():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipelines.swarm.records import sender_name
 from pipelines.training.swarm_optimizer.acquaintances import (
     ROUNDS_REMEMBERED,
     ROUNDS_TO_SHOW_UP,
@@ -29,13 +30,13 @@ def epochs_of(*epochs):
     ids=["alone", "one", "two", "first to finish", "second to finish", "liar", "too few liars", "half moved on"],
 )
 def test_the_swarms_epoch_is_one_that_half_have_reached(epochs, expected):
-    assert believed_epoch(epochs_of(*epochs), set()) == expected
+    assert believed_epoch(epochs_of(*epochs), set(), believes_strangers=True) == expected
 
 
 def test_any_number_of_strangers_is_not_believed_against_those_one_has_averaged_with():
     claims = epochs_of(7, 8, 8, *[10**6] * 50)
-    assert believed_epoch(claims, {"0", "1", "2"}) == 8
-    assert believed_epoch(claims, {"0"}) == 7
+    assert believed_epoch(claims, {"0", "1", "2"}, believes_strangers=True) == 8
+    assert believed_epoch(claims, {"0"}, believes_strangers=True) == 7
 
 
 def test_a_peer_is_known_after_a_round_with_it_and_for_some_rounds():
@@ -49,6 +50,30 @@ def test_a_peer_is_known_after_a_round_with_it_and_for_some_rounds():
     assert known.know("ann"), "one that left is missed for a while"
     known.note_round(ROUNDS_REMEMBERED + 1, ["bob"])
     assert not known.know("ann") and known.know("bob")
+
+
+def test_while_a_peer_knows_nobody_it_believes_those_whom_an_anchor_vouches_for():
+    known = Acquaintances()
+    assert known.believe_strangers, "the run has no anchors"
+    known.vouch(frozenset({sender_name("ann")}))
+    assert known.know("ann") and not known.know("bob") and not known.believe_strangers
+    known.note_round(1, ["bob"])
+    assert known.know("bob") and not known.know("ann"), "its own experience is worth more"
+    assert believed_epoch(epochs_of(7, 7), set(), believes_strangers=False) == 0
+
+
+def test_failed_rounds_count_against_those_who_come_to_none():
+    known = Acquaintances()
+    known.note_claims({"liar"})
+    for _ in range(ROUNDS_TO_SHOW_UP):
+        assert known.count("liar")
+        known.note_failure()
+    assert not known.count("liar")
+    known.note_round(1, ["ann"])
+    for _ in range(ROUNDS_REMEMBERED):
+        assert known.know_somebody
+        known.note_failure()
+    assert not known.know_somebody
 
 
 def test_who_claims_samples_and_comes_to_no_round_is_not_counted_any_more():

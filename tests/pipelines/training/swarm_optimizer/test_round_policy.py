@@ -9,24 +9,20 @@ from swarm_of_processes import tiny_run
 from pipelines.training.averaging.figures import SharedFigures
 from pipelines.training.swarm_optimizer.progress_tracking import plausible_samples
 from pipelines.training.swarm_optimizer.round_policy import (
-    GradientSource,
     RoundPolicy,
     Search,
-    epoch_of_call,
     epoch_to_adopt,
     is_incomplete,
     keeps_gradient,
 )
 
-POLICY = RoundPolicy(delays_averaging=False, average_state_every=8, matchmaking_seconds=3.0)
+POLICY = RoundPolicy(delays_averaging=False, matchmaking_seconds=3.0)
 DELAYED = dataclasses.replace(POLICY, delays_averaging=True)
 
 
 def test_the_policy_is_that_of_the_run():
-    run = tiny_run(average_state_every=7, delay_optimizer_step=True, delay_gradient_averaging=True)
-    assert RoundPolicy.of(run) == RoundPolicy(
-        delays_averaging=True, average_state_every=7, matchmaking_seconds=run.matchmaking_seconds
-    )
+    run = tiny_run(delay_optimizer_step=True, delay_gradient_averaging=True)
+    assert RoundPolicy.of(run) == RoundPolicy(delays_averaging=True, matchmaking_seconds=run.matchmaking_seconds)
 
 
 @pytest.mark.parametrize(
@@ -58,29 +54,20 @@ def test_a_peer_looks_for_one_group_at_a_time_and_shortly_before_the_end(search,
     assert POLICY.begins_search(search, seconds_left) == expected
 
 
-@pytest.mark.parametrize("search", Search)
-@pytest.mark.parametrize("num_peers", [0, 1, 2])
-def test_a_peer_steps_along_its_own_gradient_if_it_is_alone_or_its_group_is_used_up(search, num_peers):
-    has_round = num_peers == 2 and search in (Search.NONE, Search.OPEN)
-    assert POLICY.gradient_source(search, num_peers) is (GradientSource.ROUND if has_round else GradientSource.OWN)
-
-
 @pytest.mark.parametrize(
-    ("next_epoch", "num_peers", "calls", "is_averaging", "expected"),
+    ("num_peers", "num_failures", "knows_somebody", "expected"),
     [
-        (16, 2, (), False, True),
-        (15, 2, (), False, False),
-        (15, 2, (15,), False, True),
-        (15, 2, (17,), False, False),
-        (16, 1, (16,), False, False),
-        (16, 2, (16,), True, False),
+        (0, 0, False, True),
+        (1, 0, True, True),
+        (2, 0, False, False),
+        (2, 2, False, False),
+        (2, 3, False, True),
+        (2, 50, True, False),
     ],
-    ids=["regular", "in between", "called", "called for later", "alone", "still at it"],
 )
-def test_the_state_is_averaged_at_regular_epochs_and_when_called_to(
-    next_epoch, num_peers, calls, is_averaging, expected
-):
-    assert POLICY.averages_state(next_epoch, num_peers, calls, is_averaging=is_averaging) == expected
+def test_a_peer_steps_along_its_own_gradient_only_if_it_is_alone(num_peers, num_failures, knows_somebody, expected):
+    """Whoever only claims to train, under ever new keys, does not stop a peer that trains alone."""
+    assert POLICY.is_alone(num_peers, num_failures=num_failures, knows_somebody=knows_somebody) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,17 +84,6 @@ def test_the_state_is_averaged_at_regular_epochs_and_when_called_to(
 )
 def test_a_peer_takes_the_state_over_when_the_others_have_gone_on(policy, local_epoch, missed, outvoted, expected):
     assert policy.takes_state_over(local_epoch, 5, has_missed_round=missed, outvoted=outvoted) == expected
-
-
-@pytest.mark.parametrize(
-    ("local_epoch", "state_epoch", "expected"), [(9, 9, False), (9, 8, True), (14, 13, False), (10, 9, True)]
-)
-def test_who_lacks_a_step_stays_behind_unless_the_state_is_averaged_soon(local_epoch, state_epoch, expected):
-    assert POLICY.stays_behind(local_epoch, state_epoch) == expected
-
-
-def test_a_call_leaves_an_epoch_for_it_to_arrive():
-    assert epoch_of_call(4, 4) == 6 and epoch_of_call(3, 5) == 7
 
 
 def test_one_missing_step_is_overlooked_and_more_are_not():

@@ -1,0 +1,162 @@
+"""The anchor: takes part in every round without a gradient, steps by itself, and signs the states that it has computed.
+
+It signs a state once most of those it has averaged with have the same, or soon after: in a round that fell apart it
+may be the only one that has an average. It signs no state that it has not computed from the last one that it signed,
+with one exception: having missed rounds, or after a restart, it continues from a state of those whom it, or another
+anchor, has averaged with, if that is no worse on held-out data than its own. Otherwise, and if it knows none of those
+who train, it signs its own again and says that the run `returns` to it.
+
+Bytes for each epoch: it receives the averaged gradient once, in the run's codec (1 byte a parameter with 8 bits), and
+sends a few kB of requests and records.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.state.anchors import Roster, signed_record
+from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_AGREE = 5.0
+"""How long it waits for the others to name the same state before it signs its own."""
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""How often it asks the swarm what the others have."""
+
+RENEWAL_SECONDS = 20.0
+"""How often an unchanged statement is dated anew."""
+
+EPOCHS_WITHOUT_A_TEST = 4
+"""A gap in the rounds up to this long is crossed without evaluating the state behind it: those vouch for it with whom
+this anchor has just averaged. Longer ones, and restarts, are tested."""
+
+SECONDS_TO_RETURN = 30.0
+"""How long an anchor that finds a run going on, and nobody in it whom an anchor vouches for, looks for somebody."""
+
+WORSE = 1.02
+"""A held-out loss above this multiple of the own one is worse."""
+
+Evaluate = Callable[[], float | None]
+"""Returns the held-out loss of the state held now; None if it cannot be computed."""
+
+
+def needs_a_test(gap: int, *, has_averaged: bool) -> bool:
+    """Return whether a state so many epochs ahead is evaluated before it is followed; see the constants."""
+    return not has_averaged or gap > EPOCHS_WITHOUT_A_TEST
+
+
+def is_worse(loss: float | None, own_loss: float | None) -> bool:
+    """Return whether a held-out loss shows that a state is worse than the own one; without both nothing is shown."""
+    return loss is not None and own_loss is not None and not loss <= WORSE * own_loss
+
+
+class Anchor:
+    """Keeps an auxiliary peer in step with the swarm, and signs; see the module. Not thread-safe."""
+
+    def __init__(
+        self,
+        optimizer: SwarmOptimizer,
+        records: SwarmRecords,
+        key: PublisherKey,
+        *,
+        may_sign: Callable[[], bool],
+        evaluate: Evaluate,
+    ) -> None:
+        """`may_sign`: whether this peer's key is one of the run's anchors."""
+        self._optimizer, self._records, self._key = optimizer, records, key
+        self._may_sign, self._evaluate = may_sign, evaluate
+        self._swarm_id = optimizer.run.swarm_id
+        self._roster = Roster()
+        self._former_roster: tuple[str, ...] = ()
+        """That of the newest statement from before this process was in a round."""
+
+        self._num_rounds = 0
+        self._seen: tuple[int, str, bool] | None = None
+        self._signed: tuple[int, str, bool] | None = None
+        self._seen_at = self._signed_at = self._next_look = float("-inf")
+        self._returns = False
+        self._has_averaged = False
+        """Whether this process has been in a round: before that it only knows what it has read."""
+
+        self._among_strangers_since: float | None = None
+
+    def keep_up(self) -> None:
+        """Take part in a round if one is due, catch up if one was missed, sign what is new; call it often."""
+        optimizer = self._optimizer
+        optimizer.listen()
+        newest = optimizer.grad_averager.last_round
+        if newest.num_rounds != self._num_rounds:
+            self._num_rounds = newest.num_rounds
+            if newest.share_averaged > 0:
+                self._has_averaged, self._returns = True, False
+                self._roster.note_round(newest.senders)
+        if optimizer.is_out_of_step or self._looks_around():
+            self._catch_up()
+        self._sign()
+
+    def _looks_around(self) -> bool:
+        """Return, once a second, whether the run has gone on without this anchor; note whether among strangers."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        self._returns |= self._has_come_back_to_strangers()
+        return self._optimizer.state_transfer.newest_epoch() > self._held_epoch + 1
+
+    def _has_come_back_to_strangers(self) -> bool:
+        """Return whether the run has long gone on without this anchor, and there is nobody in it to believe."""
+        others = [record.epoch for record in self._records.progress().values()]
+        has_gone_on = max(others, default=0) > self._held_epoch + 1
+        if self._has_averaged or not has_gone_on or not self._optimizer.state_transfer.is_among_strangers():
+            self._among_strangers_since = None
+            return False
+        self._among_strangers_since = self._among_strangers_since or time.monotonic()
+        return time.monotonic() > self._among_strangers_since + SECONDS_TO_RETURN
+
+    @property
+    def _held_epoch(self) -> int:
+        return self._optimizer.state_averager.state_epoch
+
+    def _catch_up(self) -> None:
+        """Continue from a later state of those who can be believed, unless it is worse."""
+        averager, transfer = self._optimizer.state_averager, self._optimizer.state_transfer
+        epoch, newest = self._held_epoch, transfer.newest_epoch()
+        if self._returns or (newest <= epoch and not transfer.is_outvoted):
+            return
+        is_tested = needs_a_test(newest - epoch, has_averaged=self._has_averaged)
+        kept = {name: tensor.clone() for name, tensor in averager.named_state().items()} if is_tested else None
+        before = self._evaluate() if is_tested else None
+        self._optimizer.load_state_from_peers()
+        if kept is None or self._held_epoch == epoch or not is_worse(after := self._evaluate(), before):
+            return
+        logger.error(
+            "The state of epoch %d has a held-out loss of %.4f, that of epoch %d had %.4f: it is not followed. The run "
+            "returns to epoch %d.", self._held_epoch, after, epoch, before, epoch,
+        )  # fmt: skip
+        averager.restore_state(kept, epoch)
+        self._optimizer.begin_epoch()
+        self._returns = True
+
+    def _sign(self) -> None:
+        manifest = self._optimizer.state_averager.snapshot.manifest()
+        if manifest is None or manifest.epoch != self._held_epoch or not self._may_sign():
+            return
+        said = (manifest.epoch, manifest.digest, self._returns)
+        if said != self._seen:
+            self._seen, self._seen_at = said, time.monotonic()
+        may_agree = self._has_averaged and not self._optimizer.state_transfer.is_judged
+        if may_agree and time.monotonic() < self._seen_at + SECONDS_TO_AGREE:
+            return
+        if said == self._signed and time.monotonic() < self._signed_at + RENEWAL_SECONDS:
+            return
+        if not self._roster.names:
+            self._former_roster = self._former_roster or tuple(sorted(self._optimizer.state_transfer.roster))
+        self._signed, self._signed_at = said, time.monotonic()
+        record = signed_record(
+            self._key, self._swarm_id, epoch=manifest.epoch, digest=manifest.digest,
+            roster=self._roster.names or self._former_roster, returns=self._returns,
+        )  # fmt: skip
+        self._records.publish_anchor(record)
