@@ -108,9 +108,13 @@ class TrustedAllReduceRunner(ReducingEnd):
         """Yield the averages, tensor by tensor; see `AllReduceRunner.run`."""
         takes_part = self.peer_id in self.sender_peer_ids or bool(self.parts_for_local_averaging)
         averages = super().run() if takes_part else self._listen()
-        async with aclosing(averages):
-            async for average in averages:
-                yield average
+        try:
+            async with aclosing(averages):
+                async for average in averages:
+                    yield average
+        finally:
+            if self._future.done() and not self._future.cancelled():
+                self._future.exception()  # nobody else looks at it, and asyncio would print it
 
     async def _listen(self) -> AsyncGenerator[torch.Tensor, None]:
         """Take all answers from those that reduce and from those that they have answered; send nothing."""

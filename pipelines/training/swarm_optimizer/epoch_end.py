@@ -153,8 +153,8 @@ def begin_round(parts: EpochParts) -> StepControl | None:
     try:
         parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
         return parts.scheduled
-    except Exception:  # whatever the error, the round has failed for this peer
-        logger.exception("A round of averaging could not start.")
+    except Exception as error:  # whatever it is, the round has failed for this peer
+        logger.warning("A round of averaging could not start: %r", error)
         leave(parts)
         note_failure(parts)
         return None
