@@ -21,7 +21,7 @@ from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.commit_budget import CommitBudget
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publication_spool import PublicationSpool
-from pipelines.training.auxiliary.publishing_thread import PublishingThread
+from pipelines.training.auxiliary.side_threads import PublishingThread
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.organiser import organiser_here

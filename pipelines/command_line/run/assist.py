@@ -49,8 +49,7 @@ def assist(
     from pipelines.command_line.terminal.auxiliary_peer import run_auxiliary_peer
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.auxiliary.assembly import default_folder
-    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, default_folder
 
     network = NetworkOptions(
         host_addresses=tuple(host or NetworkOptions.host_addresses),

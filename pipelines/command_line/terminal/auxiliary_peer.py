@@ -21,14 +21,13 @@ def run_auxiliary_peer(
     repository: str, network: NetworkOptions, options: "AuxiliaryOptions", *, events: EventFile
 ) -> None:
     """Assist a run until it is finished and published, or a signal asks to stop; publish the held state at the end."""
-    from pipelines.training.metrics.trackers import check_trackers
-
-    check_trackers(options.trackers)
     console = become_worker()
     from pipelines.training.auxiliary.assisting import assist_run
     from pipelines.training.auxiliary.hub_publisher import RunRolledBackError
+    from pipelines.training.metrics.trackers import check_trackers
     from pipelines.training.tasks.choice import open_task
 
+    check_trackers(options.trackers)
     with console.status(f"Reading {repository}") as status:
 
         def hear(event: str, **values: Any) -> None:

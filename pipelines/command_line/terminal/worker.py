@@ -41,9 +41,13 @@ def _start_logging() -> Console:
     else:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
     logging.getLogger("pipelines").setLevel(logging.INFO)
+    # Metrics lie in the model's repository, as intended.
+    warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file", category=UserWarning)
     # Taking over a state advances the schedule without local steps, as intended.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
     if "HIVEMIND_LOGLEVEL" not in os.environ:
         # Vanishing peers are an everyday event, which we report in one line; hivemind prints a traceback.
+        # It sets its level when it is imported, which may be later than this.
+        os.environ["HIVEMIND_LOGLEVEL"] = logging.getLevelName(logging.CRITICAL)
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)
     return console

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import Roster, signed_record
+from pipelines.training.state.testimony import SwarmTestimony
 from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
 
 logger = logging.getLogger(__name__)
@@ -94,23 +95,22 @@ class Anchor:
             if newest.share_averaged > 0:
                 self._has_averaged, self._returns = True, False
                 self._roster.note_round(newest.senders)
-        if optimizer.is_out_of_step or self._looks_around():
-            self._catch_up()
+        if optimizer.is_out_of_step or time.monotonic() >= self._next_look:
+            self._look_around()
         self._sign()
 
-    def _looks_around(self) -> bool:
-        """Return, once a second, whether the run has gone on without this anchor; note whether among strangers."""
-        if time.monotonic() < self._next_look:
-            return False
+    def _look_around(self) -> None:
+        """Catch up if the run has gone on without this anchor; note whether it is among strangers."""
         self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
-        self._returns |= self._has_come_back_to_strangers()
-        return self._optimizer.state_transfer.newest_epoch() > self._held_epoch + 1
+        seen = self._optimizer.state_transfer.look()
+        self._returns |= self._has_come_back_to_strangers(seen)
+        if self._optimizer.is_out_of_step or seen.newest_epoch > self._held_epoch + 1:
+            self._catch_up(seen.newest_epoch)
 
-    def _has_come_back_to_strangers(self) -> bool:
+    def _has_come_back_to_strangers(self, seen: SwarmTestimony) -> bool:
         """Return whether the run has long gone on without this anchor, and there is nobody in it to believe."""
-        others = [record.epoch for record in self._records.progress().values()]
-        has_gone_on = max(others, default=0) > self._held_epoch + 1
-        if self._has_averaged or not has_gone_on or not self._optimizer.state_transfer.is_among_strangers():
+        has_gone_on = max(seen.epochs.values(), default=0) > self._held_epoch + 1
+        if self._has_averaged or not has_gone_on or not seen.is_among_strangers:
             self._among_strangers_since = None
             return False
         self._among_strangers_since = self._among_strangers_since or time.monotonic()
@@ -120,11 +120,10 @@ class Anchor:
     def _held_epoch(self) -> int:
         return self._optimizer.state_averager.state_epoch
 
-    def _catch_up(self) -> None:
-        """Continue from a later state of those who can be believed, unless it is worse."""
-        averager, transfer = self._optimizer.state_averager, self._optimizer.state_transfer
-        epoch, newest = self._held_epoch, transfer.newest_epoch()
-        if self._returns or (newest <= epoch and not transfer.is_outvoted):
+    def _catch_up(self, newest: int) -> None:
+        """Continue from a later state of those who can be believed, of epoch `newest`, unless it is worse."""
+        averager, epoch = self._optimizer.state_averager, self._held_epoch
+        if self._returns or (newest <= epoch and not self._optimizer.state_transfer.is_outvoted):
             return
         is_tested = needs_a_test(newest - epoch, has_averaged=self._has_averaged)
         kept = {name: tensor.clone() for name, tensor in averager.named_state().items()} if is_tested else None
@@ -153,7 +152,8 @@ class Anchor:
         if said == self._signed and time.monotonic() < self._signed_at + RENEWAL_SECONDS:
             return
         if not self._roster.names:
-            self._former_roster = self._former_roster or tuple(sorted(self._optimizer.state_transfer.roster))
+            roster = self._optimizer.state_transfer.look_at_anchors().roster
+            self._former_roster = self._former_roster or tuple(sorted(roster))
         self._signed, self._signed_at = said, time.monotonic()
         record = signed_record(
             self._key, self._swarm_id, epoch=manifest.epoch, digest=manifest.digest,

@@ -21,17 +21,12 @@ from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWo
 from pipelines.training.metrics.reel import ProgressReel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.metrics.trackers import Trackers
-from pipelines.training.repository.organiser import local_folder, needed_organiser, organiser_here
+from pipelines.training.repository.organiser import needed_organiser, organiser_here
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.task import Batch, TrainingTask, mean_loss, num_samples
 from pipelines.training.run.versions import package_version
 
 logger = logging.getLogger(__name__)
-
-
-def default_folder(repository: str) -> Path:
-    """Return where an auxiliary peer of a run keeps its files."""
-    return local_folder("auxiliary", repository)
 
 
 @contextlib.contextmanager

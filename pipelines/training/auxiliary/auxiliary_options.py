@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub_tools.checks import check_positive
+from pipelines.training.repository.organiser import local_folder
 
 GIBIBYTE = 2**30
+
+
+def default_folder(repository: str) -> Path:
+    """Return where an auxiliary peer of a run keeps its files."""
+    return local_folder("auxiliary", repository)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publisher_election import Candidacy, candidacy, elect, proven_keys
-from pipelines.training.auxiliary.publishing_thread import PublishingThread
+from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.training.repository.key_list import PUBLISHER
@@ -33,9 +33,6 @@ from pipelines.training.swarm_optimizer.assembly import make_optimizer
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_SECONDS = 20.0
-SECONDS_BETWEEN_ROUNDS_LOOKS = 0.1
-"""How often it looks whether a round is due."""
-
 MAX_ADDRESSES = 16
 
 
@@ -102,9 +99,10 @@ class AuxiliaryPeer:
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self.averager = self.optimizer.state_averager
-        self.anchor = Anchor(
+        anchor = Anchor(
             self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
         )
+        self._rounds = RoundThread(anchor.keep_up)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -139,22 +137,17 @@ class AuxiliaryPeer:
 
         Raises:
             RunRolledBackError: the run has started a new generation.
+            OutOfStepError: this peer cannot keep up with the swarm.
         """
-        with self._publishing:
+        with self._publishing, self._rounds:
             while not stop.is_set():
                 report = self.look()
                 yield report
                 if report.published_epoch >= self.run.num_epochs:
                     return
                 self._publishing.check()
-                self._take_part(stop, poll_seconds)
-
-    def _take_part(self, stop: threading.Event, seconds: float) -> None:
-        """Take part in rounds for some seconds, or until a round that is due has ended."""
-        end = time.monotonic() + seconds
-        while not stop.is_set() and time.monotonic() < end:
-            self.anchor.keep_up()
-            stop.wait(SECONDS_BETWEEN_ROUNDS_LOOKS)
+                self._rounds.check()
+                stop.wait(poll_seconds)
 
     def look(self) -> AuxiliaryReport:
         """Poll the swarm once: record its figures, put due checkpoints in the spool."""
@@ -237,20 +230,20 @@ class AuxiliaryPeer:
             self._next_spooling = time.monotonic() + DISK_RETRY_SECONDS
 
     def _spool(self) -> None:
-        state = RunState(
-            run_id=self.run.run_id,
-            epoch=self.held_epoch,
-            loss=self.metrics.loss_at(self.held_epoch),
-            package_version=self._package_version,
-        )
-
-        def write(folder: Path) -> None:
-            with self.averager.lock_averaged_tensors:
-                write_checkpoint(folder, self.task, self.model, self.averager.optimizer, state)
-
-        self.publisher.spool.add(self.held_epoch, write)
+        with self._rounds.paused(), self.averager.at_rest():
+            state = RunState(
+                run_id=self.run.run_id,
+                epoch=self.held_epoch,
+                loss=self.metrics.loss_at(self.held_epoch),
+                package_version=self._package_version,
+            )
+            self.publisher.spool.add(
+                state.epoch,
+                lambda folder: write_checkpoint(folder, self.task, self.model, self.averager.optimizer, state),
+            )
 
     def _start_snapshot_work(self) -> None:
-        if tasks := self._worker.due(self.held_epoch, self.run.num_epochs):
-            with self.averager.lock_averaged_tensors:
+        if self._worker.due(self.held_epoch, self.run.num_epochs):
+            with self._rounds.paused(), self.averager.at_rest():
+                tasks = self._worker.due(self.held_epoch, self.run.num_epochs)
                 self._worker.start(tasks, self.held_epoch, self.model)

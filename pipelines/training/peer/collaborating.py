@@ -85,7 +85,7 @@ def collaboration(
             bandwidth_limit_mbit=network.bandwidth_limit_mbit,
         )
         stack.callback(optimizer.shutdown)
-        if optimizer.state_transfer.newest_epoch() > 0:
+        if optimizer.state_transfer.look().newest_epoch > 0:
             optimizer.load_state_from_peers()
         optimizer.share_state()
         yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))

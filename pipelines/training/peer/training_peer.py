@@ -169,7 +169,7 @@ class TrainingPeer:
         Ends at once while nobody trains, and when `stop` is set.
         """
         next_line = 0.0
-        while self.optimizer.state_transfer.is_without_word() and not stop.wait(SECONDS_BETWEEN_LOOKS):
+        while self.optimizer.state_transfer.look().is_without_word and not stop.wait(SECONDS_BETWEEN_LOOKS):
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + SECONDS_BETWEEN_LINES
                 logger.warning(
@@ -189,7 +189,7 @@ class TrainingPeer:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if self.optimizer.state_transfer.newest_epoch() > 0:
+        if self.optimizer.state_transfer.look().newest_epoch > 0:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"
@@ -327,7 +327,7 @@ class TrainingPeer:
         """Stay until an anchor, or an auxiliary peer of a run without anchors, has the final state."""
         deadline = time.monotonic() + LINGER_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
-            if (anchor := self.optimizer.state_transfer.anchor) is not None:
+            if (anchor := self.optimizer.state_transfer.look_at_anchors().present) is not None:
                 held = [anchor.epoch]
             else:
                 held = [status.held_epoch for status in self.records.auxiliaries().values()]

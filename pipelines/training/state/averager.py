@@ -1,11 +1,12 @@
 """The averager that keeps the training state, serves it and downloads it; `transfer` decides when."""
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -112,9 +113,20 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         with torch.no_grad(), self._changing, self.lock_averaged_tensors:
             for name, tensor in self.named_state().items():
                 tensor.copy_(tensors[name])
-        if self.offload_optimizer:
-            self._apply_optimizer_parameters_()
-        self.set_epoch(epoch)
+            if self.offload_optimizer:
+                self._apply_optimizer_parameters_()
+            self.set_epoch(epoch)
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Let no step happen in this block, in which model, optimizer and `state_epoch` belong together.
+
+        Not for peers with local steps, whose models have parameters of their own.
+        """
+        with self._changing, self.lock_averaged_tensors:
+            if self.offload_optimizer:  # the last step may have been made in the background
+                self._apply_optimizer_parameters_()
+            yield
 
     def take_part_in(self, epoch: int) -> None:
         """Continue in an epoch with the state as it is; the state keeps its own epoch in this peer's signed record."""

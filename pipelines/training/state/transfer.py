@@ -9,12 +9,12 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipelines.swarm.records import AnchorRecord, StateRecord, SwarmRecords
-from pipelines.training.state.anchors import Anchorage, AnchorWatch, anchored, is_contradicted
+from pipelines.swarm.records import StateRecord, SwarmRecords
+from pipelines.training.state.anchors import Anchorage, AnchorWatch, is_contradicted
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import (
     DownloadLimits,
@@ -22,6 +22,7 @@ from pipelines.training.state.download import (
     StateDownloadError,
     StateRefusedError,
 )
+from pipelines.training.state.testimony import SwarmTestimony
 from pipelines.training.state.votes import Verdict, count_votes, donors_in_turn, electorate
 
 logger = logging.getLogger(__name__)
@@ -152,32 +153,31 @@ class StateTransfer:
         """Whether this machine computes what the others compute: False if downloads of their state do not help."""
         return self.num_misfits < NUM_MISFITS_TO_LEAVE
 
-    def newest_epoch(self) -> int:
-        """Return the epoch that the run's state has reached; 0 if there is none that this peer believes in."""
-        verdict, anchor = self._verdict(frozenset()), self.anchor
-        return verdict.epoch if verdict else int(anchor.epoch) if anchor else 0
+    def look(self) -> SwarmTestimony:
+        """Return what the swarm's records say now about its training state."""
+        claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
+        epochs = {key: int(record.epoch) for key, record in self._records.progress().items()}
+        seen, witnesses = self.look_at_anchors(), self._witnesses
+        return SwarmTestimony(
+            claims=claims,
+            epochs=epochs,
+            voters=electorate(
+                claims,
+                epochs,
+                witnesses.know,
+                believes_strangers=witnesses.believe_strangers,
+                quorum=witnesses.quorum,
+            ),
+            believes_strangers=witnesses.believe_strangers,
+            users=self._records.admissions.users(claims),
+            anchorage=seen,
+        )
 
-    @property
-    def anchor(self) -> AnchorRecord | None:
-        """What the run's anchor says now; None without one."""
-        return self._look_at_anchors().present
-
-    @property
-    def roster(self) -> frozenset[str]:
-        """Names of the peers in the anchors' newest statement."""
-        return self._look_at_anchors().roster
-
-    def is_without_word(self) -> bool:
-        """Return whether somebody trains in a run with anchors, and this peer cannot tell now which state it has."""
-        if not self._look_at_anchors().has_anchors or not self._records.trainers():
-            return False
-        return self._verdict(frozenset()) is None
-
-    def is_among_strangers(self) -> bool:
-        """Return whether somebody trains, and neither an anchor nor anybody whom this peer believes is there to ask."""
-        seen = self._look_at_anchors()
-        is_asking = seen.has_anchors and seen.present is None and bool(self._records.trainers())
-        return is_asking and not self._voters(self._records.states())
+    def look_at_anchors(self) -> Anchorage:
+        """Return what the run's anchors have said; it is read from the swarm at most once a second."""
+        seen = self._anchors.look()
+        self._witnesses.vouch(seen.roster if seen.has_anchors else None)
+        return seen
 
     def fetch(self, *, at_least: int, wanted: int = 0, show: ShowProgress | None = None) -> TakenState | None:
         """Load the state that most signed trainers name, if it is of epoch `at_least` or later; None if that failed.
@@ -188,7 +188,7 @@ class StateTransfer:
         started, show = time.monotonic(), show or logged_now_and_then()
         refused: set[str] = set()
         avoided = set(self._avoided)
-        anchor = self.anchor
+        anchor = self.look_at_anchors().present
         self.was_offered_newer = anchor is not None and anchor.epoch >= at_least
         for _ in range(self._limits.num_attempts):
             rest = started + self._limits.total_seconds - time.monotonic()
@@ -245,37 +245,14 @@ class StateTransfer:
             show=lambda done, of: show(DownloadProgress(verdict=verdict, num_bytes=done, num_bytes_total=of)),
         )
 
-    def _verdict(self, refused: frozenset[str] | set[str]) -> Verdict | None:
-        claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
-        present = self._look_at_anchors().present
-        voters = self._voters(claims)
-        verdict = None
-        if voters or self._witnesses.believe_strangers:
-            verdict = count_votes(claims, voters, refused, self._records.admissions.users(claims))
-        return anchored(verdict, present, claims, refused)
-
-    def _look_at_anchors(self) -> Anchorage:
-        seen = self._anchors.look()
-        self._witnesses.vouch(seen.roster if seen.has_anchors else None)
-        return seen
-
-    def _voters(self, claims: Mapping[bytes, StateRecord]) -> Collection[bytes]:
-        witnesses = self._witnesses
-        return electorate(
-            claims,
-            self._records.trainers(),
-            witnesses.know,
-            believes_strangers=witnesses.believe_strangers,
-            quorum=witnesses.quorum,
-        )
-
     def _settled_verdict(self, wanted: int, refused: set[str]) -> Verdict | None:
         deadline = time.monotonic() + self._limits.settling_seconds
         while True:
-            verdict = self._verdict(refused)
+            seen = self.look()
+            verdict = seen.verdict(refused)
             is_settled = verdict is not None and verdict.is_decided and verdict.epoch >= wanted
             # The anchor has signed a state, and its donors' records are still to come.
-            is_hopeless = verdict is None and self.anchor is None
+            is_hopeless = verdict is None and seen.anchorage.present is None
             if is_settled or is_hopeless or time.monotonic() > deadline:
                 return verdict
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -328,14 +305,11 @@ class StateTransfer:
 
     def _judge(self) -> None:
         """Learn, once in an epoch, whether the anchor, or those whom this peer believes, have the same state of it."""
-        own, claims, seen = self._averager.snapshot.manifest(), self._records.states(), self._look_at_anchors()
-        known = {
-            k for k, claim in claims.items() if claim.peer_id == self._peer_id or self._witnesses.know(claim.peer_id)
-        }
-        trainers = known & self._records.trainers()
-        if own is None or (seen.present is None and not trainers):
+        own, claims, seen = self._averager.snapshot.manifest(), self._records.states(), self.look_at_anchors()
+        voters = electorate(claims, self._records.trainers(), self._believes, believes_strangers=False)
+        if own is None or (seen.present is None and not voters):
             return
-        verdict = count_votes(claims, trainers, users=self._records.admissions.users(claims)) if trainers else None
+        verdict = count_votes(claims, voters, users=self._records.admissions.users(claims)) if voters else None
         if (differs := is_contradicted(own.epoch, own.digest, seen.present, verdict)) is None:
             return
         is_clear = verdict is not None and verdict.is_clear and verdict.digest != own.digest
@@ -344,3 +318,6 @@ class StateTransfer:
         if self.is_outvoted:
             logger.warning("The others have another training state of epoch %d; it is downloaded.", own.epoch)
         self.num_misfits = self.num_misfits + 1 if self.is_outvoted and is_clear else 0
+
+    def _believes(self, peer: str) -> bool:
+        return peer == self._peer_id or self._witnesses.know(peer)

@@ -134,7 +134,7 @@ def end_without_step(parts: EpochParts) -> None:
 def is_alone(parts: EpochParts) -> bool:
     """Return whether this peer steps along its own gradient, and stop looking for a group if it does."""
     if parts.listens or not parts.policy.is_alone(
-        parts.tracker.global_progress.num_peers + (parts.anchors.look().present is not None),
+        parts.tracker.num_peers + (parts.anchors.look().present is not None),
         num_failures=parts.num_failures_in_a_row,
         knows_somebody=parts.acquaintances.know_somebody,
     ):
@@ -224,4 +224,4 @@ def have_others_moved_on(parts: EpochParts) -> bool:
     """
     if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
-    return parts.run.delay_gradient_averaging and parts.transfer.newest_epoch() >= parts.epoch
+    return parts.run.delay_gradient_averaging and parts.transfer.look().newest_epoch >= parts.epoch

@@ -94,7 +94,7 @@ class SwarmOptimizer:
         scheduled, newest = self._parts.scheduled, self.grad_averager.last_round
         return OptimizerProgress(
             epoch=self.local_epoch,
-            num_peers=self.tracker.global_progress.num_peers,
+            num_peers=self.tracker.num_peers,
             samples_per_second=self.tracker.performance_ema.samples_per_second,
             num_gathered=self.grad_averager.local_samples_accumulated,
             has_begun_round=scheduled is not None and scheduled.triggered,
@@ -140,7 +140,7 @@ class SwarmOptimizer:
         Afterwards `is_out_of_step` tells whether a round was missed: only the swarm's state helps then.
         """
         self._note_progress()
-        if self.is_out_of_step or self.tracker.global_progress.num_peers <= 1:  # nobody but this peer
+        if self.is_out_of_step or self.tracker.num_peers <= 1:  # nobody but this peer
             return
         look_for_group(self._parts)
         if self.tracker.ready_to_update_epoch:

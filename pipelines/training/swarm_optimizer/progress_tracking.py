@@ -137,6 +137,11 @@ class SwarmProgressTracker(ProgressTracker):
         self.should_report_progress.hurry()
         super().shutdown(timeout)
 
+    @property
+    def num_peers(self) -> int:
+        """Peers training now, including this one, also before anything has been read from the DHT."""
+        return max(1, self.global_progress.num_peers)
+
     def plausible_samples(self) -> dict[bytes, float]:
         """Return the most samples that each peer can have gathered when the round begins; see the function."""
         return plausible_samples(self._records, get_dht_time(), self.seconds_to_come)

@@ -1,7 +1,9 @@
-"""Runs the publisher beside the follow loop, so that a slow or unreachable Hub never blocks the swarm."""
+"""Threads beside the follow loop: neither a slow Hub nor long readings of the swarm make this peer miss a round."""
 
+import contextlib
 import logging
 import threading
+from collections.abc import Callable, Iterator
 
 import httpx2
 
@@ -12,6 +14,8 @@ from pipelines.training.repository.manifest import CheckpointRefusedError
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 10
+SECONDS_BETWEEN_LOOKS = 0.1
+"""How often it looks whether a round is due."""
 
 
 class PublishingThread:
@@ -61,3 +65,40 @@ class PublishingThread:
             if self._failures >= MAX_FAILURES:
                 self._error = error
         return self._retry_seconds
+
+
+class RoundThread:
+    """Calls `Anchor.keep_up` until it is stopped or fails. Use as a context manager."""
+
+    def __init__(self, keep_up: Callable[[], None]) -> None:
+        self._keep_up = keep_up
+        self._stop, self._busy, self._error = threading.Event(), threading.Lock(), None
+        self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
+
+    def __enter__(self) -> "RoundThread":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the current round to end, and let no other begin in this block."""
+        with self._busy:
+            yield
+
+    def check(self) -> None:
+        """Raise the error that ended the thread, if any: this peer cannot keep up with the swarm."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
+            try:
+                with self._busy:
+                    self._keep_up()
+            except Exception as error:  # the follow loop raises it
+                self._error = error
+                return

@@ -1,0 +1,55 @@
+"""What the swarm's records say of its training state at one moment: read once, then only decided. No network."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pipelines.swarm.records import StateRecord
+from pipelines.training.state.anchors import Anchorage, anchored
+from pipelines.training.state.votes import Verdict, count_votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmTestimony:
+    """Claims, votes and anchors, as one peer sees them."""
+
+    claims: Mapping[bytes, StateRecord]
+    """The other peers' signed states, by public key."""
+
+    epochs: Mapping[bytes, int]
+    """Epochs of the live training peers, by public key."""
+
+    voters: Collection[bytes]
+    """The trainers whose votes count, see `votes.electorate`."""
+
+    believes_strangers: bool
+    """Whether all claims count if nobody votes: the run has no anchors, and this peer knows nobody."""
+
+    users: Mapping[bytes, str]
+    """Who has one vote, by public key; see `count_votes`."""
+
+    anchorage: Anchorage
+
+    def verdict(self, refused: Collection[str] = ()) -> Verdict | None:
+        """Return the state to take; None: nobody who is believed serves one. Digests in `refused` are unusable."""
+        verdict = None
+        if self.voters or self.believes_strangers:
+            verdict = count_votes(self.claims, self.voters, refused, self.users)
+        return anchored(verdict, self.anchorage.present, self.claims, refused)
+
+    @property
+    def newest_epoch(self) -> int:
+        """The epoch that the run's state has reached; 0 if there is none that this peer believes in."""
+        if (verdict := self.verdict()) is not None:
+            return verdict.epoch
+        return int(self.anchorage.present.epoch) if self.anchorage.present else 0
+
+    @property
+    def is_without_word(self) -> bool:
+        """Whether somebody trains in a run with anchors, and this peer cannot tell now which state it has."""
+        return self.anchorage.has_anchors and bool(self.epochs) and self.verdict() is None
+
+    @property
+    def is_among_strangers(self) -> bool:
+        """Whether somebody trains, and neither an anchor nor anybody whom this peer believes is there to ask."""
+        is_asking = self.anchorage.has_anchors and self.anchorage.present is None and bool(self.epochs)
+        return is_asking and not self.voters
