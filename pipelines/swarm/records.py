@@ -39,9 +39,6 @@ ANCHOR_SECONDS = 43_200.0
 MOST_IN_ROSTER = 256
 """Peers that an anchor's statement names: 4 KiB of names."""
 
-MOST_SENDERS = 32
-"""Senders that one peer's figures name; of more, some are chosen by chance."""
-
 
 class SuspectRecord(BaseModel):
     """A peer's report about a misbehaving one; see `suspects.Suspect`."""
@@ -69,8 +66,6 @@ class PeerMetrics(BaseModel):
     num_incomplete_rounds: Count = 0
     num_withheld: Count = 0
     suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
-    senders: conlist(constr(regex="^[0-9a-f]{16}$"), max_items=MOST_SENDERS) = []
-    """Names of the peers whose gradients were in the last round's average; see `sender_name`."""
 
 
 class PeerIntroduction(BaseModel):

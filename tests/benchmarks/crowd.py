@@ -82,7 +82,7 @@ class _Member:
                 who, epoch=EPOCH, loss=own.get("loss", chance.uniform(2.2, 2.4)), num_samples=10_000 + index,
                 samples_per_second=speed, share_averaged=1.0, bytes_sent=10**9, num_rounds=EPOCH,
                 round_seconds=chance.uniform(2.0, 5.0), num_refused_gradients=0, num_incomplete_rounds=0,
-                num_withheld=0, suspects=[], senders=[],
+                num_withheld=0, suspects=[],
             ),
         )  # fmt: skip
 

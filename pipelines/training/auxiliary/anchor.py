@@ -14,7 +14,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from pipelines.swarm.records import SwarmRecords
+from pipelines.swarm.records import SwarmRecords, sender_name
+from pipelines.training.metrics.claims import RoundLog
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import Roster, signed_record
 from pipelines.training.state.testimony import SwarmTestimony
@@ -72,6 +73,7 @@ class Anchor:
         self._may_sign, self._evaluate = may_sign, evaluate
         self._swarm_id = optimizer.run.swarm_id
         self._roster = Roster()
+        self.rounds = RoundLog()
         self._former_roster: tuple[str, ...] = ()
         """That of the newest statement from before this process was in a round."""
 
@@ -95,6 +97,7 @@ class Anchor:
             if newest.share_averaged > 0:
                 self._has_averaged, self._returns = True, False
                 self._roster.note_round(newest.senders)
+                self.rounds.note(self._held_epoch, map(sender_name, newest.senders))
         if optimizer.is_out_of_step or time.monotonic() >= self._next_look:
             self._look_around()
         self._sign()

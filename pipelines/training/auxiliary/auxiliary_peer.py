@@ -99,10 +99,10 @@ class AuxiliaryPeer:
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self.averager = self.optimizer.state_averager
-        anchor = Anchor(
+        self._anchor = Anchor(
             self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
         )
-        self._rounds = RoundThread(anchor.keep_up)
+        self._rounds = RoundThread(self._anchor.keep_up)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -152,7 +152,8 @@ class AuxiliaryPeer:
     def look(self) -> AuxiliaryReport:
         """Poll the swarm once: record its figures, put due checkpoints in the spool."""
         figures = self.records.metrics()
-        summary = self.metrics.observe(figures, self.records.reporters(figures), time.time(), self.held_epoch)
+        reporters = self.records.reporters(figures)
+        summary = self.metrics.observe(figures, reporters, self._anchor.rounds, time.time(), self.held_epoch)
         self._elect()
         if self.publisher.is_elected:
             self._spool_if_due()

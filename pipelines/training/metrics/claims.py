@@ -1,11 +1,11 @@
-"""What peers claim to have contributed, and who bears it out. Pure, no network.
+"""What peers claim to have contributed, and what bears it out. Pure, no network.
 
-Keys are free, so all keys of a user are one user, and only what established others have averaged is borne out.
+Keys are free, so all keys of a user are one user, and nobody's word counts: the auxiliary peer that keeps the books
+listens to the rounds, and credits those whose values it has found in the average.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipelines.training.metrics.epoch_summary import NUM_EPOCHS_AHEAD
@@ -21,7 +21,9 @@ LATE_EPOCHS = 4
 """Reports of an epoch may arrive up to this many epochs later."""
 
 EPOCHS_TO_ESTABLISH = 3
-"""Epochs in which a user must have been witnessed to be a witness, and be credited as much as an ordinary one."""
+"""Epochs in which a user must have taken part to be credited as much as an ordinary one."""
+
+ROUNDS_REMEMBERED = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +42,7 @@ class Claim:
     """Who is credited: the admitted user, in an open run the peer."""
 
     sender: str
-    """The name by which others' reports know this peer."""
-
-    senders: frozenset[str]
-    """Names of peers whose values it has in its last round's average."""
-
-    names_all: bool = True
-    """Whether `senders` are all of them; a report names only so many."""
+    """The name of this peer among a round's senders, see `sender_name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +63,10 @@ class Counter:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What others have said about a user."""
+    """What is known about a user."""
 
     num_epochs: int
-    """In which it was witnessed."""
+    """In which it took part."""
 
     epoch: int
     """The last of them."""
@@ -82,7 +78,7 @@ class Standing:
 
     @property
     def is_established(self) -> bool:
-        """Whether it can be a witness."""
+        """Whether it has taken part for long enough to be an ordinary user."""
         return self.num_epochs >= EPOCHS_TO_ESTABLISH
 
     @property
@@ -111,28 +107,30 @@ def plausible_samples(claim: Claim, last: Counter | None, *, now: float, epoch_b
     return max(0, int(min(bounds)))
 
 
-def witnessed(claims: Collection[Claim], established: Collection[str]) -> set[str]:
-    """Return the users that established others name as senders of their epoch's round.
+class RoundLog:
+    """Whose values were in the average of the last rounds that this peer has listened to.
 
-    One other is enough for an established user, and while nobody is established; else a third of those whose whole
-    list is known. A user with nobody who could name it needs no witness.
+    Written by one thread, read by another.
     """
-    reporters = [claim for claim in claims if not established or claim.user in established]
-    users, named_by, silent = {claim.user for claim in reporters}, defaultdict(set), defaultdict(set)
-    for claim in reporters:
-        for sender in claim.senders:
-            named_by[claim.epoch, sender].add(claim.user)
-        if claim.senders and claim.names_all:
-            silent[claim.epoch].add(claim.user)
-    found = set()
-    for claim in claims:
-        naming = named_by[claim.epoch, claim.sender] - {claim.user}
-        num_needed = 1.0
-        if established and claim.user not in established:
-            num_needed = max(1.0, len(silent[claim.epoch] | naming) / 3)
-        if len(naming) >= num_needed or not users - {claim.user}:
-            found.add(claim.user)
-    return found
+
+    def __init__(self) -> None:
+        self._senders: dict[int, frozenset[str]] = {}
+
+    def note(self, epoch: int, senders: Iterable[str]) -> None:
+        """Record the names of a round's senders, see `sender_name`; `epoch` is that of the state after its step."""
+        held = self._senders | {epoch: self._senders.get(epoch, frozenset()) | frozenset(senders)}
+        self._senders = {epoch: held[epoch] for epoch in sorted(held)[-ROUNDS_REMEMBERED:]}
+
+    def names(self, sender: str, epoch: int) -> bool:
+        """Return whether a peer was in the round of an epoch, or of one beside it, which some report with delays."""
+        held = self._senders
+        return any(sender in held.get(near, ()) for near in (epoch - 1, epoch, epoch + 1))
+
+
+def witnessed(claims: Collection[Claim], rounds: RoundLog) -> set[str]:
+    """Return the users of whom a peer was in the round of the epoch that it claims; who is alone needs no witness."""
+    users = {claim.user for claim in claims}
+    return users if len(users) == 1 else {claim.user for claim in claims if rounds.names(claim.sender, claim.epoch)}
 
 
 def fit_into(claims: Mapping[str, int], capacity: int) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Who has contributed how much: signed sample counts, credited as far as others bear them out. Pure, no network.
+"""Who has contributed how much: signed sample counts, credited as far as rounds bear them out. Pure, no network.
 
 A peer's count is its own claim, and keys are free. So all keys of a user are one user, and a user's claims are credited
 
-- for epochs in which an established other user names one of its peers as a sender of the round,
+- for epochs in whose round the auxiliary peer that keeps the books has found one of its peers,
 - up to the pace of an ordinary user, times a factor that doubles with each such epoch up to `max_weight_ratio`,
 - as far as the swarm's epochs could hold all claims. Newcomers get what the established ones leave.
 
@@ -22,6 +22,7 @@ from pipelines.training.metrics.claims import (
     SPEED_SLACK,
     Claim,
     Counter,
+    RoundLog,
     Standing,
     fit_into,
     is_possible,
@@ -68,9 +69,16 @@ class ContributionLedger:
     """Time of the last poll, in seconds since 1970."""
 
     def observe(
-        self, claims: Mapping[str, Claim], *, now: float, swarm_epoch: int, batch_size: int, max_ratio: float
+        self,
+        claims: Mapping[str, Claim],
+        rounds: RoundLog,
+        *,
+        now: float,
+        swarm_epoch: int,
+        batch_size: int,
+        max_ratio: float,
     ) -> None:
-        """Credit what is new and plausible in the peers' reports, as far as others bear it out.
+        """Credit what is new and plausible in the peers' reports, as far as the rounds bear it out.
 
         A user is credited at most `max_ratio` times the ordinary pace.
         """
@@ -80,7 +88,7 @@ class ContributionLedger:
         self.capacity = min(self.capacity, late) + EPOCH_SLACK * batch_size * num_epochs
         for key, claim in possible.items():
             self._count(key, claim, now, batch_size)
-        self._note_witnesses(possible.values(), now, num_epochs)
+        self._note_witnessed(possible.values(), rounds, now, num_epochs)
         self._credit(possible, now, max_ratio)
         self.epoch, self.time = max(self.epoch, swarm_epoch), now
         oldest = now - COUNTER_LIFETIME_SECONDS
@@ -130,9 +138,8 @@ class ContributionLedger:
             pending_seconds=max(0.0, min(seconds, 3600.0)) + (last.pending_seconds if last else 0.0),
         )
 
-    def _note_witnesses(self, claims: Collection[Claim], now: float, num_epochs: int) -> None:
-        established = {claim.user for claim in claims if self._is_established(claim.user)}
-        believed = witnessed(claims, established)
+    def _note_witnessed(self, claims: Collection[Claim], rounds: RoundLog, now: float, num_epochs: int) -> None:
+        believed = witnessed(claims, rounds)
         for claim in claims:
             before = min(self.epoch, claim.epoch - 1)
             held = self.standings.get(claim.user, Standing(num_epochs=0, epoch=before, allowance=0.0, time=now))

@@ -9,8 +9,8 @@ from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
-from pipelines.swarm.records import MOST_SENDERS, PeerMetrics, Reporter
-from pipelines.training.metrics.claims import Claim
+from pipelines.swarm.records import PeerMetrics, Reporter
+from pipelines.training.metrics.claims import Claim, RoundLog
 from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
 from pipelines.training.metrics.contributions import leaderboard
 from pipelines.training.metrics.epoch_summary import EpochSummary, summarise_epoch
@@ -41,7 +41,12 @@ class RunMetrics:
         self._ledger = read_contributions(folder)
 
     def observe(
-        self, peers: Mapping[bytes, PeerMetrics], reporters: Mapping[bytes, Reporter], now: float, held_epoch: int
+        self,
+        peers: Mapping[bytes, PeerMetrics],
+        reporters: Mapping[bytes, Reporter],
+        rounds: RoundLog,
+        now: float,
+        held_epoch: int,
     ) -> EpochSummary | None:
         """Record the peers' newest figures; return their summary. `reporters` are those whose samples count."""
         summary = summarise_epoch(peers.values(), now, held_epoch)
@@ -55,8 +60,6 @@ class RunMetrics:
                 samples_per_second=peer.samples_per_second,
                 user=reporters[key].user,
                 sender=reporters[key].sender,
-                senders=frozenset(peer.senders),
-                names_all=len(peer.senders) < MOST_SENDERS,
             )
             for key, peer in peers.items()
             if key in reporters
@@ -66,6 +69,7 @@ class RunMetrics:
             self._written_epoch = min(self._written_epoch, summary.epoch)
             self._ledger.observe(
                 claims,
+                rounds,
                 now=now,
                 swarm_epoch=summary.epoch,
                 batch_size=self._run.target_batch_size,

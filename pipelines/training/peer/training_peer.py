@@ -3,10 +3,9 @@
 import contextlib
 import logging
 import math
-import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,10 @@ from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.records import (
     MAX_SUSPECTS,
-    MOST_SENDERS,
     PeerIntroduction,
     PeerMetrics,
     SuspectRecord,
     SwarmRecords,
-    sender_name,
 )
 from pipelines.torch_devices import describe_device
 from pipelines.training.averaging.reduce.suspects import Suspect
@@ -317,7 +314,6 @@ class TrainingPeer:
             num_incomplete_rounds=progress.num_incomplete_rounds,
             num_withheld=averaging.num_withheld,
             suspects=[suspect_record(suspect) for suspect in averaging.suspects[:MAX_SUSPECTS]],
-            senders=sender_names(averaging.senders),
         )
         self._epoch_losses.clear()
         self._introduce()
@@ -348,12 +344,6 @@ def finished_message(run: TrainingRun) -> str:
         f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
         "dalle-collab generate ORG/RUN 'a caption'; or create a new run with: dalle-collab run create"
     )
-
-
-def sender_names(peer_ids: Collection[str]) -> list[str]:
-    """Return what is published of a round's senders: the names of some, so that in many rounds all are named."""
-    chosen = random.sample(sorted(peer_ids), min(MOST_SENDERS, len(peer_ids)))
-    return sorted(map(sender_name, chosen))
 
 
 def suspect_record(suspect: Suspect) -> SuspectRecord:

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from pipelines.swarm.records import MOST_SENDERS
-from pipelines.training.metrics.claims import Claim, fit_into
+from pipelines.training.metrics.claims import ROUNDS_REMEMBERED, Claim, RoundLog, fit_into
 from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
 from pipelines.training.metrics.contributions import Contribution, ContributionLedger, leaderboard
 
@@ -16,31 +15,45 @@ RATIO = 8.0
 START = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC).timestamp()
 
 
-def claim(num_samples, epoch, username="ann", speed=100.0, user=None, sender=None, senders=()):
-    user, senders = user or username, tuple(senders)
+def claim(num_samples, epoch, username="ann", speed=100.0, user=None, sender=None):
+    user = user or username
     return Claim(username=username, epoch=epoch, num_samples=num_samples, samples_per_second=speed, user=user,
-                 sender=sender or user, senders=frozenset(senders), names_all=len(senders) < MOST_SENDERS)  # fmt: skip
+                 sender=sender or user)  # fmt: skip
 
 
-def observed(*looks, ledger=None):
+def log_of(rounds):
+    """The log of rounds, {epoch: the senders' names}."""
+    log = RoundLog()
+    for epoch, senders in rounds.items():
+        log.note(epoch, senders)
+    return log
+
+
+def observed(*looks, ledger=None, rounds=None):
     """A ledger after looks at a swarm, each (seconds, swarm epoch, {key: claim})."""
     ledger = ledger or ContributionLedger()
     for seconds, epoch, claims in looks:
-        ledger.observe(claims, now=START + seconds, swarm_epoch=epoch, batch_size=BATCH, max_ratio=RATIO)
+        ledger.observe(
+            claims, rounds or RoundLog(), now=START + seconds, swarm_epoch=epoch, batch_size=BATCH, max_ratio=RATIO
+        )
     return ledger
 
 
-def round_of(members, epoch, *, per_epoch=1000, since=0, **values):
-    """The claims of peers that were together in all rounds since an epoch."""
-    return {
-        name: claim(per_epoch * (epoch - since), epoch, username=name, senders=members, **values) for name in members
-    }
+def reports(members, epoch, *, per_epoch=1000, since=0, **values):
+    """The claims of peers that say that they have trained since an epoch."""
+    return {name: claim(per_epoch * (epoch - since), epoch, username=name, **values) for name in members}
 
 
-def trained(epochs, *makers, ledger=None):
-    """A ledger after each of these epochs, with the claims that all the functions of the epoch make."""
-    looks = ((60 * epoch, epoch, {key: c for make in makers for key, c in make(epoch).items()}) for epoch in epochs)
-    return observed(*looks, ledger=ledger)
+def trained(epochs, *makers, ledger=None, senders=None):
+    """A ledger after each of these epochs, with the claims that all the functions of the epoch make.
+
+    In the rounds are the `senders`, by default the honest.
+    """
+    for epoch in epochs:
+        claims = {key: made for make in makers for key, made in make(epoch).items()}
+        rounds = log_of({epoch: HONEST if senders is None else senders})
+        ledger = observed((60 * epoch, epoch, claims), ledger=ledger, rounds=rounds)
+    return ledger
 
 
 def samples(ledger):
@@ -51,21 +64,21 @@ HONEST = ("ann", "bob", "cid", "dot")
 
 
 def honest(epoch):
-    return round_of(HONEST, epoch)
+    return reports(HONEST, epoch)
 
 
 def test_500_honest_peers_of_250_users_are_counted_to_the_sample_whenever_they_are_looked_at():
-    generator, counts, claims, ledger = random.Random(1), {}, {}, ContributionLedger()
+    generator, counts, claims, ledger, rounds = random.Random(1), {}, {}, ContributionLedger(), RoundLog()
     for epoch in range(1, 201):
         members = generator.sample(range(500), 400)
+        rounds.note(epoch, map(str, members))
         for number in members:
             count = counts[number] = counts.get(number, 0) + generator.randrange(0, 2 * BATCH // 400)
-            named = map(str, generator.sample(members, 32))
             claims[f"key-{number}"] = claim(
-                count, epoch, username=f"user-{number % 250}", speed=1.0, sender=str(number), senders=named
+                count, epoch, username=f"user-{number % 250}", speed=1.0, sender=str(number)
             )
         if epoch % 3 == 0 or epoch == 200:
-            observed((60 * epoch, epoch, claims), ledger=ledger)
+            observed((60 * epoch, epoch, claims), ledger=ledger, rounds=rounds)
     expected = {}
     for number, count in counts.items():
         expected[f"user-{number % 250}"] = expected.get(f"user-{number % 250}", 0) + count
@@ -76,62 +89,68 @@ def test_500_honest_peers_of_250_users_are_counted_to_the_sample_whenever_they_a
 
 @pytest.mark.parametrize("num_keys", [8, 50, 500])
 @pytest.mark.parametrize("each", [1, BATCH // 50, 10**9])
-def test_keys_that_only_name_each_other_take_nothing_from_those_who_train(num_keys, each):
+def test_keys_that_are_in_no_round_take_nothing_from_those_who_train(num_keys, each):
     keys = [f"sybil-{number}" for number in range(num_keys)]
     ledger = trained(range(1, 6), honest)
-    ledger = trained(range(6, 60), honest, lambda epoch: round_of(keys, epoch, per_epoch=each), ledger=ledger)
+    ledger = trained(range(6, 60), honest, lambda epoch: reports(keys, epoch, per_epoch=each), ledger=ledger)
     counted = samples(ledger)
     assert counted == dict.fromkeys(HONEST, 59_000), "only those who train are credited"
 
 
-@pytest.mark.parametrize("num_keys", [50, 500])
-def test_one_established_liar_cannot_bring_in_its_keys(num_keys):
-    keys = [f"sybil-{number}" for number in range(num_keys)]
+def test_keys_that_are_there_before_anybody_else_and_in_no_round_are_credited_nothing():
+    keys = [f"sybil-{number}" for number in range(100)]
+    early = trained(range(1, 31), lambda epoch: reports(keys, epoch), senders=())
+    assert samples(early) == {}
+    later = lambda epoch: reports(keys, epoch) | reports(HONEST, epoch, since=30)  # noqa: E731
+    assert samples(trained(range(31, 61), later, ledger=early)) == dict.fromkeys(HONEST, 30_000)
 
-    def sybils(epoch):
-        shown = [*keys[(30 * epoch) % num_keys :][:30], "dot"]
-        return round_of(keys, epoch) | {"dot": claim(1000 * epoch, epoch, username="dot", senders=shown)}
 
-    ledger = trained(range(6, 60), honest, sybils, ledger=trained(range(1, 6), honest))
-    assert samples(ledger) == dict.fromkeys(HONEST, 59_000)
+def test_a_peer_that_misses_some_rounds_has_its_samples_with_the_next_one():
+    ledger = None
+    for epoch in range(1, 22):
+        present = HONEST if epoch % 3 == 1 else HONEST[1:]
+        rounds = log_of({epoch - 1: (), epoch: present})
+        ledger = observed((60 * epoch, epoch, honest(epoch)), ledger=ledger, rounds=rounds)
+    assert samples(ledger)["ann"] in range(19_000, 21_001)
+
+
+def test_a_round_log_remembers_the_last_rounds_and_their_neighbours():
+    log = log_of({epoch: [f"peer-{epoch}"] for epoch in range(1, 100)})
+    assert all(log.names("peer-99", epoch) for epoch in (98, 99, 100))
+    assert not log.names("peer-99", 97) and not log.names("nobody", 99)
+    assert not log.names(f"peer-{99 - ROUNDS_REMEMBERED}", 99 - ROUNDS_REMEMBERED)
+    log.note(99, ["late"])
+    assert log.names("late", 99) and log.names("peer-99", 99)
 
 
 def test_a_liar_that_does_take_part_gets_what_the_ratio_and_the_epochs_leave():
     def with_liar(epoch):
-        members = (*HONEST, "liar")
-        return round_of(members, epoch) | {
-            "liar": claim(10**12 * epoch, epoch, username="liar", speed=1e12, senders=members)
-        }
+        return honest(epoch) | {"liar": claim(10**12 * epoch, epoch, username="liar", speed=1e12)}
 
-    counted = samples(trained(range(1, 41), with_liar))
+    counted = samples(trained(range(1, 41), with_liar, senders=(*HONEST, "liar")))
     assert [counted[name] for name in HONEST] == [40_000] * 4
     assert counted["liar"] <= 40 * (2 * BATCH - 4000)
 
 
 def test_many_keys_of_a_user_are_one_user():
-    def with_many(epoch):
-        keys = [f"key-{number}" for number in range(50)]
-        members = (*HONEST, *keys)
-        many = {key: claim(BATCH * epoch, epoch, username="eve", sender=key, senders=members) for key in keys}
-        return (
-            round_of(HONEST, epoch)
-            | many
-            | {name: claim(1000 * epoch, epoch, username=name, senders=members) for name in HONEST}
-        )
+    keys = [f"key-{number}" for number in range(50)]
 
-    counted = samples(trained(range(1, 41), with_many))
+    def with_many(epoch):
+        return honest(epoch) | {key: claim(BATCH * epoch, epoch, username="eve", sender=key) for key in keys}
+
+    counted = samples(trained(range(1, 41), with_many, senders=(*HONEST, *keys)))
     assert [counted[name] for name in HONEST] == [40_000] * 4
     assert counted["eve"] <= 40 * RATIO * 1000
 
 
 def test_a_newcomer_has_all_its_samples_after_a_few_epochs():
     def with_newcomer(epoch):
-        return round_of((*HONEST, "new"), epoch) | {
-            "new": claim(1000 * (epoch - 20), epoch, username="new", senders=HONEST)
-        }
+        return honest(epoch) | reports(["new"], epoch, since=20)
 
-    ledger = trained(range(1, 21), honest)
-    counted = [samples(trained([epoch], with_newcomer, ledger=ledger))["new"] for epoch in range(21, 27)]
+    ledger, senders = trained(range(1, 21), honest), (*HONEST, "new")
+    counted = [
+        samples(trained([epoch], with_newcomer, ledger=ledger, senders=senders))["new"] for epoch in range(21, 27)
+    ]
     assert counted == [250, 750, 1750, 3750, 5000, 6000]
     assert samples(ledger)["ann"] == 26_000
 
@@ -140,22 +159,18 @@ def test_a_newcomer_keeps_its_samples_beside_500_keys():
     keys = [f"sybil-{number}" for number in range(500)]
 
     def later(epoch):
-        members = (*HONEST, "new")
-        return (
-            round_of(keys, epoch, per_epoch=8)
-            | round_of(members, epoch)
-            | {"new": claim(1000 * (epoch - 20), epoch, username="new", senders=members)}
-        )
+        return reports(keys, epoch, per_epoch=8) | honest(epoch) | reports(["new"], epoch, since=20)
 
-    counted = samples(trained(range(21, 31), later, ledger=trained(range(1, 21), honest)))
+    ledger = trained(range(1, 21), honest)
+    counted = samples(trained(range(21, 31), later, ledger=ledger, senders=(*HONEST, "new")))
     assert counted == dict.fromkeys(HONEST, 30_000) | {"new": 10_000}
 
 
 def test_whoever_trains_alone_needs_no_witness_until_others_train():
-    ledger = trained(range(1, 6), lambda epoch: round_of(["ann"], epoch))
+    ledger = trained(range(1, 6), lambda epoch: reports(["ann"], epoch), senders=())
     assert samples(ledger) == {"ann": 5000}
-    sybils = lambda epoch: round_of(["eve", "eva"], epoch) | round_of(["ann"], epoch)  # noqa: E731
-    assert samples(trained(range(6, 20), sybils, ledger=ledger)) == {"ann": 19_000}
+    sybils = lambda epoch: reports(["eve", "eva", "ann"], epoch)  # noqa: E731
+    assert samples(trained(range(6, 20), sybils, ledger=ledger, senders=["ann"])) == {"ann": 19_000}
 
 
 def test_the_same_report_counts_once_and_a_restarted_peer_goes_on_counting():
@@ -176,9 +191,9 @@ def test_a_claim_from_an_epoch_that_the_swarm_has_not_reached_counts_nothing(epo
     assert samples(observed((0, 5, {"key": claim(100, epoch)}))) == {}
 
 
-def test_keys_that_are_there_before_all_others_get_no_more_than_the_epochs_could_hold():
+def test_keys_that_take_part_before_all_others_get_no_more_than_the_epochs_could_hold():
     keys = [f"sybil-{number}" for number in range(100)]
-    ledger = trained(range(1, 11), lambda epoch: round_of(keys, epoch, per_epoch=10**9, speed=1e9))
+    ledger = trained(range(1, 11), lambda epoch: reports(keys, epoch, per_epoch=10**9, speed=1e9), senders=keys)
     assert sum(samples(ledger).values()) <= 2 * BATCH * 10
 
 
@@ -226,7 +241,7 @@ def test_counting_goes_on_from_files_without_counting_twice(tmp_path):
 
 def test_a_restart_of_the_publisher_neither_loses_nor_doubles_what_is_pending(tmp_path):
     def with_newcomer(epoch):
-        return round_of((*HONEST, "new"), epoch)
+        return reports((*HONEST, "new"), epoch)
 
     ledger = trained(range(1, 21), honest)
     for epoch in range(21, 29):
