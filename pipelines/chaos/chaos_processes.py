@@ -112,11 +112,14 @@ class Trainer:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of an event file."""
+    """Return the complete lines of an event file; one that was cut off by a full disk is none."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    events = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        with contextlib.suppress(ValueError):
+            events += [json.loads(line)] if line.endswith("\n") else []
+    return events
 
 
 def left_behind(mark: str) -> list[int]:
