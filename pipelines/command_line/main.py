@@ -6,7 +6,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, data, demo, doctor, generate, join
+from pipelines.command_line import chaos, clip, codec, data, demo, doctor, evaluate, generate, join
 from pipelines.command_line.model import commands as model
 from pipelines.command_line.run import commands as run
 
@@ -27,6 +27,7 @@ app.add_typer(run.app, name="run", help="Create, assist and inspect a training r
 app.command("join")(join.join)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
+app.command("evaluate")(evaluate.evaluate)
 app.command("chaos")(chaos.chaos)
 app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this machine.")
 

@@ -27,8 +27,8 @@ class NoCheckpointError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextToImage:
-    """The parts that together turn a prompt into ranked pictures; all on one device."""
+class DrawingParts:
+    """The parts that together turn a prompt into pictures; all on one device."""
 
     name: str
     """Repository or folder it was loaded from."""
@@ -38,8 +38,6 @@ class TextToImage:
     """Turns prompts into text ids."""
     codec: VQGANCodec
     """Turns image codes into pictures."""
-    reranker: ClipReranker
-    """Ranks pictures by how well they fit the prompt."""
     epoch: int | None = None
     """Epoch at which the run published it; None if unknown."""
 
@@ -54,18 +52,25 @@ class TextToImage:
             )
 
 
-def load_text_to_image(
+@dataclass(frozen=True, kw_only=True)
+class TextToImage(DrawingParts):
+    """The parts that together turn a prompt into ranked pictures; all on one device."""
+
+    reranker: ClipReranker
+    """Ranks pictures by how well they fit the prompt."""
+
+
+def load_drawing_parts(
     repository_or_folder: str | Path,
     *,
     revision: str | None = None,
     codec: str | Path | None = None,
-    clip: str | Path | None = None,
     device: torch.device | str = "cpu",
-) -> TextToImage:
-    """Load a run's newest published checkpoint, or that of `revision`, with the codec and the CLIP it names.
+) -> DrawingParts:
+    """Load a run's newest published checkpoint, or that of `revision`, with the codec that it names.
 
-    `codec` and `clip` replace the ones in the run's `processor_config.json`; a codec must have the fingerprint noted
-    there. Files already in the Hub's cache are reused.
+    `codec` replaces the one in the run's `processor_config.json`; it must have the fingerprint noted there. Files
+    already in the Hub's cache are reused.
 
     Raises:
         NoCheckpointError: the run has published no weights yet.
@@ -76,14 +81,26 @@ def load_text_to_image(
     folder = _model_folder(name, revision, MODEL_FILES)
     _require_checkpoint(folder, name)
     processor = DalleCollabProcessor.from_pretrained(folder)
-    return TextToImage(
+    return DrawingParts(
         name=name,
         processor=processor,
         model=_load_model(folder, name).to(device).eval(),
         codec=_load_codec(processor, name, codec, device),
-        reranker=_load_reranker(processor, clip, device),
         epoch=_epoch_of(folder),
     )
+
+
+def load_text_to_image(
+    repository_or_folder: str | Path,
+    *,
+    revision: str | None = None,
+    codec: str | Path | None = None,
+    clip: str | Path | None = None,
+    device: torch.device | str = "cpu",
+) -> TextToImage:
+    """Do the same as `load_drawing_parts`, with the CLIP that the run names, or `clip`; the same errors."""
+    parts = load_drawing_parts(repository_or_folder, revision=revision, codec=codec, device=device)
+    return TextToImage(**vars(parts), reranker=load_reranker(parts.processor, clip, device))
 
 
 def load_codec_and_reranker(
@@ -97,7 +114,7 @@ def load_codec_and_reranker(
     """Load the codec and the CLIP of a run without its weights, as `load_text_to_image` would; the same errors."""
     name = str(repository_or_folder)
     processor = DalleCollabProcessor.from_pretrained(_model_folder(name, revision, PROCESSOR_FILES))
-    return _load_codec(processor, name, codec, device), _load_reranker(processor, clip, device)
+    return _load_codec(processor, name, codec, device), load_reranker(processor, clip, device)
 
 
 def _model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
@@ -132,9 +149,10 @@ def _load_model(folder: Path, name: str) -> DalleCollabForConditionalGeneration:
         ) from error
 
 
-def _load_reranker(
+def load_reranker(
     processor: DalleCollabProcessor, replacement: str | Path | None, device: torch.device | str
 ) -> ClipReranker:
+    """Load the CLIP that a run's processor names, or its replacement; ValueError or OSError as `from_pretrained`."""
     return ClipReranker.from_pretrained(replacement or processor.clip_repository or DEFAULT_CLIP, device=device)
 
 

@@ -11,7 +11,7 @@ import torchvision.transforms.functional as vision
 from PIL import Image, ImageOps
 
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
-from pipelines.generation.image_generation import TextToImage
+from pipelines.generation.image_generation import DrawingParts, TextToImage
 from pipelines.image_codes.thumbnails import to_picture
 from pipelines.stage_progress import OnProgress
 
@@ -83,7 +83,7 @@ def encode_upper_part(bundle: TextToImage, picture: Image.Image, num_rows: int) 
 
 
 def sample_candidates(
-    bundle: TextToImage,
+    bundle: DrawingParts,
     prompts: Sequence[str],
     options: GenerationOptions,
     *,

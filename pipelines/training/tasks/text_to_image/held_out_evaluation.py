@@ -1,6 +1,6 @@
 """The loss on held-out records: a fixed subset, the same for every epoch and every auxiliary peer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import datasets
@@ -27,29 +27,48 @@ def evaluation_split(file_names: Sequence[str]) -> str | None:
 
 
 def held_out_batches(run: TrainingRun, processor: DalleCollabProcessor, num_codes: int) -> list[Batch]:
-    """Read the evaluation's records: those of the dataset's own split, else those held out of training.
+    """Read the evaluation's records as batches; see `held_out_records`."""
+    captions, image_codes = held_out_records(run, num_codes, run.num_evaluation_records)
+    if not captions:
+        return []
+    input_ids = torch.as_tensor(processor(text=captions)["input_ids"])
+    pairs = zip(input_ids.split(EVALUATION_BATCH_SIZE), image_codes.split(EVALUATION_BATCH_SIZE), strict=True)
+    return [image_code_batch(*pair) for pair in pairs]
 
-    The order is the dataset's, so that the subset is the same whenever and wherever it is read. Empty if the dataset
-    has no split of its own and the run holds out no records, or none of these.
+
+def held_out_records(run: TrainingRun, num_codes: int, number: int) -> tuple[list[str], torch.Tensor]:
+    """Read up to `number` records: those of the dataset's own split, else those held out of training.
+
+    Returns their captions and their image codes, `(record, image)` int64. The order is the dataset's, so that the
+    subset is the same whenever and wherever it is read. Empty if the dataset has no split of its own and the run holds
+    out no records, or none of these.
     """
     repository, revision = run.dataset_repository, run.dataset_revision
     split = evaluation_split(HfFileSystem().glob(f"datasets/{repository}@{revision}/**/*.parquet"))
-    if split is None and run.held_out_share == 0:
-        return []
-    captions: list[str | None] = []
-    codes: list[torch.Tensor] = []
-    for some_captions, some_codes in _records(run, split or "train", num_codes):
-        mask = [True] * len(some_captions) if split else held_out_mask(some_codes, run.held_out_share).tolist()
-        captions += [caption for caption, is_held_out in zip(some_captions, mask, strict=True) if is_held_out]
+    if split is not None:
+        return _first_records(run, split, num_codes, number, lambda codes: np.ones(len(codes), bool))
+    if not run.held_out_share:
+        return [], torch.empty(0, num_codes, dtype=torch.int64)
+    return _first_records(run, "train", num_codes, number, lambda codes: held_out_mask(codes, run.held_out_share))
+
+
+def training_records(run: TrainingRun, num_codes: int, number: int) -> tuple[list[str], torch.Tensor]:
+    """Read up to `number` records that peers train on, in the dataset's order; see `held_out_records`."""
+    return _first_records(run, "train", num_codes, number, lambda codes: ~held_out_mask(codes, run.held_out_share))
+
+
+def _first_records(
+    run: TrainingRun, split: str, num_codes: int, number: int, choose: Callable[[np.ndarray], np.ndarray]
+) -> tuple[list[str], torch.Tensor]:
+    captions: list[str] = []
+    codes = [torch.empty(0, num_codes, dtype=torch.int64)]
+    for some_captions, some_codes in _records(run, split, num_codes):
+        mask = choose(some_codes)
+        captions += [caption or "" for caption, is_chosen in zip(some_captions, mask, strict=True) if is_chosen]
         codes.append(torch.from_numpy(some_codes[mask]).long())
-        if len(captions) >= run.num_evaluation_records:
+        if len(captions) >= number:
             break
-    if not captions:
-        return []
-    captions, image_codes = captions[: run.num_evaluation_records], torch.cat(codes)[: run.num_evaluation_records]
-    input_ids = torch.as_tensor(processor(text=[caption or "" for caption in captions])["input_ids"])
-    pairs = zip(input_ids.split(EVALUATION_BATCH_SIZE), image_codes.split(EVALUATION_BATCH_SIZE), strict=True)
-    return [image_code_batch(*pair) for pair in pairs]
+    return captions[:number], torch.cat(codes)[:number]
 
 
 def _records(run: TrainingRun, split: str, num_codes: int) -> Iterator[tuple[list[str | None], np.ndarray]]:

@@ -1,0 +1,1 @@
+"""How good a checkpoint is: pictures, loss, codec. May import `generation`, `clip`, `image_codes` and tasks."""

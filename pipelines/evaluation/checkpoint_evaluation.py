@@ -1,0 +1,223 @@
+"""How good a text-to-image checkpoint is: loss, pictures against held-out ones, fit to the prompt, variety, copying."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.evaluation.codec_evaluation import measure_codec
+from pipelines.evaluation.drawn_pictures import Sampler, draw
+from pipelines.evaluation.features import CLIP, FeatureExtractor
+from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, FigureKind, in_chunks
+from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
+from pipelines.evaluation.set_distances import cmmd, frechet_distance, kernel_distance
+from pipelines.generation.image_generation import DrawingParts
+from pipelines.stage_progress import OnProgress
+
+FEWEST_RECORDS = 100
+"""With fewer held-out records no figure tells much."""
+
+CLIP_SCORE_SCALE = 100.0
+
+LOSS = FigureKind(name="loss", items="records", better=LOWER, meaning="Loss on held-out records, in nats, as trained.")
+CAPTION_LOSS = FigureKind(
+    name="caption_loss", items="records", better=LOWER, meaning="Nats per caption token of held-out records."
+)
+PICTURE_LOSS = FigureKind(
+    name="picture_loss", items="records", better=LOWER, meaning="Nats per picture code of held-out records."
+)
+CLIP_SCORE = FigureKind(
+    name="clip_score",
+    items="prompts",
+    better=HIGHER,
+    meaning="100 times the cosine of picture and prompt by CLIP, not below 0 (CLIPScore, Hessel et al. 2021).",
+)
+CLIP_SCORE_HELD_OUT = FigureKind(
+    name="clip_score_held_out",
+    items="records",
+    better=NEITHER,
+    meaning="The same of held-out pictures, for comparison.",
+)
+DIVERSITY = FigureKind(
+    name="diversity",
+    items="prompts",
+    better=NEITHER,
+    meaning="1 minus the mean cosine, by CLIP, of pictures drawn for one prompt.",
+)
+NEAREST = FigureKind(
+    name="nearest_training_picture",
+    items="prompts",
+    better=NEITHER,
+    meaning="Cosine, by CLIP, of a drawn picture and the most similar training picture: 1 is a copy.",
+)
+NEAREST_HELD_OUT = FigureKind(
+    name="nearest_training_picture_held_out",
+    items="records",
+    better=NEITHER,
+    meaning="The same of held-out pictures, for comparison.",
+)
+CMMD = FigureKind(
+    name="cmmd", items="drawings", better=LOWER, meaning="Distance to held-out pictures by CLIP (CMMD, 2024)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What is drawn and compared."""
+
+    num_drawings: int = 4
+    """Pictures for each prompt; figures of whole sets are computed once for each drawing of all prompts."""
+
+    sampler: Sampler = field(default_factory=Sampler)
+    seed: int = 0
+    batch_size: int = 64
+    """Pictures drawn at once."""
+
+    def __post_init__(self) -> None:
+        if self.num_drawings < 1:
+            raise ValueError(f"num_drawings is {self.num_drawings}: expected at least 1.")
+
+
+@dataclass(frozen=True)
+class Records:
+    """Captions and image codes of a dataset."""
+
+    captions: Sequence[str]
+    image_codes: torch.Tensor
+    """`(record, image)` int64."""
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardsticks:
+    """What a checkpoint is measured with."""
+
+    held_out: Records
+    training: Records | None
+    """Records that were trained on; None: copying is not looked for."""
+
+    originals: torch.Tensor | None
+    """Pictures that no codec has changed, `(picture, 3, side, side)` uint8; None: there are none."""
+
+    clip: ClipReranker | None
+    extractors: Sequence[FeatureExtractor]
+
+
+def evaluate_checkpoint(
+    parts: DrawingParts, yardsticks: Yardsticks, options: EvaluationOptions, folder: Path, on_progress: OnProgress
+) -> Measurement:
+    """Measure a checkpoint. What is drawn is kept in `folder`, so that the same call goes on after an interruption."""
+    result, held_out = Measurement(), yardsticks.held_out
+    _measure_losses(result, parts, held_out, on_progress)
+    prompts = [caption for caption in held_out.captions if caption.strip()]
+    codes = draw(
+        parts,
+        prompts,
+        num_drawings=options.num_drawings,
+        sampler=options.sampler,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        folder=folder,
+        on_progress=on_progress,
+    )
+    decode = _decoder(parts)
+    result.pictures = in_chunks(decode, codes[:, 0], PICTURES_AT_ONCE)
+    reference = in_chunks(decode, held_out.image_codes, PICTURES_AT_ONCE)
+    originals = {}
+    if yardsticks.originals is not None:
+        originals = measure_codec(result, parts.codec, yardsticks.originals, list(yardsticks.extractors))
+    for extractor in yardsticks.extractors:
+        on_progress("comparing", 0, None, f"pictures by {extractor.name}")
+        drawn = torch.stack(
+            [_features(extractor, decode, codes[:, index]) for index in range(options.num_drawings)], dim=1
+        )  # (prompt, drawing, feature)
+        expected = in_chunks(lambda images, look=extractor: look(images.float()), reference, PICTURES_AT_ONCE)
+        _measure_distances(result, extractor.name, drawn, expected)
+        if extractor.name in originals:
+            kind = FigureKind(
+                name=f"fid_originals@{extractor.name}",
+                items="drawings",
+                better=LOWER,
+                meaning="Fréchet distance to originals that no codec has changed; `rfid` is the codec's share.",
+            )
+            distances = [frechet_distance(each, originals[extractor.name]) for each in drawn.unbind(1)]
+            result.add_drawings(kind, distances)
+        if extractor.name == CLIP and yardsticks.clip is not None:
+            _measure_with_clip(result, yardsticks, prompts, drawn, expected, decode)
+    return result
+
+
+@torch.inference_mode()
+def _measure_losses(result: Measurement, parts: DrawingParts, records: Records, on_progress: OnProgress) -> None:
+    """Compute the losses record by record: the model returns means over a batch."""
+    input_ids = torch.as_tensor(parts.processor(text=list(records.captions))["input_ids"])
+    losses = []
+    for index in range(len(records)):
+        place = slice(index, index + 1)
+        output = parts.model(
+            input_ids=input_ids[place].to(parts.model.device),
+            image_codes=records.image_codes[place].to(parts.model.device),
+            return_logits=False,
+        )
+        losses.append([output.loss.item(), output.text_loss.item(), output.image_loss.item()])
+        on_progress("reading", index + 1, len(records), "held-out records")
+    total, caption, picture = torch.tensor(losses, dtype=torch.float64).T
+    result.add_items(LOSS, total)
+    result.add_items(CAPTION_LOSS, caption)
+    result.add_items(PICTURE_LOSS, picture)
+
+
+def _measure_distances(result: Measurement, name: str, drawn: torch.Tensor, expected: torch.Tensor) -> None:
+    kinds = {
+        f"fid@{name}": (frechet_distance, "Fréchet distance to held-out pictures, through the codec (FID, 2017)."),
+        f"kid@{name}": (kernel_distance, "Kernel distance to held-out pictures, through the codec (KID, 2018)."),
+    }
+    for figure, (distance, meaning) in kinds.items():
+        kind = FigureKind(name=figure, items="drawings", better=LOWER, meaning=meaning)
+        result.add_drawings(kind, [distance(each, expected) for each in drawn.unbind(1)])
+
+
+def _measure_with_clip(
+    result: Measurement,
+    yardsticks: Yardsticks,
+    prompts: Sequence[str],
+    drawn: torch.Tensor,
+    expected: torch.Tensor,
+    decode: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    clip, held_out, num_drawings = yardsticks.clip, yardsticks.held_out, drawn.shape[1]
+    assert clip is not None, "the caller has checked it"
+    result.add_drawings(CMMD, [cmmd(each, expected) for each in drawn.unbind(1)])
+    texts = clip.text_embeddings(prompts).float().cpu()  # (prompt, embedding)
+    result.add_items(CLIP_SCORE, _clip_scores(drawn, texts[:, None]).mean(1))
+    is_prompt = torch.tensor([bool(caption.strip()) for caption in held_out.captions])
+    result.add_items(CLIP_SCORE_HELD_OUT, _clip_scores(expected[is_prompt], texts))
+    if num_drawings > 1:
+        sums = drawn.sum(1)  # the mean cosine of all pairs follows from the length of the sum of unit vectors
+        pairs = (sums.square().sum(-1) - num_drawings) / (num_drawings * (num_drawings - 1))
+        result.add_items(DIVERSITY, 1 - pairs)
+    if yardsticks.training is not None and len(yardsticks.training):
+        seen = _features(lambda images: clip.image_embeddings(images).float(), decode, yardsticks.training.image_codes)
+        result.add_items(NEAREST, (drawn @ seen.T).amax(-1).mean(1))
+        result.add_items(NEAREST_HELD_OUT, (expected @ seen.T).amax(-1))
+
+
+def _clip_scores(pictures: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+    return CLIP_SCORE_SCALE * (pictures * texts).sum(-1).clamp(min=0)
+
+
+def _decoder(parts: DrawingParts) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function that decodes codes; half precision is enough for pictures of 8 bits, and half the memory."""
+    return lambda codes: parts.codec.decode(codes.to(parts.model.device)).clamp(0, 1).half()
+
+
+def _features(
+    extractor: Callable[[torch.Tensor], torch.Tensor],
+    decode: Callable[[torch.Tensor], torch.Tensor],
+    codes: torch.Tensor,
+) -> torch.Tensor:
+    return in_chunks(lambda chunk: extractor(decode(chunk).float()), codes, PICTURES_AT_ONCE)

@@ -1,0 +1,45 @@
+"""What a codec preserves of pictures: no model that draws with it can come closer to the originals."""
+
+import torch
+import torchvision.transforms.functional as vision
+
+from pipelines.evaluation.features import FeatureExtractor
+from pipelines.evaluation.figures import HIGHER, LOWER, FigureKind, in_chunks
+from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
+from pipelines.evaluation.set_distances import frechet_distance
+from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+PSNR = FigureKind(
+    name="psnr",
+    items="originals",
+    better=HIGHER,
+    meaning="Signal to noise, in dB, of originals that went through the codec.",
+)
+
+
+def measure_codec(
+    result: Measurement, codec: VQGANCodec, originals: torch.Tensor, extractors: list[FeatureExtractor]
+) -> dict[str, torch.Tensor]:
+    """Add the codec's figures on `originals: (picture, 3, side, side)` uint8; return their features by extractor."""
+    pictures = originals.float() / 255
+    if pictures.shape[-1] != codec.config.image_size:
+        side = [codec.config.image_size] * 2
+        pictures = vision.resize(pictures, side, antialias=True).clamp(0, 1)
+    device = next(codec.parameters()).device
+    redrawn = in_chunks(
+        lambda chunk: codec.decode(codec.encode(chunk.to(device))).clamp(0, 1), pictures, PICTURES_AT_ONCE
+    )
+    errors = (redrawn - pictures).square().flatten(1).mean(1).clamp(min=1e-10)
+    result.add_items(PSNR, -10 * errors.log10())
+    features = {}
+    for extractor in extractors:
+        features[extractor.name] = in_chunks(extractor, pictures, PICTURES_AT_ONCE)
+        kind = FigureKind(
+            name=f"rfid@{extractor.name}",
+            items="drawings",
+            better=LOWER,
+            meaning="Fréchet distance of originals to themselves through the codec.",
+        )
+        through = in_chunks(extractor, redrawn, PICTURES_AT_ONCE)
+        result.add_drawings(kind, [frechet_distance(through, features[extractor.name])])
+    return features

@@ -1,0 +1,85 @@
+"""Pictures drawn for an evaluation: the same prompts several times, kept on disk so that an interruption costs little.
+
+Axis names: `prompt`, `drawing` (repetition of all prompts with other random numbers), `image` (the codes of a picture).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hub_tools.atomic_files import written_whole
+from pipelines.generation.generation_options import GenerationOptions
+from pipelines.generation.image_generation import DrawingParts
+from pipelines.generation.text_to_image import sample_candidates
+from pipelines.stage_progress import OnProgress
+
+PROMPTS_PER_CHUNK = 16
+"""Part of what is drawn: a change draws other pictures for the same seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How pictures are drawn; see `GenerationOptions`."""
+
+    top_k: int | None = 256
+    top_p: float | None = None
+    temperature: float = 1.0
+    guidance_scale: float = 1.0
+
+
+def weights_digest(parts: DrawingParts) -> str:
+    """Return a digest of all parameters and their precision: equal for equal models, wherever they come from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(parts.model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def draw(
+    parts: DrawingParts,
+    prompts: Sequence[str],
+    *,
+    num_drawings: int,
+    sampler: Sampler,
+    seed: int,
+    batch_size: int,
+    folder: Path,
+    on_progress: OnProgress,
+) -> torch.Tensor:
+    """Return the codes of `num_drawings` pictures for each prompt, `(prompt, drawing, image)` int64 on the CPU.
+
+    What `folder` already has of them, from the same weights, prompts and options, is not drawn again. The pictures of
+    a prompt depend on the seed and the prompt's place, not on `batch_size`.
+    """
+    facts = dict(weights=weights_digest(parts), sampler=asdict(sampler), seed=seed, num_drawings=num_drawings)
+    drawn = []
+    for start in range(0, len(prompts), PROMPTS_PER_CHUNK):
+        chunk = list(prompts[start : start + PROMPTS_PER_CHUNK])
+        name = hashlib.sha256(json.dumps([facts, start, chunk], sort_keys=True).encode()).hexdigest()[:32]
+        path = folder / f"{name}.safetensors"
+        codes = _read(path)
+        if codes is None:
+            options = GenerationOptions(
+                num_candidates=num_drawings, keep=1, seed=seed + start, batch_size=batch_size, **asdict(sampler)
+            )
+            codes = sample_candidates(parts, chunk, options).cpu()
+            folder.mkdir(parents=True, exist_ok=True)
+            with written_whole(path) as temporary:
+                save_file({"image_codes": codes.to(torch.int32).contiguous()}, temporary)
+        drawn.append(codes)
+        on_progress("drawing", min(start + PROMPTS_PER_CHUNK, len(prompts)), len(prompts), "prompts")
+    return torch.cat(drawn)
+
+
+def _read(path: Path) -> torch.Tensor | None:
+    try:
+        return load_file(path)["image_codes"].long()
+    except (OSError, SafetensorError, KeyError):
+        return None

@@ -1,0 +1,140 @@
+"""Reads what an evaluation needs: the checkpoint, held-out and training records, the CLIP, feature extractors."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import torch
+
+from hub_tools.run_files import TRAINING_RUN_FILE
+from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.evaluation.checkpoint_evaluation import FEWEST_RECORDS, Records, Yardsticks
+from pipelines.evaluation.features import FeatureExtractor, open_features
+from pipelines.generation.image_generation import DrawingParts, load_drawing_parts, load_reranker
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_records, training_records
+
+logger = logging.getLogger(__name__)
+
+TASK = "text-to-image"
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Which checkpoint is evaluated, and how it computes."""
+
+    place: str
+    """Model Hub repository of a run, or a folder."""
+
+    revision: str | None = None
+    codec: str | None = None
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"There is no precision {self.precision!r}. Expected {', '.join(PRECISIONS)}.")
+
+    def load(self, device: str) -> DrawingParts:
+        """Load it; the errors are those of `load_drawing_parts`."""
+        parts = load_drawing_parts(self.place, revision=self.revision, codec=self.codec, device=device)
+        parts.model.to(PRECISIONS[self.precision])
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How much is read."""
+
+    num_records: int
+    num_training_records: int
+    features: Sequence[str]
+    clip: str | None = None
+
+
+def settings_of(place: str, revision: str | None = None) -> TrainingRun:
+    """Return the settings of a run, from its repository or a folder with a checkpoint of it.
+
+    Raises:
+        ValueError: there is no such run, or it does not draw pictures.
+        OSError, httpx2.HTTPError: a file or the Hub cannot be read.
+    """
+    if Path(place).is_dir():
+        path = Path(place) / TRAINING_RUN_FILE
+        if not path.is_file():
+            raise ValueError(
+                f"{place} has no {TRAINING_RUN_FILE}, which says what its dataset is. Expected a run's repository, or "
+                "a folder with all files of it. Other weights can be compared: evaluate ORG/RUN --compare FOLDER"
+            )
+        run = TrainingRun.from_mapping(json.loads(path.read_text(encoding="utf-8")))
+    else:
+        run = RunSnapshot.read(place, revision).run
+    if run.task != TASK:
+        raise ValueError(f"{place} trains for {run.task}; expected a run for {TASK}.")
+    return run
+
+
+def open_yardsticks(
+    run: TrainingRun, parts: DrawingParts, reading: Reading, originals: torch.Tensor | None, device: str
+) -> tuple[Yardsticks, dict[str, str]]:
+    """Read what a run's checkpoints are measured with, and return why something is missing, by its name.
+
+    Raises:
+        ValueError: the run holds out no records.
+        OSError, httpx2.HTTPError: the dataset cannot be read.
+    """
+    num_codes, left_out = parts.codec.config.num_codes, {}
+    held_out = Records(*held_out_records(run, num_codes, reading.num_records))
+    if not any(caption.strip() for caption in held_out.captions):
+        raise ValueError(
+            f"The run holds out no records of {run.dataset_repository}, so there is nothing to compare with. Give the "
+            "dataset a split named validation, or create the run with: run create --set held_out_share=0.01"
+        )
+    if len(held_out) < FEWEST_RECORDS:
+        logger.warning(
+            "Only %d held-out records were found; with fewer than %d the intervals are wide, and FID says little.",
+            len(held_out),
+            FEWEST_RECORDS,
+        )
+    clip = _clip_or_reason(parts, reading.clip, device, left_out)
+    extractors = []
+    for text in reading.features:
+        if (extractor := _extractor_or_reason(text, clip, device, left_out)) is not None:
+            extractors.append(extractor)
+    training = None
+    if clip is not None and reading.num_training_records > 0:
+        training = Records(*training_records(run, num_codes, reading.num_training_records))
+    if originals is None:
+        left_out["psnr, rfid, fid_originals"] = "no originals are given: --originals PICTURES"
+    yardsticks = Yardsticks(
+        held_out=held_out, training=training, clip=clip, extractors=tuple(extractors), originals=originals
+    )
+    return yardsticks, left_out
+
+
+def _clip_or_reason(
+    parts: DrawingParts, clip: str | None, device: str, left_out: dict[str, str]
+) -> ClipReranker | None:
+    try:
+        return load_reranker(parts.processor, clip, device)
+    except (OSError, ValueError, httpx2.HTTPError) as error:
+        left_out["everything by CLIP"] = f"{_first_line(error)} Name one that can be read: --clip"
+        return None
+
+
+def _extractor_or_reason(
+    text: str, clip: ClipReranker | None, device: str, left_out: dict[str, str]
+) -> FeatureExtractor | None:
+    try:
+        return open_features(text, clip, torch.device(device))
+    except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
+        left_out[f"fid@{text}, kid@{text}"] = _first_line(error)
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
