@@ -57,8 +57,9 @@ class StallingLeader(SwarmGradientAverager):
 class Participant(SwarmGradientAverager):
     """Takes part in rounds like everybody, with a gradient of zeros."""
 
-    def try_round(self) -> None:
-        """Look for a group, as everybody does."""
+    def try_round(self, epoch: int) -> None:
+        """Look for a group of an epoch, as everybody does."""
+        self.epoch_to_average = epoch
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.accumulate_grads_(batch_size=1)

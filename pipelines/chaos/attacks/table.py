@@ -96,7 +96,7 @@ def bad_mode(node: "HostileNode") -> Iterator[None]:
 
     averager = hostile_averager(node, BadMember)
     while True:
-        averager.try_round()
+        averager.try_round(node.epoch_of_others())
         yield
 
 
@@ -106,7 +106,7 @@ def zeroing_reducer(node: "HostileNode") -> Iterator[None]:
 
     averager = hostile_averager(node, ZeroingReducer)
     while True:
-        averager.try_round()
+        averager.try_round(node.epoch_of_others())
         yield
 
 
@@ -116,7 +116,7 @@ def framing_member(node: "HostileNode") -> Iterator[None]:
 
     averager = hostile_averager(node, FramingMember)
     while True:
-        averager.try_round()
+        averager.try_round(node.epoch_of_others())
         yield
 
 

@@ -289,8 +289,11 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         search.begin()
-        clients = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.CLIENT}
-        watching = asyncio.create_task(self._watch_late_round(search, set(members) - clients - {self.peer_id}, seconds))
+        # Neither clients nor those who only listen lead the group of another attempt.
+        followers = {peer for peer, mode in zip(members, modes, strict=True) if mode != AveragingMode.NODE}
+        watching = asyncio.create_task(
+            self._watch_late_round(search, set(members) - followers - {self.peer_id}, seconds)
+        )
         try:
             async with asyncio.timeout(seconds) as limit:
                 async for tensor, answer in azip(as_aiter(*tensors), runner):
@@ -311,7 +314,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             asyncio.get_running_loop().call_later(ANSWERS_SECONDS, checks.close, group_id)
             is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
             if is_half or not succeeded:
-                search.meet_again(members, clients, runner.late_senders | runner.bad_reducers)
+                search.meet_again(members, followers, runner.late_senders | runner.bad_reducers)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
         self._attempt_times.note_success(time.monotonic() - started)

@@ -1,7 +1,8 @@
 """The end of an epoch at a training peer, from top to bottom: `end_epoch`. The decisions are in `round_policy`.
 
-With delayed averaging, a round runs in a thread while gradients of the next epoch are gathered. A peer then looks for
-one group at a time, and finds only peers that average the gradients of the same epoch.
+A peer looks for one group at a time, and comes only into groups that average the gradients of its epoch: who has missed
+a round must not spoil the next one. With delayed averaging, a round runs in a thread while gradients of the next epoch
+are gathered.
 """
 
 import asyncio
@@ -116,8 +117,7 @@ def end_epoch(parts: EpochParts) -> None:
 
 def look_for_group(parts: EpochParts) -> None:
     """Start matchmaking for the next round if the epoch is about to end."""
-    if parts.policy.delays_averaging:
-        parts.gradients.epoch_to_average = parts.epoch
+    parts.gradients.epoch_to_average = parts.epoch
     search = search_of(parts.scheduled)
     if search is Search.IN_ROUND:
         return
@@ -150,6 +150,7 @@ def begin_round(parts: EpochParts) -> StepControl | None:
     parts.gradients.expect_samples(parts.tracker.plausible_samples())
     if search_of(parts.scheduled) in (Search.IN_ROUND, Search.OVER):
         leave(parts)
+    parts.gradients.epoch_to_average = parts.epoch
     try:
         parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
         return parts.scheduled

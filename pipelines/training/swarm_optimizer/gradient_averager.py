@@ -16,7 +16,7 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
 
     PROTOCOL_NAME = "SwarmGradientAverager"
     epoch_to_average: int | None = None
-    """Epoch of the gradients to average next; if set, only peers with the same are matched; see `PacedKeyManager`."""
+    """Epoch of the gradients to average next; only peers with the same come into one group; see `PacedKeyManager`."""
 
     def __init__(
         self, *args: Any, keeps_own_gradient: bool = False, gradient_momentum: float = 0.0, **kwargs: Any

@@ -75,7 +75,7 @@ class GroupSearch:
         self._silent: frozenset[PeerID] = frozenset()
         self._late: frozenset[PeerID] = frozenset()
         self._members: tuple[PeerID, ...] = ()
-        self._clients: frozenset[PeerID] = frozenset()
+        self._followers: frozenset[PeerID] = frozenset()
 
     @property
     def avoided(self) -> Collection[PeerID]:
@@ -92,7 +92,7 @@ class GroupSearch:
 
     def begin(self) -> None:
         """Reset: the next search is the first one for a round, or a group has been found."""
-        self._silent = self._late = self._clients = frozenset()
+        self._silent = self._late = self._followers = frozenset()
         self._members = ()
         self._key_manager.avoid(())
         self._key_manager.meet_again((), 0.0)
@@ -109,14 +109,15 @@ class GroupSearch:
             self._matchmaking.was_accepted_to_group.clear()
 
     def meet_again(
-        self, members: Sequence[PeerID], clients: Collection[PeerID] = (), late: Collection[PeerID] = ()
+        self, members: Sequence[PeerID], followers: Collection[PeerID] = (), late: Collection[PeerID] = ()
     ) -> None:
         """Make the next search among the members of an aborted round, without asking the DHT.
 
         Excluded are those the round waited for (`late`) and those who were silent; see `watch`. The first of the others
-        in the group's order, which all know, leads; a peer that finds no leader in time looks in the DHT again.
+        in the group's order, which all know, leads, except `followers`, who never do; a peer that finds no leader in
+        time looks in the DHT again.
         """
-        self._members, self._clients, self._late = tuple(members), frozenset(clients), frozenset(late)
+        self._members, self._followers, self._late = tuple(members), frozenset(followers), frozenset(late)
         self._update()
 
     async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[object]]) -> None:
@@ -179,7 +180,7 @@ class GroupSearch:
             self._set_search(retry_seconds(self._seconds), self._group_size)
             return
         group = [member for member in self._members if member not in avoided and not self._is_kept_out(member)]
-        leaders = [member for member in group if member not in self._clients]
+        leaders = [member for member in group if member not in self._followers]
         above = leaders[: leaders.index(own)] if own in leaders else leaders
         seconds = retry_seconds(self._seconds)
         self._key_manager.meet_again(above, FOLLOWERS_PATIENCE * seconds)
@@ -204,7 +205,7 @@ class PacedKeyManager(GroupKeyManager):
         super().__init__(former.dht, former.prefix, former.group_bits, former.target_group_size)
         self.avoided: frozenset[PeerID] = frozenset()
         self.epoch: int | None = None
-        """Only peers with the same epoch are matched; None, the default, counts as an epoch too."""
+        """Only peers with the same epoch come into one group; None, the default, counts as an epoch too."""
         self._pause_seconds, self._next_look = pause_seconds, 0.0
         self._leaders: tuple[PeerID, ...] = ()
         self._meets_until = 0.0
@@ -212,8 +213,13 @@ class PacedKeyManager(GroupKeyManager):
 
     @property
     def current_key(self) -> str:
-        """See `GroupKeyManager`: a leader refuses peers that look under another key."""
+        """See `GroupKeyManager`: a leader refuses peers whose key is another."""
         return super().current_key if self.epoch is None else f"{self.prefix}_{self.epoch}.0b{self.group_bits}"
+
+    @property
+    def _declared_key(self) -> str:
+        """Where all declare, whatever their epoch: with a key for each, a flood of keys could keep out the next one."""
+        return super().current_key
 
     def avoid(self, peers: Collection[PeerID]) -> None:
         """Exclude exactly these peers from the next query on, which happens without delay."""
@@ -223,7 +229,7 @@ class PacedKeyManager(GroupKeyManager):
         """Return only these peers for some seconds, in this order; 0 ends it."""
         self._leaders, self._meets_until = tuple(leaders), time.monotonic() + seconds
 
-    async def get_averagers(self, *args: Any, **kwargs: Any) -> list[tuple[PeerID, float]]:
+    async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
         """See `GroupKeyManager.get_averagers`."""
         now = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, self._next_look - now()))
@@ -233,16 +239,16 @@ class PacedKeyManager(GroupKeyManager):
             # Slightly apart, because the earliest is asked first.
             return [(leader, until + 1e-3 * number) for number, leader in enumerate(self._leaders)]
         try:
-            found = await super().get_averagers(*args, **kwargs)
+            found = await super().get_averagers(self._declared_key, only_active)
         finally:
             self._next_look = now() + self._pause_seconds
         return [
             (peer, expiration) for peer, expiration in found if peer not in self.avoided and self._may_be_followed(peer)
         ]
 
-    async def declare_averager(self, *args: Any, **kwargs: Any) -> bool:
+    async def declare_averager(self, group_key: str, *args: Any, **kwargs: Any) -> bool:
         """See `GroupKeyManager.declare_averager`. A retried group does not wait for the DHT."""
-        declaration = asyncio.ensure_future(super().declare_averager(*args, **kwargs))
+        declaration = asyncio.ensure_future(super().declare_averager(self._declared_key, *args, **kwargs))
         if not self._meets:
             return await declaration
         self._declarations.add(declaration)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager, is_valid_group
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.serializer import MSGPackSerializer
 
@@ -20,6 +22,7 @@ from pipelines.training.averaging.group.matchmaking import GroupSearch, PacedKey
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 NOTHING_GATHERED = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
+NUMBERS = itertools.count()
 MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
 
 
@@ -58,26 +61,34 @@ def test_what_is_found_is_what_others_have_declared_but_for_those_to_be_avoided(
     assert found_then == []
 
 
-def test_who_averages_another_epochs_values_is_not_found(dht):
-    async def declare_for_one_epoch_and_look_for_it_and_another():
-        _, search = await make_search(dht)
+def test_peers_of_all_epochs_declare_in_one_place_and_only_those_of_ones_own_are_accepted(dht):
+    async def declare_for_one_epoch_and_be_asked_for_another():
+        matchmaking, search = await make_search(dht)
         manager = search._key_manager
         search.average_epoch(7)
         key = manager.current_key
         await manager.declare_averager(key, dht.peer_id, get_dht_time() + 60.0)
-        found = await look(manager)
         search.average_epoch(8)
         search.begin()
-        return key, found, manager.current_key, await look(manager)
+        found = await look(manager)
+        codes = []
+        async with matchmaking.lock_looking_for_group:
+            for group_key in (key, manager.current_key):
+                request = averaging_pb2.JoinRequest(
+                    schema_hash=b"schema", expiration=get_dht_time() + 30, gather=NOTHING_GATHERED, group_key=group_key
+                )
+                codes.append(matchmaking._check_reasons_to_reject(request, SimpleNamespace(remote_id=MEMBERS[1])).code)
+        return key, found, manager.current_key, codes
 
-    key, found, next_key, found_then = asyncio.run(declare_for_one_epoch_and_look_for_it_and_another())
+    key, found, next_key, codes = asyncio.run(declare_for_one_epoch_and_be_asked_for_another())
     assert is_valid_group(key) and is_valid_group(next_key) and key != next_key
-    assert [peer for peer, _ in found] == [dht.peer_id] and found_then == []
+    assert [peer for peer, _ in found] == [dht.peer_id]
+    assert codes == [averaging_pb2.BAD_GROUP_KEY, averaging_pb2.NOT_DECLARED]
 
 
 async def make_search(dht, rounds_begin_together=True, **options):
     matchmaking = Matchmaking(
-        await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix="search",
+        await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix=f"search{next(NUMBERS)}",
         target_group_size=None, min_group_size=2, min_matchmaking_time=2.0, request_timeout=0.5, client_mode=False,
     )  # fmt: skip
     return matchmaking, GroupSearch(matchmaking, rounds_begin_together, **options)
@@ -138,7 +149,6 @@ def test_a_convicted_peer_is_neither_found_nor_accepted_nor_followed_where_other
 
     async def search_among_convicts():
         matchmaking, search = await make_search(dht, is_kept_out=convicted.__contains__)
-        search.average_epoch(9)  # no other test looks there
         manager = search._key_manager
         await manager.declare_averager(manager.current_key, dht.peer_id, get_dht_time() + 60.0)
         found = await look(manager)
@@ -182,7 +192,7 @@ def test_members_meet_again_under_the_first_in_their_order_who_can_lead(dht, own
 
     async def meet():
         matchmaking, search = await make_own_search(dht, own)
-        search.meet_again(MEMBERS, clients=named(clients), late=named(late))
+        search.meet_again(MEMBERS, followers=named(clients), late=named(late))
         found = await look(matchmaking.group_key_manager)
         seconds, size = matchmaking.potential_leaders.min_matchmaking_time, matchmaking.target_group_size
         search.begin()
