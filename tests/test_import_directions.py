@@ -61,6 +61,7 @@ MAY_IMPORT = {
         "pipelines.generation",
         "pipelines.clip",
         REPOSITORY,
+        METRICS,
         RUN,
         TASK,
         CODES,

@@ -16,9 +16,6 @@ from pipelines.evaluation.set_distances import cmmd, frechet_distance, kernel_di
 from pipelines.generation.image_generation import DrawingParts
 from pipelines.stage_progress import OnProgress
 
-FEWEST_RECORDS = 100
-"""With fewer held-out records no figure tells much."""
-
 CLIP_SCORE_SCALE = 100.0
 
 LOSS = FigureKind(name="loss", items="records", better=LOWER, meaning="Loss on held-out records, in nats, as trained.")

@@ -191,11 +191,13 @@ class Dashboard:
         is_live = not self._swarm_problem()
         seconds = history.columns["epoch_seconds"][-50:]
         usual = float(np.median(seconds[seconds > 0])) if (seconds > 0).any() else None
+        num_held_out = view.evaluations[-1].get("num_records") if view.evaluations else None
         return page_parts.Headline(
             epoch=max(history.newest_epoch, swarm_epoch(peers)),
             num_epochs=view.run.num_epochs if view.run else None,
             loss=newest.get("loss"),
             evaluation_loss=view.evaluations[-1]["loss"] if view.evaluations else None,
+            num_held_out=num_held_out,
             samples_per_second=sum(speeds) if is_live else newest.get("samples_per_second"),
             num_peers=len(peers) if is_live else None,
             epoch_seconds=usual,

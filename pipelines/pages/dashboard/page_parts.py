@@ -12,6 +12,8 @@ from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.text import counted, escaped, short_number
+from pipelines.training.metrics.contributions import CLAIMED
+from pipelines.training.metrics.history import FEWEST_RECORDS
 from pipelines.training.repository.epoch_tags import epoch_tag
 
 MOST_NATS = 50.0
@@ -20,7 +22,6 @@ MOST_NATS = 50.0
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
 MAX_BOARD_ROWS = 100
-CLAIMED = "Counts are claims, as far as peers that averaged with the user bear them out; nobody recomputes gradients."
 OPEN_RUN = "This run is open to everybody: peers choose their own names."
 
 
@@ -38,12 +39,17 @@ class Headline:
     unit: str = "samples"
     """What the run counts; see `TrainingRun.unit`."""
 
+    num_held_out: float | None = None
+    """Records on which the evaluation stands."""
+
     @property
     def evaluation(self) -> tuple[str, str]:
-        """The figure of the newest evaluation: its name, and the figure in few characters."""
+        """The figure of the newest evaluation: its name, with a warning if it stands on few records, and the figure."""
+        is_few = self.num_held_out is not None and self.num_held_out < FEWEST_RECORDS
+        few = f" (only {self.num_held_out:.0f} records)" if is_few else ""
         if self.unit == "tokens" and self.evaluation_loss is not None:
-            return "held-out perplexity", short_number(math.exp(min(self.evaluation_loss, MOST_NATS)))
-        return "held-out loss", short_number(self.evaluation_loss)
+            return f"held-out perplexity{few}", short_number(math.exp(min(self.evaluation_loss, MOST_NATS)))
+        return f"held-out loss{few}", short_number(self.evaluation_loss)
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:

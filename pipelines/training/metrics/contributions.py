@@ -33,6 +33,8 @@ from pipelines.training.metrics.claims import (
 COUNTER_LIFETIME_SECONDS = 86_400.0
 LONGEST_NAME = 96
 
+CLAIMED = "Counts are claims, credited as far as the user was found in the rounds; nobody recomputes gradients."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:

@@ -46,6 +46,9 @@ EPOCH_SCHEMA = pa.schema(
 )
 """`suspects` is JSON: an object of peers and the number of their accusers."""
 
+FEWEST_RECORDS = 100
+"""With fewer held-out records, an evaluation tells large differences only."""
+
 EVALUATION_SCHEMA = pa.schema(
     [
         ("epoch", pa.int64()),
@@ -108,6 +111,14 @@ def read_history_files(folder: Path) -> list[dict[str, Any]]:
     """Return the points of all shards in a folder, by epoch, without those that are impossible."""
     points = [_point(row) for path in sorted(folder.glob("epochs-*.parquet")) for row in _read(path, EPOCH_SCHEMA)]
     return merge_histories([], [point for point in points if _is_possible(point)])
+
+
+def held_out_loss(evaluation: Mapping[str, Any]) -> str:
+    """Return an evaluation's loss for people, with its epoch, and with how many records it stands on."""
+    number = evaluation.get("num_records")
+    few = "" if number is None or number >= FEWEST_RECORDS else ": too few to tell small differences"
+    records = "" if number is None else f", on {number:,} records{few}"
+    return f"{evaluation['loss']:.4f} at epoch {evaluation['epoch']}{records}"
 
 
 def write_evaluations(evaluations: Sequence[dict[str, Any]], folder: Path) -> Path:

@@ -8,7 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pipelines.training.metrics.contributions import CLAIMED
 from pipelines.training.metrics.course import RunRecord
+from pipelines.training.metrics.history import held_out_loss
 
 NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
@@ -17,7 +19,6 @@ NO_HISTORY = (
     "No history was published: the run has no auxiliary peer, or none that has seen an epoch. What depends on it "
     "(loss, peers, speed, bytes) is not known."
 )
-CLAIMED = "Counts are claims, as far as peers that averaged with the user bear them out; nobody recomputes gradients."
 
 
 def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) -> str:
@@ -73,7 +74,7 @@ def _summary(record: RunRecord, now: float) -> str:
         ]
     if record.evaluations:
         best = min(record.evaluations, key=lambda point: point["loss"])
-        rows.append(("best evaluation loss", f"{best['loss']:.4f} at epoch {best['epoch']}"))
+        rows.append(("best evaluation loss", held_out_loss(best)))
         if run.unit == "tokens":
             rows.append(("best held-out perplexity", f"{math.exp(best['loss']):,.1f}"))
     title = f"# Report of the training run {record.repository}\n\nWritten {_date(now)}."

@@ -3,6 +3,7 @@
 import math
 
 from hub_tools.run_files import LOSS_CURVE_FILE
+from pipelines.training.metrics.history import held_out_loss
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -84,8 +85,8 @@ the run's history and contributions.
 def _held_out_rows(facts: CheckpointFacts, of: str) -> str:
     if not facts.evaluations:
         return f"| loss on {of} held out | not known yet |"
-    loss, epoch = facts.evaluations[-1]["loss"], facts.evaluations[-1]["epoch"]
+    loss = facts.evaluations[-1]["loss"]
     return (
-        f"| loss on {of} held out | {loss:.4f} at epoch {epoch} |\n"
+        f"| loss on {of} held out | {held_out_loss(facts.evaluations[-1])} |\n"
         f"| perplexity on {of} held out | {math.exp(min(loss, 700.0)):.2f} |"
     )

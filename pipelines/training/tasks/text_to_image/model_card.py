@@ -1,6 +1,7 @@
 """The card of a published text-to-image checkpoint."""
 
 from hub_tools.run_files import LOSS_CURVE_FILE
+from pipelines.training.metrics.history import held_out_loss
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 
@@ -9,7 +10,7 @@ def model_card(run: TrainingRun, facts: CheckpointFacts) -> str:
     """Return the text of the repository's README.md."""
     repository, evaluations = facts.repository, facts.evaluations
     loss = "not known yet" if facts.loss is None else f"{facts.loss:.4f}"
-    held_out = f"{evaluations[-1]['loss']:.4f} at epoch {evaluations[-1]['epoch']}" if evaluations else "not known yet"
+    held_out = held_out_loss(evaluations[-1]) if evaluations else "not known yet"
     peers = max((point["num_peers"] for point in facts.history), default=0)
     return f"""---
 library_name: transformers

@@ -63,6 +63,8 @@ def test_a_language_run_is_shown_in_tokens_and_perplexity(dashboard, loss, shown
     known = dict(epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None)
     headline = headline_html(settings, Headline(**known, evaluation_loss=loss, unit=run.unit))
     assert f"held-out perplexity</dt><dd>{shown}<" in headline and "tokens per second" in headline
+    few = headline_html(settings, Headline(**known, evaluation_loss=loss, unit=run.unit, num_held_out=7))
+    assert "held-out perplexity (only 7 records)</dt>" in few
     charts = run_charts(view, HistoryColumns.from_points([], NOW), "epoch")
     assert "tokens/s" in [chart.unit for chart in charts]
     assert "pipeline(&quot;text-generation&quot;, model=&quot;org/run&quot;" in checkpoints_html(settings, view)

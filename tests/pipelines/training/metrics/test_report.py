@@ -21,7 +21,8 @@ HISTORY = [
 def test_a_report_counts_what_the_run_counts(task, unit):
     run = tiny_run(task)
     record = RunRecord(
-        repository="org/run", run=run, epoch=2, history=HISTORY, evaluations=[dict(epoch=2, loss=math.log(44.0))],
+        repository="org/run", run=run, epoch=2, history=HISTORY,
+        evaluations=[dict(epoch=2, loss=math.log(44.0), num_records=7)],
         contributors=[Contributor(username="alice", samples=64, hours=1.0)], checkpoints=[], checkpoint_bytes=None,
         dataset_bytes=None, num_commits=1,
     )  # fmt: skip
@@ -29,4 +30,5 @@ def test_a_report_counts_what_the_run_counts(task, unit):
     assert f"| {unit}s | {2 * run.target_batch_size:,} |" in text
     assert f"| user | {unit}s claimed | hours |" in text and f"{unit}s/s" in text and f"9.0 {unit}s per second" in text
     assert f"| per {unit} | {16000 / 2 / run.target_batch_size:,.1f} B |" in text
+    assert "| best evaluation loss | 3.7842 at epoch 2, on 7 records: too few to tell small differences |" in text
     assert ("| best held-out perplexity | 44.0 |" in text) == (unit == "token")
