@@ -4,6 +4,7 @@ import math
 
 from hub_tools.run_files import LOSS_CURVE_FILE
 from pipelines.training.metrics.history import held_out_loss
+from pipelines.training.metrics.model_index import model_index
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -29,7 +30,7 @@ library_name: transformers
 pipeline_tag: {run.task}
 tags: [collaborative-training, hivemind]
 datasets: [{run.dataset_repository}]
----
+{model_index(facts.repository, run, facts.evaluations)}---
 
 # {facts.repository}
 

@@ -2,6 +2,7 @@
 
 from hub_tools.run_files import LOSS_CURVE_FILE
 from pipelines.training.metrics.history import held_out_loss
+from pipelines.training.metrics.model_index import model_index
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 
@@ -17,7 +18,7 @@ library_name: transformers
 pipeline_tag: text-to-image
 tags: [collaborative-training, hivemind, dalle]
 datasets: [{run.dataset_repository}]
----
+{model_index(facts.repository, run, facts.evaluations)}---
 
 # {repository}
 

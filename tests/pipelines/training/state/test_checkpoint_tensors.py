@@ -7,6 +7,7 @@ import resource
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from made_up_tasks import made_up_batch, made_up_task
 from matplotlib.figure import Figure
 from PIL import Image
@@ -179,10 +180,17 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
     loaded = DalleCollabForConditionalGeneration.from_pretrained(tmp_path)
     assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), model.parameters(), strict=True))
     assert num_parameters_in(tmp_path) == model.num_parameters()
-    card = task.card(facts(model.num_parameters(), history=history(3), evaluations=[dict(epoch=2, loss=3.25)]))
+    card = task.card(
+        facts(model.num_parameters(), history=history(3), evaluations=[dict(epoch=2, loss=3.25, num_records=48)])
+    )
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-to-image\n")
     assert f"| epoch | 3 of {run.num_epochs} |" in card and "| training loss | 2.5000 |" in card
-    assert "| loss on held-out records | 3.2500 at epoch 2 |" in card
+    assert "| loss on held-out records | 3.2500 at epoch 2, on 48 records: too few to tell small differences |" in card
+    shown = ModelCard(card).data.eval_results
+    assert [(item.metric_type, item.metric_value, item.metric_args) for item in shown] == [
+        ("loss", 3.25, dict(epoch=2, num_records=48))
+    ]
+    assert shown[0].dataset_revision == "0123456789abcdef" and ModelCard(card).data.model_name == "org/birds"
     assert "dalle-collab run rollback org/birds N" in card
     assert "| most peers at a time | 2 |" in card and f"{model.num_parameters():,}" in card
     assert "at `0123456789ab`" in card and "datasets: [org/birds-codes]" in card
