@@ -36,10 +36,10 @@ def measure_codec(
         features[extractor.name] = in_chunks(extractor, pictures, PICTURES_AT_ONCE)
         kind = FigureKind(
             name=f"rfid@{extractor.name}",
-            items="drawings",
+            items="originals",
             better=LOWER,
             meaning="Fréchet distance of originals to themselves through the codec.",
         )
         through = in_chunks(extractor, redrawn, PICTURES_AT_ONCE)
-        result.add_drawings(kind, [frechet_distance(through, features[extractor.name])])
+        result.add_whole(kind, frechet_distance(through, features[extractor.name]), len(pictures))
     return features

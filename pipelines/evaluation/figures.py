@@ -65,6 +65,10 @@ class FigureKind:
         mean, low, high = t_interval(values)
         return self._figure(mean, low, high, len(values))
 
+    def of_all(self, value: float, number: int) -> Figure:
+        """Return a figure of all items together, of which there is one alone."""
+        return self._figure(value, value, value, number)
+
     def _figure(self, value: float, low: float, high: float, number: int) -> Figure:
         return Figure(
             name=self.name, value=value, low=low, high=high, num_items=number,

@@ -28,6 +28,11 @@ class Measurement:
         self.items[kind.name] = values
         self.figures.append(kind.of_items(values))
 
+    def add_whole(self, kind: FigureKind, value: float, number: int) -> None:
+        """Add a figure of all of `number` items together."""
+        self.drawings[kind.name] = [value]
+        self.figures.append(kind.of_all(value, number))
+
     def add_drawings(self, kind: FigureKind, values: list[float]) -> None:
         """Add a figure that is a mean over drawings."""
         self.drawings[kind.name] = values

@@ -33,7 +33,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60re
 .scroll {{ overflow-x: auto }}
 table {{ border-collapse: collapse; margin: 1rem 0 }}
 th, td {{ text-align: right; padding: .3rem .8rem; border-bottom: 1px solid #ddd; white-space: nowrap }}
-th:first-child, td:first-child {{ text-align: left }}
+th:first-child, td:first-child {{ text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 7rem }}
 .pairs {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1.5rem }}
 figure {{ margin: 0 }} figcaption {{ margin-top: .3rem; overflow-wrap: anywhere }}
 .pair {{ display: flex; gap: .5rem }}
@@ -176,8 +176,9 @@ def _write(path: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _cells(item: Difference) -> tuple[str, ...]:
-    interval = f"{item.low:+.3g} to {item.high:+.3g}"
-    return item.name, f"{item.first:.4g}", f"{item.second:.4g}", f"{item.difference:+.3g}", interval, item.verdict
+    interval = "0" if item.low == item.high == 0 else f"{item.low:+.3g} to {item.high:+.3g}"
+    difference = "0" if item.difference == 0 else f"{item.difference:+.3g}"
+    return item.name, f"{item.first:.4g}", f"{item.second:.4g}", difference, interval, item.verdict
 
 
 def _image(picture: torch.Tensor, name: str) -> str:

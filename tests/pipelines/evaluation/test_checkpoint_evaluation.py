@@ -33,7 +33,7 @@ def values(measurement):
 def test_all_figures_are_there_with_their_intervals(measured):
     assert {figure.name: figure.items for figure in measured.figures} == {
         "loss": "records", "caption_loss": "records", "picture_loss": "records", "psnr": "originals",
-        "rfid@clip": "drawings", "fid@clip": "drawings", "kid@clip": "drawings", "fid_originals@clip": "drawings",
+        "rfid@clip": "originals", "fid@clip": "drawings", "kid@clip": "drawings", "fid_originals@clip": "drawings",
         "cmmd": "drawings", "clip_score": "prompts", "clip_score_held_out": "records", "diversity": "prompts",
         "nearest_training_picture": "prompts", "nearest_training_picture_held_out": "records",
     }  # fmt: skip
