@@ -63,6 +63,7 @@ MAY_IMPORT = {
         REPOSITORY,
         METRICS,
         RUN,
+        TASKS,
         TASK,
         CODES,
         PROGRESS,

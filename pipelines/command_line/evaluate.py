@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.evaluation.checkpoint_evaluation import EvaluationOptions, Yardsticks
+    from pipelines.evaluation.measurement import Measurement
     from pipelines.evaluation.opening import Subject
     from pipelines.evaluation.report import EvaluationReport
     from pipelines.generation.image_generation import DrawingParts
     from pipelines.stage_progress import OnProgress
+    from pipelines.training.run.training_run import TrainingRun
 
 
 def evaluate(
@@ -65,6 +68,8 @@ def evaluate(
     well pictures fit their prompts (CLIPScore), how much they vary, and how close they come to training pictures. What
     cannot be computed here is left out and named. The same command goes on where it was interrupted.
 
+    Of a language run: loss and perplexity on held-out text.
+
     With --compare the second checkpoint (or the same one with another sampler, precision or codec) is measured on the
     same prompts and seeds, and a page shows the differences and the pictures side by side.
 
@@ -81,7 +86,7 @@ def evaluate(
     from pipelines.evaluation.checkpoint_evaluation import EvaluationOptions
     from pipelines.evaluation.drawn_pictures import Sampler
     from pipelines.evaluation.features import CLIP, check_specification
-    from pipelines.evaluation.opening import Reading, Subject, open_yardsticks, settings_of
+    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, open_yardsticks, settings_of
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
@@ -111,7 +116,11 @@ def evaluate(
                 sampler, **{name: value for name, value in changed.items() if value is not None}
             ),
         )
-    run, parts = settings_of(repository, revision), subject.load(device)
+    run = settings_of(repository, revision)
+    if run.task != TEXT_TO_IMAGE:
+        _evaluate_language(run, subject, other, records, device, output, as_json=as_json)
+        return
+    parts = subject.load(device)
     other_parts = None if other is None else other.load(device)
     pictures = _read_originals(originals, parts.codec.config.image_size, records)
     reading = Reading(num_records=records, num_training_records=training_records, features=extractors, clip=clip)
@@ -122,7 +131,8 @@ def evaluate(
             _show(first, output, as_json=as_json)
             return
         second = _measured(other, other_parts, yardsticks, other_options, left_out, output, on_progress)
-    _show_comparison(first, second, yardsticks, output, as_json=as_json)
+    prompts = [caption for caption in yardsticks.held_out.captions if caption.strip()]
+    _show_comparison(first, second, prompts, output, as_json=as_json)
 
 
 def _measured(
@@ -134,22 +144,63 @@ def _measured(
     output: Path,
     on_progress: "OnProgress",
 ) -> "EvaluationReport":
-    import resource
-
     from pipelines.evaluation.checkpoint_evaluation import evaluate_checkpoint
     from pipelines.evaluation.drawn_pictures import weights_digest
-    from pipelines.evaluation.report import EvaluationReport
 
     started = time.monotonic()
     measurement = evaluate_checkpoint(parts, yardsticks, options, output / "drawn", on_progress)
+    facts = dict(dataclasses.asdict(subject), name=parts.name, epoch=parts.epoch, weights=weights_digest(parts))
+    settings = dict(
+        dataclasses.asdict(options),
+        num_records=len(yardsticks.held_out),
+        device=str(parts.model.device),
+        features=[extractor.name for extractor in yardsticks.extractors],
+    )
+    return _report(facts, settings, measurement, left_out, started)
+
+
+def _evaluate_language(
+    run: "TrainingRun",
+    subject: "Subject",
+    other: "Subject | None",
+    num_records: int,
+    device: str,
+    output: Path,
+    *,
+    as_json: bool,
+) -> None:
+    from pipelines.evaluation.language_evaluation import evaluate_language_model, held_out_task, open_language_model
+    from pipelines.stage_progress import stage_progress
+
+    task, reports = held_out_task(run, subject.place, num_records), []
+    models = [(each, open_language_model(each, run, device)) for each in (subject, other) if each is not None]
+    with stage_progress() as on_progress:
+        for each, model in models:
+            started = time.monotonic()
+            measurement = evaluate_language_model(task, model, on_progress)
+            number = measurement.figures[0].num_items
+            subject_facts = dict(dataclasses.asdict(each), name=each.place)
+            reports.append(_report(subject_facts, dict(num_records=number, device=device), measurement, {}, started))
+    if other is None:
+        _show(reports[0], output, as_json=as_json)
+    else:
+        _show_comparison(*reports, (), output, as_json=as_json)
+
+
+def _report(
+    subject: dict[str, object],
+    settings: dict[str, object],
+    measurement: "Measurement",
+    left_out: dict[str, str],
+    started: float,
+) -> "EvaluationReport":
+    import resource
+
+    from pipelines.evaluation.report import EvaluationReport
+
     return EvaluationReport(
-        subject=dict(dataclasses.asdict(subject), name=parts.name, epoch=parts.epoch, weights=weights_digest(parts)),
-        settings=dict(
-            dataclasses.asdict(options),
-            num_records=len(yardsticks.held_out),
-            device=str(parts.model.device),
-            features=[extractor.name for extractor in yardsticks.extractors],
-        ),
+        subject=subject,
+        settings=settings,
         command=shlex.join(["dalle-collab", *sys.argv[1:]]),
         measurement=measurement,
         left_out=left_out,
@@ -172,7 +223,7 @@ def _show(report: "EvaluationReport", output: Path, *, as_json: bool) -> None:
 
 
 def _show_comparison(
-    first: "EvaluationReport", second: "EvaluationReport", yardsticks: "Yardsticks", output: Path, *, as_json: bool
+    first: "EvaluationReport", second: "EvaluationReport", prompts: Sequence[str], output: Path, *, as_json: bool
 ) -> None:
     from rich.console import Console
 
@@ -185,7 +236,6 @@ def _show_comparison(
     )
 
     differences = compare(first.measurement, second.measurement)
-    prompts = [caption for caption in yardsticks.held_out.captions if caption.strip()]
     names = describe(first), describe(second)
     page = comparison_page(names, prompts, (first.measurement, second.measurement), differences)
     path, page_path = write_comparison(first, second, differences, page, output)

@@ -31,7 +31,8 @@ def compare(first: Measurement, second: Measurement) -> list[Difference]:
     others = {figure.name: figure for figure in second.figures}
     differences = []
     for figure in first.figures:
-        if figure.name not in others:
+        is_paired = figure.name in first.items or figure.name in first.drawings
+        if figure.name not in others or not is_paired:
             continue
         mean, low, high, number = _paired(figure.name, first, second)
         differences.append(

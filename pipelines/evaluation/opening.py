@@ -21,7 +21,7 @@ from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_
 
 logger = logging.getLogger(__name__)
 
-TASK = "text-to-image"
+TEXT_TO_IMAGE = "text-to-image"
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,7 +61,7 @@ def settings_of(place: str, revision: str | None = None) -> TrainingRun:
     """Return the settings of a run, from its repository or a folder with a checkpoint of it.
 
     Raises:
-        ValueError: there is no such run, or it does not draw pictures.
+        ValueError: there is no such run.
         OSError, httpx2.HTTPError: a file or the Hub cannot be read.
     """
     if Path(place).is_dir():
@@ -71,12 +71,16 @@ def settings_of(place: str, revision: str | None = None) -> TrainingRun:
                 f"{place} has no {TRAINING_RUN_FILE}, which says what its dataset is. Expected a run's repository, or "
                 "a folder with all files of it. Other weights can be compared: evaluate ORG/RUN --compare FOLDER"
             )
-        run = TrainingRun.from_mapping(json.loads(path.read_text(encoding="utf-8")))
-    else:
-        run = RunSnapshot.read(place, revision).run
-    if run.task != TASK:
-        raise ValueError(f"{place} trains for {run.task}; expected a run for {TASK}.")
-    return run
+        return TrainingRun.from_mapping(json.loads(path.read_text(encoding="utf-8")))
+    return RunSnapshot.read(place, revision).run
+
+
+def nothing_held_out(run: TrainingRun) -> ValueError:
+    """Return the error that a run holds out nothing."""
+    return ValueError(
+        f"The run holds out nothing of {run.dataset_repository}, so there is nothing to measure with. Give the dataset "
+        "a split named validation, or create the run with: run create --set held_out_share=0.01"
+    )
 
 
 def open_yardsticks(
@@ -91,10 +95,7 @@ def open_yardsticks(
     num_codes, left_out = parts.codec.config.num_codes, {}
     held_out = Records(*held_out_records(run, num_codes, reading.num_records))
     if not any(caption.strip() for caption in held_out.captions):
-        raise ValueError(
-            f"The run holds out no records of {run.dataset_repository}, so there is nothing to compare with. Give the "
-            "dataset a split named validation, or create the run with: run create --set held_out_share=0.01"
-        )
+        raise nothing_held_out(run)
     if len(held_out) < FEWEST_RECORDS:
         logger.warning(
             "Only %d held-out records were found; with fewer than %d the intervals are wide, and FID says little.",

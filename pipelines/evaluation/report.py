@@ -45,11 +45,14 @@ figure {{ margin: 0 }} figcaption {{ margin-top: .3rem; overflow-wrap: anywhere 
 <th>{confidence:.0%} interval</th><th>better</th></tr></thead><tbody>
 {rows}
 </tbody></table></div>
-<h2>The same prompts and seeds: first left, second right</h2>
+{pictures}
+</body></html>
+"""
+
+PICTURES = """<h2>The same prompts and seeds: first left, second right</h2>
 <div class="pairs">
 {pictures}
-</div></body></html>
-"""
+</div>"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +113,10 @@ def write_comparison(
 
 def describe(report: EvaluationReport) -> str:
     """Return what was evaluated, in a few words."""
-    subject, sampler = report.subject, report.settings["sampler"]
+    subject, sampler = report.subject, report.settings.get("sampler", {})
     words = [str(subject["name"])]
     words += [f"revision {subject['revision']}"] if subject["revision"] else []
-    words += [f"epoch {subject['epoch']}"] if subject["epoch"] is not None else []
+    words += [f"epoch {subject['epoch']}"] if subject.get("epoch") is not None else []
     words += [f"codec {subject['codec']}"] if subject["codec"] else []
     changed = {name: value for name, value in sampler.items() if value is not None}
     return ", ".join([*words, str(subject["precision"]), *(f"{name} {value}" for name, value in changed.items())])
@@ -155,17 +158,17 @@ def comparison_page(
     )
     first, second = (item.pictures for item in measurements)
     pairs = [] if first is None or second is None else list(zip(prompts, first, second, strict=False))[:MOST_PICTURES]
-    pictures = (
+    pictures = [
         f'<figure><div class="pair">{_image(a, "first")}{_image(b, "second")}</div>'
         f"<figcaption>{html.escape(prompt)}</figcaption></figure>"
         for prompt, a, b in pairs
-    )
+    ]
     return PAGE.format(
         title="Two evaluations side by side",
         sentence=f"First: {html.escape(names[0])}. Second: {html.escape(names[1])}.",
         confidence=CONFIDENCE,
         rows="\n".join(rows),
-        pictures="\n".join(pictures),
+        pictures=PICTURES.format(pictures="\n".join(pictures)) if pictures else "",
     )
 
 

@@ -1,6 +1,7 @@
 """`dalle-collab evaluate` on the embedded Hub: figures, comparisons, what is left out, and mistakes."""
 
 import json
+import math
 
 import pytest
 from published_runs import the_line
@@ -88,3 +89,21 @@ def test_a_run_that_holds_out_nothing_says_how_to(commands, training_material):
 def test_a_run_without_a_checkpoint_says_so(commands, training_material):
     repository = training_material.create_run("org/no-weights", run_id="young", held_out_share=0.1)
     assert "has published no checkpoint yet" in the_line(commands.run("evaluate", repository))
+
+
+def test_a_language_model_has_a_loss_and_a_perplexity(commands, training_material, tmp_path):
+    model = dict(model_type="bert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    repository = "org/evaluated-language"
+    done = commands.run(
+        *training_material.language_arguments(repository, "fill-mask", model, run_id="words", held_out_share=0.4)
+    )
+    assert done.returncode == 0, done.stderr
+    publish_weights(training_material, repository, 3)
+    done = commands.run("evaluate", repository, "--compare", repository, "--output", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    loss, perplexity = facts["first"]["figures"]
+    assert perplexity["value"] == pytest.approx(math.exp(loss["value"])) and perplexity["low"] < perplexity["high"]
+    assert [(item["name"], item["verdict"], item["difference"]) for item in facts["differences"]] == [
+        ("loss", "same", 0.0)
+    ]

@@ -46,6 +46,8 @@ EPOCH_SCHEMA = pa.schema(
 )
 """`suspects` is JSON: an object of peers and the number of their accusers."""
 
+MOST_NATS = 700.0
+
 FEWEST_RECORDS = 100
 """With fewer held-out records, an evaluation tells large differences only."""
 
@@ -111,6 +113,11 @@ def read_history_files(folder: Path) -> list[dict[str, Any]]:
     """Return the points of all shards in a folder, by epoch, without those that are impossible."""
     points = [_point(row) for path in sorted(folder.glob("epochs-*.parquet")) for row in _read(path, EPOCH_SCHEMA)]
     return merge_histories([], [point for point in points if _is_possible(point)])
+
+
+def perplexity(nats: float) -> float:
+    """Return the perplexity that belongs to a mean loss in nats; no float is above e^700 or so."""
+    return math.exp(min(nats, MOST_NATS))
 
 
 def held_out_loss(evaluation: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """Evaluations in the form that the Hub reads from a model card's front matter and shows beside the model."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,10 +7,8 @@ import yaml
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
+from pipelines.training.metrics.history import perplexity
 from pipelines.training.run.training_run import TrainingRun
-
-MOST_NATS = 700.0
-"""The exponential of more is no float."""
 
 
 def model_index(repository: str, run: TrainingRun, evaluations: Sequence[Mapping[str, Any]]) -> str:
@@ -21,7 +18,7 @@ def model_index(repository: str, run: TrainingRun, evaluations: Sequence[Mapping
     newest = evaluations[-1]
     figures = {"loss": ("held-out loss (nats)", newest["loss"])}
     if run.unit == "tokens":
-        figures["perplexity"] = ("held-out perplexity", math.exp(min(newest["loss"], MOST_NATS)))
+        figures["perplexity"] = ("held-out perplexity", perplexity(newest["loss"]))
     args = {name: newest[name] for name in ("epoch", "num_records") if newest.get(name) is not None}
     results = [
         EvalResult(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.training.metrics.contributions import CLAIMED
 from pipelines.training.metrics.course import RunRecord
-from pipelines.training.metrics.history import held_out_loss
+from pipelines.training.metrics.history import held_out_loss, perplexity
 
 NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
@@ -76,7 +76,7 @@ def _summary(record: RunRecord, now: float) -> str:
         best = min(record.evaluations, key=lambda point: point["loss"])
         rows.append(("best evaluation loss", held_out_loss(best)))
         if run.unit == "tokens":
-            rows.append(("best held-out perplexity", f"{math.exp(best['loss']):,.1f}"))
+            rows.append(("best held-out perplexity", f"{perplexity(best['loss']):,.1f}"))
     title = f"# Report of the training run {record.repository}\n\nWritten {_date(now)}."
     return f"{title}\n\n{_table(('', ''), rows)}"
 

@@ -1,9 +1,7 @@
 """The model card of a language run's checkpoint."""
 
-import math
-
 from hub_tools.run_files import LOSS_CURVE_FILE
-from pipelines.training.metrics.history import held_out_loss
+from pipelines.training.metrics.history import held_out_loss, perplexity
 from pipelines.training.metrics.model_index import model_index
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
@@ -89,5 +87,5 @@ def _held_out_rows(facts: CheckpointFacts, of: str) -> str:
     loss = facts.evaluations[-1]["loss"]
     return (
         f"| loss on {of} held out | {held_out_loss(facts.evaluations[-1])} |\n"
-        f"| perplexity on {of} held out | {math.exp(min(loss, 700.0)):.2f} |"
+        f"| perplexity on {of} held out | {perplexity(loss):.2f} |"
     )

@@ -1,0 +1,65 @@
+"""How good a language model's checkpoint is: loss and perplexity on held-out text."""
+
+import dataclasses
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+
+from pipelines.evaluation.figures import LOWER, FigureKind
+from pipelines.evaluation.measurement import Measurement
+from pipelines.evaluation.opening import PRECISIONS, Subject, nothing_held_out
+from pipelines.stage_progress import OnProgress
+from pipelines.training.metrics.history import perplexity
+from pipelines.training.run.task import TrainingTask, num_samples
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.choice import open_task
+
+MODELS = {"fill-mask": AutoModelForMaskedLM, "text-generation": AutoModelForCausalLM}
+LOSS = FigureKind(
+    name="loss", items="sequences", better=LOWER, meaning="Nats per predicted token of held-out text, as trained."
+)
+PERPLEXITY = dataclasses.replace(LOSS, name="perplexity", meaning="The exponential of the loss.")
+
+
+def open_language_model(subject: Subject, run: TrainingRun, device: str) -> PreTrainedModel:
+    """Load a checkpoint of a language run, or other weights for the same task.
+
+    Raises:
+        ValueError: the weights are damaged, or of another kind of model.
+        OSError: a file or the Hub cannot be read.
+    """
+    model = MODELS[run.task].from_pretrained(subject.place, revision=subject.revision, trust_remote_code=False)
+    return model.to(device, PRECISIONS[subject.precision]).eval()
+
+
+def held_out_task(run: TrainingRun, place: str, num_records: int) -> TrainingTask:
+    """Return the run's task, whose evaluation has up to `num_records` sequences."""
+    return open_task(dataclasses.replace(run, num_evaluation_records=num_records), place)
+
+
+@torch.inference_mode()
+def evaluate_language_model(task: TrainingTask, model: PreTrainedModel, on_progress: OnProgress) -> Measurement:
+    """Measure a model on the held-out text of a run's task, sequence by sequence.
+
+    Raises:
+        ValueError: the run holds out nothing.
+    """
+    batches = task.held_out_batches()
+    number = sum(map(num_samples, batches))
+    if not number:
+        raise nothing_held_out(task.run)
+    totals, weights = [], []
+    for batch in batches:
+        for index in range(num_samples(batch)):
+            one = {name: tensor[index : index + 1].to(model.device) for name, tensor in batch.items()}
+            total, weight = task.loss(model, one)
+            totals.append(total.item())
+            weights.append(weight)
+            on_progress("reading", len(totals), number, "held-out sequences")
+    result = Measurement()
+    # The mean of these is the loss over all tokens, and they can be drawn again and paired.
+    result.add_items(LOSS, torch.tensor(totals, dtype=torch.float64) * number / sum(weights))
+    loss = result.figures[-1]
+    value, low, high = map(perplexity, (loss.value, loss.low, loss.high))
+    result.figures.append(dataclasses.replace(PERPLEXITY.of_all(value, number), low=low, high=high))
+    return result
