@@ -18,7 +18,7 @@ from pipelines.swarm.records import SwarmRecords, sender_name
 from pipelines.training.metrics.claims import RoundLog
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import Roster, signed_record
-from pipelines.training.state.testimony import SwarmTestimony
+from pipelines.training.state.survey import StateSurvey
 from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Anchor:
         if self._optimizer.is_out_of_step or seen.newest_epoch > self._held_epoch + 1:
             self._catch_up(seen.newest_epoch)
 
-    def _has_come_back_to_strangers(self, seen: SwarmTestimony) -> bool:
+    def _has_come_back_to_strangers(self, seen: StateSurvey) -> bool:
         """Return whether the run has long gone on without this anchor, and there is nobody in it to believe."""
         has_gone_on = max(seen.epochs.values(), default=0) > self._held_epoch + 1
         if self._has_averaged or not has_gone_on or not seen.is_among_strangers:

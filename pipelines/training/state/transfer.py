@@ -22,7 +22,7 @@ from pipelines.training.state.download import (
     StateDownloadError,
     StateRefusedError,
 )
-from pipelines.training.state.testimony import SwarmTestimony
+from pipelines.training.state.survey import StateSurvey
 from pipelines.training.state.votes import Verdict, count_votes, donors_in_turn, electorate
 
 logger = logging.getLogger(__name__)
@@ -153,12 +153,12 @@ class StateTransfer:
         """Whether this machine computes what the others compute: False if downloads of their state do not help."""
         return self.num_misfits < NUM_MISFITS_TO_LEAVE
 
-    def look(self) -> SwarmTestimony:
+    def look(self) -> StateSurvey:
         """Return what the swarm's records say now about its training state."""
         claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
         epochs = {key: int(record.epoch) for key, record in self._records.progress().items()}
         seen, witnesses = self.look_at_anchors(), self._witnesses
-        return SwarmTestimony(
+        return StateSurvey(
             claims=claims,
             epochs=epochs,
             voters=electorate(

@@ -9,7 +9,7 @@ from pipelines.training.state.votes import Verdict, count_votes
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwarmTestimony:
+class StateSurvey:
     """Claims, votes and anchors, as one peer sees them."""
 
     claims: Mapping[bytes, StateRecord]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.training.state.anchors import Anchorage
-from pipelines.training.state.testimony import SwarmTestimony
+from pipelines.training.state.survey import StateSurvey
 
 TRAINER, STRANGER = b"trainer", b"stranger"
 
@@ -18,7 +18,7 @@ def seen_with(claims=None, epochs=None, voters=(), *, has_anchors=True, anchor_e
     present = None
     if anchor_epoch is not None:
         present = SimpleNamespace(epoch=anchor_epoch, digest="right", returns=False)
-    return SwarmTestimony(
+    return StateSurvey(
         claims=claims or {},
         epochs=epochs or {},
         voters=voters,
