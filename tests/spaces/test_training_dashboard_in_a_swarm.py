@@ -73,6 +73,8 @@ def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(trainin
             for peer in (one, two):
                 peer.wait_for("step", ended_epoch=True)
             wait_until(lambda: all(peer["num_samples"] for peer in ask("peers")), 30, "reporting figures")
+            # The auxiliary peer credits whom it has found in a round; it may have missed the first one.
+            wait_until(lambda: set(credited()) == {"one", "two"}, 60, "credited at first")
 
             killed = time.time()
             one.kill()

@@ -86,7 +86,12 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
             answer = await stub.rpc_introduce(shown)
             door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
             found[f"introduced to {name}"] = "yes"
-    found["aggregation"] = await answer_of(lambda: gradient_stub.rpc_aggregate_part(part()))
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:  # a refusal may be lost with its stream
+        found["aggregation"] = await answer_of(lambda: gradient_stub.rpc_aggregate_part(part()))
+        if found["aggregation"] != "nothing":
+            break
+        await asyncio.sleep(0.05)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:  # the state changes while it is asked for, and its digest is written down later
         request = averaging_pb2.DownloadData(metadata=manifest_request(newest_digest()))
