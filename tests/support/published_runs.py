@@ -22,7 +22,7 @@ from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.training_run import TrainingRun
 
 NUM_RECORDS = 96
-TEXT_DATASET = "org/tiny-text"
+TEXT_DATASET = "org/tiny-documents"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 TINY_SETTINGS = dict(
     **TINY_MODEL_SETTINGS,
