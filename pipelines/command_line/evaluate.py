@@ -145,11 +145,10 @@ def _measured(
     on_progress: "OnProgress",
 ) -> "EvaluationReport":
     from pipelines.evaluation.checkpoint_evaluation import evaluate_checkpoint
-    from pipelines.evaluation.drawn_pictures import weights_digest
 
     started = time.monotonic()
     measurement = evaluate_checkpoint(parts, yardsticks, options, output / "drawn", on_progress)
-    facts = dict(dataclasses.asdict(subject), name=parts.name, epoch=parts.epoch, weights=weights_digest(parts))
+    facts = dict(dataclasses.asdict(subject), name=parts.name, epoch=parts.epoch, weights=measurement.weights)
     settings = dict(
         dataclasses.asdict(options),
         num_records=len(yardsticks.held_out),

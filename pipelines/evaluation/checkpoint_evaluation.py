@@ -8,7 +8,7 @@ import torch
 
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.codec_evaluation import measure_codec
-from pipelines.evaluation.drawn_pictures import Sampler, draw
+from pipelines.evaluation.drawn_pictures import Sampler, draw, weights_digest
 from pipelines.evaluation.features import CLIP, FeatureExtractor
 from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, FigureKind, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
@@ -108,11 +108,12 @@ def evaluate_checkpoint(
     parts: DrawingParts, yardsticks: Yardsticks, options: EvaluationOptions, folder: Path, on_progress: OnProgress
 ) -> Measurement:
     """Measure a checkpoint. What is drawn is kept in `folder`, so that the same call goes on after an interruption."""
-    result, held_out = Measurement(), yardsticks.held_out
+    result, held_out = Measurement(weights=weights_digest(parts)), yardsticks.held_out
     _measure_losses(result, parts, held_out, on_progress)
     prompts = [caption for caption in held_out.captions if caption.strip()]
     codes = draw(
         parts,
+        result.weights,
         prompts,
         num_drawings=options.num_drawings,
         sampler=options.sampler,

@@ -44,6 +44,7 @@ def weights_digest(parts: DrawingParts) -> str:
 
 def draw(
     parts: DrawingParts,
+    weights: str,
     prompts: Sequence[str],
     *,
     num_drawings: int,
@@ -55,10 +56,10 @@ def draw(
 ) -> torch.Tensor:
     """Return the codes of `num_drawings` pictures for each prompt, `(prompt, drawing, image)` int64 on the CPU.
 
-    What `folder` already has of them, from the same weights, prompts and options, is not drawn again. The pictures of
-    a prompt depend on the seed and the prompt's place, not on `batch_size`.
+    `weights` is the `weights_digest` of `parts`. What `folder` already has of them, from the same weights, prompts and
+    options, is not drawn again. The pictures of a prompt depend on the seed and the prompt's place, not on `batch_size`.
     """
-    facts = dict(weights=weights_digest(parts), sampler=asdict(sampler), seed=seed, num_drawings=num_drawings)
+    facts = dict(weights=weights, sampler=asdict(sampler), seed=seed, num_drawings=num_drawings)
     drawn = []
     for start in range(0, len(prompts), PROMPTS_PER_CHUNK):
         chunk = list(prompts[start : start + PROMPTS_PER_CHUNK])

@@ -13,6 +13,9 @@ PICTURES_AT_ONCE = 64
 class Measurement:
     """What came of an evaluation: figures, and what they are made of, for comparisons."""
 
+    weights: str = ""
+    """Digest of the model's weights, if pictures were drawn with it."""
+
     figures: list[Figure] = field(default_factory=list)
     items: dict[str, torch.Tensor] = field(default_factory=dict)
     """By figure: its values for each record or prompt, `(item)`."""
