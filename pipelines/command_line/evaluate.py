@@ -13,10 +13,11 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.evaluation.checkpoint_evaluation import EvaluationOptions, Yardsticks
+    from pipelines.evaluation.checkpoint_evaluation import Yardsticks
     from pipelines.evaluation.measurement import Measurement
     from pipelines.evaluation.opening import Subject
     from pipelines.evaluation.report import EvaluationReport
+    from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.image_generation import DrawingParts
     from pipelines.stage_progress import OnProgress
     from pipelines.training.run.training_run import TrainingRun
@@ -83,10 +84,9 @@ def evaluate(
 
       dalle-collab evaluate my-org/birds --compare my-org/birds --compare-precision bfloat16 --json
     """
-    from pipelines.evaluation.checkpoint_evaluation import EvaluationOptions
-    from pipelines.evaluation.drawn_pictures import Sampler
     from pipelines.evaluation.features import CLIP, check_specification
     from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, open_yardsticks, settings_of
+    from pipelines.generation.generation_options import GenerationOptions
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
@@ -94,9 +94,17 @@ def evaluate(
     for text in extractors:
         check_specification(text)
     device = torch_device(device)
-    sampler = Sampler(top_k=top_k, top_p=top_p, temperature=temperature, guidance_scale=guidance_scale)
     subject = Subject(place=repository, revision=revision, codec=codec, precision=precision)
-    options = EvaluationOptions(num_drawings=drawings, sampler=sampler, seed=seed, batch_size=batch_size)
+    options = GenerationOptions(
+        num_candidates=drawings,
+        keep=1,
+        top_k=top_k,
+        top_p=top_p,
+        temperature=temperature,
+        guidance_scale=guidance_scale,
+        seed=seed,
+        batch_size=batch_size,
+    )
     other = other_options = None
     if compare is not None:
         same = compare == repository
@@ -110,12 +118,8 @@ def evaluate(
             top_k=compare_top_k, top_p=compare_top_p, temperature=compare_temperature,
             guidance_scale=compare_guidance_scale,
         )  # fmt: skip
-        other_options = dataclasses.replace(
-            options,
-            sampler=dataclasses.replace(
-                sampler, **{name: value for name, value in changed.items() if value is not None}
-            ),
-        )
+        given = {name: value for name, value in changed.items() if value is not None}
+        other_options = dataclasses.replace(options, **given)
     run = settings_of(repository, revision)
     if run.task != TEXT_TO_IMAGE:
         _evaluate_language(run, subject, other, records, device, output, as_json=as_json)
@@ -139,7 +143,7 @@ def _measured(
     subject: "Subject",
     parts: "DrawingParts",
     yardsticks: "Yardsticks",
-    options: "EvaluationOptions",
+    options: "GenerationOptions",
     left_out: dict[str, str],
     output: Path,
     on_progress: "OnProgress",

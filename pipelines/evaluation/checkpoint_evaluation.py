@@ -1,18 +1,19 @@
 """How good a text-to-image checkpoint is: loss, pictures against held-out ones, fit to the prompt, variety, copying."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.codec_evaluation import measure_codec
-from pipelines.evaluation.drawn_pictures import Sampler, draw, weights_digest
+from pipelines.evaluation.drawn_pictures import draw, weights_digest
 from pipelines.evaluation.features import CLIP, FeatureExtractor
 from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, FigureKind, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
 from pipelines.evaluation.set_distances import cmmd, frechet_distance, kernel_distance
+from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import DrawingParts
 from pipelines.stage_progress import OnProgress
 
@@ -60,23 +61,6 @@ CMMD = FigureKind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """What is drawn and compared."""
-
-    num_drawings: int = 4
-    """Pictures for each prompt; figures of whole sets are computed once for each drawing of all prompts."""
-
-    sampler: Sampler = field(default_factory=Sampler)
-    seed: int = 0
-    batch_size: int = 64
-    """Pictures drawn at once."""
-
-    def __post_init__(self) -> None:
-        if self.num_drawings < 1:
-            raise ValueError(f"num_drawings is {self.num_drawings}: expected at least 1.")
-
-
 @dataclass(frozen=True)
 class Records:
     """Captions and image codes of a dataset."""
@@ -105,9 +89,12 @@ class Yardsticks:
 
 
 def evaluate_checkpoint(
-    parts: DrawingParts, yardsticks: Yardsticks, options: EvaluationOptions, folder: Path, on_progress: OnProgress
+    parts: DrawingParts, yardsticks: Yardsticks, options: GenerationOptions, folder: Path, on_progress: OnProgress
 ) -> Measurement:
-    """Measure a checkpoint. What is drawn is kept in `folder`, so that the same call goes on after an interruption."""
+    """Measure a checkpoint with `num_candidates` pictures of each prompt.
+
+    What is drawn is kept in `folder`, so that the same call goes on after an interruption.
+    """
     result, held_out = Measurement(weights=weights_digest(parts)), yardsticks.held_out
     _measure_losses(result, parts, held_out, on_progress)
     prompts = [caption for caption in held_out.captions if caption.strip()]
@@ -115,10 +102,7 @@ def evaluate_checkpoint(
         parts,
         result.weights,
         prompts,
-        num_drawings=options.num_drawings,
-        sampler=options.sampler,
-        seed=options.seed,
-        batch_size=options.batch_size,
+        options=options,
         folder=folder,
         on_progress=on_progress,
     )
@@ -131,7 +115,7 @@ def evaluate_checkpoint(
     for extractor in yardsticks.extractors:
         on_progress("comparing", 0, None, f"pictures by {extractor.name}")
         drawn = torch.stack(
-            [_features(extractor, decode, codes[:, index]) for index in range(options.num_drawings)], dim=1
+            [_features(extractor, decode, codes[:, index]) for index in range(options.num_candidates)], dim=1
         )  # (prompt, drawing, feature)
         expected = in_chunks(lambda images, look=extractor: look(images.float()), reference, PICTURES_AT_ONCE)
         _measure_distances(result, extractor.name, drawn, expected)

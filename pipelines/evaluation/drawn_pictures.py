@@ -6,7 +6,7 @@ Axis names: `prompt`, `drawing` (repetition of all prompts with other random num
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -23,16 +23,6 @@ PROMPTS_PER_CHUNK = 16
 """Part of what is drawn: a change draws other pictures for the same seed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampler:
-    """How pictures are drawn; see `GenerationOptions`."""
-
-    top_k: int | None = 256
-    top_p: float | None = None
-    temperature: float = 1.0
-    guidance_scale: float = 1.0
-
-
 def weights_digest(parts: DrawingParts) -> str:
     """Return a digest of all parameters and their precision: equal for equal models, wherever they come from."""
     digest = hashlib.sha256()
@@ -47,19 +37,16 @@ def draw(
     weights: str,
     prompts: Sequence[str],
     *,
-    num_drawings: int,
-    sampler: Sampler,
-    seed: int,
-    batch_size: int,
+    options: GenerationOptions,
     folder: Path,
     on_progress: OnProgress,
 ) -> torch.Tensor:
-    """Return the codes of `num_drawings` pictures for each prompt, `(prompt, drawing, image)` int64 on the CPU.
+    """Return the codes of `num_candidates` pictures for each prompt, `(prompt, drawing, image)` int64 on the CPU.
 
     `weights` is the `weights_digest` of `parts`. What `folder` already has of them, from the same weights, prompts and
-    options, is not drawn again. The pictures of a prompt depend on the seed and the prompt's place, not on `batch_size`.
+    options, is not drawn again. The pictures of a prompt depend on the seed and its place, not on `batch_size`.
     """
-    facts = dict(weights=weights, sampler=asdict(sampler), seed=seed, num_drawings=num_drawings)
+    facts = dict(asdict(options), weights=weights, batch_size=None)
     drawn = []
     for start in range(0, len(prompts), PROMPTS_PER_CHUNK):
         chunk = list(prompts[start : start + PROMPTS_PER_CHUNK])
@@ -67,10 +54,7 @@ def draw(
         path = folder / f"{name}.safetensors"
         codes = _read(path)
         if codes is None:
-            options = GenerationOptions(
-                num_candidates=num_drawings, keep=1, seed=seed + start, batch_size=batch_size, **asdict(sampler)
-            )
-            codes = sample_candidates(parts, chunk, options).cpu()
+            codes = sample_candidates(parts, chunk, replace(options, seed=options.seed + start)).cpu()
             folder.mkdir(parents=True, exist_ok=True)
             with written_whole(path) as temporary:
                 save_file({"image_codes": codes.to(torch.int32).contiguous()}, temporary)

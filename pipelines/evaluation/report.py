@@ -24,6 +24,7 @@ FORMAT_VERSION = 1
 REPORT_FILE, COMPARISON_FILE, PAGE_FILE = "evaluation.json", "comparison.json", "comparison.html"
 MADE_WITH = ("dalle-collab", "torch", "torch-fidelity", "open_clip_torch", "transformers", "numpy")
 MOST_PICTURES = 48
+SAMPLER = ("top_k", "top_p", "temperature", "guidance_scale")
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -113,12 +114,12 @@ def write_comparison(
 
 def describe(report: EvaluationReport) -> str:
     """Return what was evaluated, in a few words."""
-    subject, sampler = report.subject, report.settings.get("sampler", {})
+    subject, settings = report.subject, report.settings
     words = [str(subject["name"])]
     words += [f"revision {subject['revision']}"] if subject["revision"] else []
     words += [f"epoch {subject['epoch']}"] if subject.get("epoch") is not None else []
     words += [f"codec {subject['codec']}"] if subject["codec"] else []
-    changed = {name: value for name, value in sampler.items() if value is not None}
+    changed = {name: settings[name] for name in SAMPLER if settings.get(name) is not None}
     return ", ".join([*words, str(subject["precision"]), *(f"{name} {value}" for name, value in changed.items())])
 
 

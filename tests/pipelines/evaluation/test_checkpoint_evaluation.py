@@ -7,14 +7,15 @@ import math
 import pytest
 import torch
 
-from pipelines.evaluation.checkpoint_evaluation import EvaluationOptions, evaluate_checkpoint
+from pipelines.evaluation.checkpoint_evaluation import evaluate_checkpoint
 from pipelines.evaluation.comparison import compare
-from pipelines.evaluation.drawn_pictures import PROMPTS_PER_CHUNK, Sampler, weights_digest
+from pipelines.evaluation.drawn_pictures import PROMPTS_PER_CHUNK, weights_digest
 from pipelines.evaluation.features import check_specification, open_features
 from pipelines.evaluation.report import EvaluationReport, comparison_page, describe, figures_table, write_report
+from pipelines.generation.generation_options import GenerationOptions
 
 pytestmark = pytest.mark.slow
-OPTIONS = EvaluationOptions(num_drawings=3, sampler=Sampler(top_k=None), batch_size=32)
+OPTIONS = GenerationOptions(num_candidates=3, keep=1, top_k=None, batch_size=32)
 
 
 def silent(*_):
@@ -76,7 +77,7 @@ def test_another_sampler_or_model_does_not_take_what_others_have_drawn(parts, ya
     evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
     number = len(list(tmp_path.iterdir()))
     evaluate_checkpoint(with_noise(0.01), yardsticks, OPTIONS, tmp_path, silent)
-    colder = dataclasses.replace(OPTIONS, sampler=Sampler(top_k=None, temperature=0.5))
+    colder = dataclasses.replace(OPTIONS, temperature=0.5)
     evaluate_checkpoint(parts, yardsticks, colder, tmp_path, silent)
     assert len(list(tmp_path.iterdir())) == 3 * number
 
@@ -104,7 +105,7 @@ def test_half_precision_is_another_model(parts):
 def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, yardsticks, tmp_path):
     subject = dict(name="org/trained", revision=None, epoch=3, codec=None, precision="float32")
     report = EvaluationReport(
-        subject=subject, settings=dict(sampler=dict(top_k=None, temperature=1.0)), command="dalle-collab evaluate x",
+        subject=subject, settings=dict(top_k=None, temperature=1.0), command="dalle-collab evaluate x",
         measurement=measured, left_out={"fid@inception": "no network"}, seconds=1.0, peak_memory_bytes=10,
     )  # fmt: skip
     facts = json.loads(write_report(report, tmp_path).read_text())
@@ -119,7 +120,7 @@ def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, ya
 
 def test_without_clip_or_originals_the_rest_is_computed(parts, yardsticks, tmp_path):
     bare = dataclasses.replace(yardsticks, clip=None, extractors=(), originals=None, training=None)
-    found = evaluate_checkpoint(parts, bare, dataclasses.replace(OPTIONS, num_drawings=1), tmp_path, silent)
+    found = evaluate_checkpoint(parts, bare, dataclasses.replace(OPTIONS, num_candidates=1), tmp_path, silent)
     assert set(values(found)) == {"loss", "caption_loss", "picture_loss"}
 
 
