@@ -98,6 +98,9 @@ class Reporter:
     sender: str
     """The peer's name in the figures of others, see `sender_name`."""
 
+    device: str = ""
+    """What the peer says that it computes on; empty: it has not said."""
+
 
 class AuxiliaryStatus(BaseModel):
     """What an auxiliary peer has and has published."""
@@ -216,7 +219,11 @@ class SwarmRecords:
         """Return who stands behind the records of these owners, by public key."""
         users, admitted = self.admissions.users(owners), self.admissions.admitted(owners)
         peers = {owner: PeerID(bytes.fromhex(held.peer_id)).to_base58() for owner, held in admitted.items()}
-        return {owner: Reporter(user=users[owner], sender=sender_name(peer)) for owner, peer in peers.items()}
+        devices = {owner: introduction.device for owner, introduction in self.introductions().items()}
+        return {
+            owner: Reporter(user=users[owner], sender=sender_name(peer), device=devices.get(owner, ""))
+            for owner, peer in peers.items()
+        }
 
     def introductions(self) -> dict[bytes, PeerIntroduction]:
         """Return the introductions of the last hour's training peers, by public key."""

@@ -14,8 +14,8 @@ from huggingface_hub.utils import disable_progress_bars
 from PIL import Image, ImageDraw
 
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER
-from pipelines.training.metrics.contribution_files import write_contributions
-from pipelines.training.metrics.contributions import Contribution, ContributionLedger
+from pipelines.training.metrics.credit.contribution_files import write_contributions
+from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger
 from pipelines.training.metrics.history import write_evaluations, write_history
 from pipelines.training.metrics.reel import write_index
 from pipelines.training.run.training_run import TrainingRun

@@ -47,7 +47,7 @@ VARYING_COLUMNS = ("time", "epoch_seconds", "day", "seconds")
 """Of Parquet files."""
 
 WRITTEN_BY_TRANSFORMERS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-VARYING_TEXT = {"README.md": r"(?<=at `)[0-9a-f]{12}(?=`)"}
+VARYING_TEXT = {"README.md": r"(?<=\| `)[0-9a-f]{12}(?=` \|)"}
 
 
 def published_files(hub: LocalHub, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from hub_tools.local_hub import LocalHub
 from hub_tools.publishing.dataset_card import DatasetSummary, ShardSummary, dataset_card
 from pipelines.image_codes.image_code_record import IMAGE_CODE_SCHEMA
-from pipelines.training.metrics.contributions import Contribution, leaderboard
+from pipelines.training.metrics.credit.contributions import Contribution, leaderboard
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.history import append_point, summary_json
 from pipelines.training.metrics.reel import write_index

@@ -22,7 +22,7 @@ from pipelines.training.auxiliary.commit_budget import CommitBudget
 from pipelines.training.auxiliary.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.side_threads import PublishingThread
-from pipelines.training.metrics.claims import RoundLog
+from pipelines.training.metrics.credit.claims import RoundLog
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.organiser import organiser_here
@@ -86,7 +86,8 @@ def main(repository: str, settings: dict) -> None:
         time.sleep(0.05)
     publisher.set_elected(True)
     for epoch, num_samples in settings.get("records", []):
-        figures, reporters = {b"ann": made_figures(epoch, num_samples)}, {b"ann": Reporter(user="ann", sender="")}
+        figures = {b"ann": made_figures(epoch, num_samples)}
+        reporters = {b"ann": Reporter(user="ann", sender="", device="2 x Tesla T4")}
         metrics.observe(figures, reporters, RoundLog(), time.time(), epoch)
     with PublishingThread(publisher, retry_seconds=0.3) as publishing:
         for epoch in settings["epochs"]:

@@ -28,6 +28,7 @@ def create(
     codec: Annotated[str | None, typer.Option(help="Codec that made the image codes, a Model Hub repository.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
     clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
+    license: Annotated[str | None, typer.Option(help="Licence of the weights for the card, such as cc-by-4.0.")] = None,
     settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set overrides it.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
     organiser_key: Annotated[
@@ -80,7 +81,7 @@ def create(
     if organiser is not None:
         run = run.replace(organiser_key=organiser.key.public)
     with tempfile.TemporaryDirectory() as folder:
-        address = create_run_repository(repository, run, processor, Path(folder))
+        address = create_run_repository(repository, run, processor, Path(folder), license=license)
     typer.echo(f"Created {repository}: {address}")
     typer.echo("Next, start its auxiliary peer on a machine that the others can reach:")
     typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")

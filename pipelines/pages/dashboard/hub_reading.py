@@ -15,8 +15,8 @@ from huggingface_hub.utils import disable_progress_bars
 from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
-from pipelines.training.metrics.contribution_files import read_contributions
-from pipelines.training.metrics.contributions import Contribution
+from pipelines.training.metrics.credit.contribution_files import read_contributions
+from pipelines.training.metrics.credit.contributions import Contribution
 from pipelines.training.metrics.history import read_evaluations, read_history
 from pipelines.training.metrics.reel import read_index, read_prompts
 from pipelines.training.repository.epoch_tags import tagged_epochs

@@ -12,7 +12,7 @@ from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.text import counted, escaped, short_number
-from pipelines.training.metrics.contributions import CLAIMED
+from pipelines.training.metrics.credit.contributions import CLAIMED
 from pipelines.training.metrics.history import FEWEST_RECORDS
 from pipelines.training.repository.epoch_tags import epoch_tag
 

@@ -8,7 +8,7 @@ from pipelines.pages.dashboard.alerts import Alert
 from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, count_states
 from pipelines.pages.dashboard.swarm.swarm_snapshot import PeerFigures
-from pipelines.training.metrics.contributions import Contribution, leaderboard
+from pipelines.training.metrics.credit.contributions import Contribution, leaderboard
 
 SPANS = ("today", "week", "all")
 FIGURES = tuple(name for name in PeerFigures.__dataclass_fields__ if name not in ("suspects", "epoch"))

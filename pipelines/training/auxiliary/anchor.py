@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from pipelines.swarm.records import SwarmRecords, sender_name
-from pipelines.training.metrics.claims import RoundLog
+from pipelines.training.metrics.credit.claims import RoundLog
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import Roster, signed_record
 from pipelines.training.state.survey import StateSurvey

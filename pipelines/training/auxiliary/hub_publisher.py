@@ -26,8 +26,10 @@ from hub_tools.run_files import (
 )
 from pipelines.training.auxiliary.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publication_spool import PublicationSpool, SpooledCheckpoint
+from pipelines.training.card.header import organisers_header
+from pipelines.training.card.licences import NOT_KNOWN, sources_of
 from pipelines.training.metrics.loss_curve import draw_loss_curve
-from pipelines.training.metrics.reel import take_over_reel
+from pipelines.training.metrics.reel import read_index, take_over_reel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.repository.announcements import announce_auxiliary
 from pipelines.training.repository.commits import HeadMovedError, commit_on
@@ -37,7 +39,7 @@ from pipelines.training.repository.manifest import CheckpointManifest, Checkpoin
 from pipelines.training.repository.organiser import Organiser
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.run.task import CheckpointFacts, TrainingTask
+from pipelines.training.run.task import CheckpointFacts, Source, TrainingTask
 from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 HEAD_CHECK_SECONDS = 60.0
 IDLE_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
+NAMES_IN_THE_CARD = 20
 METRICS_SHARE = 0.5
 """Metrics-only commits use at most this share of the budget: the rest is for checkpoints."""
 
@@ -83,6 +86,7 @@ class HubPublisher:
         self._last_commit: str | None = None
         self._next_head_check = self._next_metrics = 0.0
         self._published_mark = (0, 0)
+        self._sources: Sequence[Source] = ()
         self._lock = threading.Lock()
 
     @property
@@ -229,7 +233,7 @@ class HubPublisher:
             return
         additions: dict[str, Path | bytes] = {name: entry.folder / name for name in entry.files}
         additions[MANIFEST_FILE] = self._manifest(head, entry).signed(self.key).encode()
-        additions[CARD_FILE] = self._card(entry).encode()
+        additions[CARD_FILE] = self._card(head, entry).encode()
         self._count_commit()
         commit = self._commit(head, additions, f"Checkpoint of epoch {entry.epoch}")
         with self._lock:
@@ -282,8 +286,8 @@ class HubPublisher:
             files=entry.files,
         )
 
-    def _card(self, entry: SpooledCheckpoint) -> str:
-        state = run_state_in(entry.folder)
+    def _card(self, head: RunSnapshot, entry: SpooledCheckpoint) -> str:
+        state, reel = run_state_in(entry.folder), read_index(self._reel_folder)
         facts = CheckpointFacts(
             repository=self.repository,
             epoch=state.epoch,
@@ -291,8 +295,19 @@ class HubPublisher:
             num_parameters=num_parameters_in(entry.folder),
             history=self.metrics.history(),
             evaluations=self.metrics.evaluations(),
+            header=organisers_header(head.card),
+            sources=self._read_sources(),
+            contributors=self.metrics.contributor_table(NAMES_IN_THE_CARD),
+            picture=f"{REEL_FOLDER}/{reel[-1]['file']}" if reel else None,
+            prompts=self.run.reel_prompts,
         )
         return self._task.card(facts)
+
+    def _read_sources(self) -> Sequence[Source]:
+        """Read the licences, once if that succeeds: dataset and codec are pinned."""
+        if not self._sources or any(source.licence == NOT_KNOWN for source in self._sources):
+            self._sources = sources_of(self.run, self._task.companions())
+        return self._sources
 
     def _tidy(self, head: RunSnapshot, entry: SpooledCheckpoint, commit: str) -> None:
         """Tag the epoch and drop old optimizer states; failures are retried after the next checkpoint."""

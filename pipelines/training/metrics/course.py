@@ -7,16 +7,14 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
-from pipelines.training.metrics.contribution_files import read_contributions
-from pipelines.training.metrics.contributions import leaderboard
+from pipelines.training.metrics.credit.contribution_files import read_contributions
+from pipelines.training.metrics.credit.contributors import Contributor, contributors_of
 from pipelines.training.metrics.history import read_evaluations, read_history
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 CHECKPOINT_TITLE = "Checkpoint of epoch "
 """Start of the titles of the auxiliary peer's commits."""
-
-MOST_CONTRIBUTORS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +25,6 @@ class PublishedCheckpoint:
     commit: str
     time: float
     """Seconds since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contributor:
-    """What one user has contributed."""
-
-    username: str
-    samples: int
-    hours: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +64,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
     """
     snapshot = RunSnapshot.read(repository)
     state, published = snapshot.run_state, snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
-    users = leaderboard(read_contributions(published).days, now, MOST_CONTRIBUTORS)
+    ledger = read_contributions(published)
     commits = HfApi().list_repo_commits(repository, revision=snapshot.commit)
     info = HfApi().model_info(repository, revision=snapshot.commit, files_metadata=True)
     return RunRecord(
@@ -84,10 +73,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
         epoch=None if state is None else state["epoch"],
         history=read_history(snapshot),
         evaluations=read_evaluations(published),
-        contributors=[
-            Contributor(username=user["username"], samples=user["samples_all"], hours=user["hours_all"])
-            for user in users
-        ],
+        contributors=contributors_of(ledger, now),
         checkpoints=[
             PublishedCheckpoint(
                 epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),

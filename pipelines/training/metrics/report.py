@@ -5,12 +5,13 @@ import datetime
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.training.metrics.contributions import CLAIMED
 from pipelines.training.metrics.course import RunRecord
+from pipelines.training.metrics.credit.contributors import contributor_table
 from pipelines.training.metrics.history import held_out_loss, perplexity
+from pipelines.training.metrics.tables import markdown_table
 
 NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
@@ -78,7 +79,7 @@ def _summary(record: RunRecord, now: float) -> str:
         if run.unit == "tokens":
             rows.append(("best held-out perplexity", f"{perplexity(best['loss']):,.1f}"))
     title = f"# Report of the training run {record.repository}\n\nWritten {_date(now)}."
-    return f"{title}\n\n{_table(('', ''), rows)}"
+    return f"{title}\n\n{markdown_table(('', ''), rows)}"
 
 
 def _course(record: RunRecord, loss_curve: str | None) -> str:
@@ -104,7 +105,7 @@ def _course(record: RunRecord, loss_curve: str | None) -> str:
     picture = f"![loss curve]({loss_curve})\n\n" if loss_curve else ""
     worst = min(record.history, key=lambda point: point["share_averaged"])
     note = f"The worst round: {worst['share_averaged']:.1%} of the vector was averaged, in epoch {worst['epoch']}."
-    return f"## Course\n\n{picture}{_table(heads, rows)}\n\n{note}"
+    return f"## Course\n\n{picture}{markdown_table(heads, rows)}\n\n{note}"
 
 
 def _contributors(record: RunRecord) -> str:
@@ -114,23 +115,14 @@ def _contributors(record: RunRecord) -> str:
             f"The history makes it {peer_hours(record.history, gap):,.1f} peer hours in all." if record.history else ""
         )
         return f"## Contributors\n\nNo contributions by name were published. {known}".rstrip()
-    rows = [(one.username, f"{one.samples:,}", f"{one.hours:,.2f}") for one in record.contributors]
-    rows.append(
-        (
-            "**all**",
-            f"{sum(c.samples for c in record.contributors):,}",
-            f"{sum(c.hours for c in record.contributors):,.2f}",
-        )
-    )
-    table = _table(("user", f"{record.run.unit} claimed", "hours"), rows)
-    return f"## Contributors\n\n{table}\n\n{CLAIMED} Hardware is not recorded."
+    return f"## Contributors\n\n{contributor_table(record.contributors, record.run.unit)}"
 
 
 def _data(record: RunRecord) -> str:
     run = record.run
     size = "no longer known" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
     rows = [("dataset", run.dataset_repository), ("revision", f"`{run.dataset_revision}`"), ("shards", size)]
-    return f"## Data\n\n{_table(('', ''), rows)}"
+    return f"## Data\n\n{markdown_table(('', ''), rows)}"
 
 
 def _costs(record: RunRecord) -> str:
@@ -145,7 +137,7 @@ def _costs(record: RunRecord) -> str:
         samples = (record.history[-1]["epoch"] - record.history[0]["epoch"] + 1) * record.run.target_batch_size
         unit = record.run.unit.removesuffix("s")
         rows += [("sent by all peers in averaging", _bytes(sent)), (f"per {unit}", _bytes(sent / max(1, samples)))]
-    return f"## Costs in bytes\n\n{_table(('', ''), rows)}"
+    return f"## Costs in bytes\n\n{markdown_table(('', ''), rows)}"
 
 
 def _checkpoints(record: RunRecord) -> str:
@@ -155,7 +147,7 @@ def _checkpoints(record: RunRecord) -> str:
     rows = [(one.epoch, _date(one.time), f"`{one.commit[:12]}`") for one in shown]
     more = len(record.checkpoints) - len(shown)
     before = f"{len(record.checkpoints)} in all" + (f"; the newest {len(shown)}:" if more else ":")
-    return f"## Checkpoints\n\n{before}\n\n{_table(('epoch', 'time', 'commit'), rows)}"
+    return f"## Checkpoints\n\n{before}\n\n{markdown_table(('epoch', 'time', 'commit'), rows)}"
 
 
 def _shared_settings(record: RunRecord) -> dict[str, Any]:
@@ -165,19 +157,8 @@ def _shared_settings(record: RunRecord) -> dict[str, Any]:
 
 
 def _settings(title: str, values: Mapping[str, Any]) -> str:
-    rows = [(f"`{name}`", f"`{_cell(json.dumps(value))}`") for name, value in sorted(values.items())]
-    return f"## {title}\n\n{_table(('setting', 'value'), rows)}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
-    lines += [" | ".join(_cell(str(value)) for value in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """Return text escaped for its cell: user names and captions come from strangers."""
-    return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
+    rows = [(f"`{name}`", f"`{json.dumps(value)}`") for name, value in sorted(values.items())]
+    return f"## {title}\n\n{markdown_table(('setting', 'value'), rows)}"
 
 
 def _newest(losses: Mapping[int, float], epoch: int) -> str:

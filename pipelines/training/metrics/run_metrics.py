@@ -10,9 +10,10 @@ from typing import Any
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
 from pipelines.swarm.records import PeerMetrics, Reporter
-from pipelines.training.metrics.claims import Claim, RoundLog
-from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
-from pipelines.training.metrics.contributions import leaderboard
+from pipelines.training.metrics.credit.claims import Claim, RoundLog
+from pipelines.training.metrics.credit.contribution_files import read_contributions, write_contributions
+from pipelines.training.metrics.credit.contributions import leaderboard
+from pipelines.training.metrics.credit.contributors import contributor_table, contributors_of
 from pipelines.training.metrics.epoch_summary import EpochSummary, summarise_epoch
 from pipelines.training.metrics.history import (
     append_point,
@@ -60,6 +61,7 @@ class RunMetrics:
                 samples_per_second=peer.samples_per_second,
                 user=reporters[key].user,
                 sender=reporters[key].sender,
+                device=reporters[key].device,
             )
             for key, peer in peers.items()
             if key in reporters
@@ -125,6 +127,12 @@ class RunMetrics:
         """Return the losses on held-out records."""
         with self._lock:
             return list(self._evaluations)
+
+    def contributor_table(self, most: int) -> str:
+        """Return who has contributed how much on which devices, `most` of them by name, in Markdown; empty for none."""
+        with self._lock:
+            contributors = contributors_of(self._ledger, time.time())
+        return contributor_table(contributors, self._run.unit, most) if contributors else ""
 
     def contributors(self) -> dict[str, int]:
         """Return the samples that each user has contributed to the run."""

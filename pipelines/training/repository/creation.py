@@ -9,10 +9,14 @@ from pipelines.training.run.task import Processor
 from pipelines.training.run.training_run import TrainingRun
 
 
-def create_run_repository(repository: str, run: TrainingRun, processor: Processor, folder: Path) -> str:
+def create_run_repository(
+    repository: str, run: TrainingRun, processor: Processor, folder: Path, *, license: str | None = None
+) -> str:
     """Publish the run's settings, tokenizer and processor in one commit; return the commit's address.
 
-    `folder` is an empty folder for the files. Raises ValueError if the repository already contains a run.
+    `folder` is an empty folder for the files, `license` the Hub's name of the weights' licence.
+
+    Raises ValueError if the repository already contains a run.
     """
     api = HfApi()
     if api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE):
@@ -22,7 +26,7 @@ def create_run_repository(repository: str, run: TrainingRun, processor: Processo
         )
     processor.save_pretrained(folder)
     (folder / TRAINING_RUN_FILE).write_text(run.to_json(), encoding="utf-8")
-    (folder / CARD_FILE).write_text(_card_before_training(repository, run), encoding="utf-8")
+    (folder / CARD_FILE).write_text(_card_before_training(repository, run, license), encoding="utf-8")
     api.create_repo(repository, exist_ok=True)
     operations = [
         CommitOperationAdd(path_in_repo=str(path.relative_to(folder)), path_or_fileobj=str(path))
@@ -32,10 +36,11 @@ def create_run_repository(repository: str, run: TrainingRun, processor: Processo
     return api.create_commit(repository, operations, commit_message=f"Create training run {run.run_id}").commit_url
 
 
-def _card_before_training(repository: str, run: TrainingRun) -> str:
+def _card_before_training(repository: str, run: TrainingRun, license: str | None) -> str:
+    licence = f"license: {license}\n" if license else ""
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {run.task}\ntags: [collaborative-training, hivemind]\n"
-        f"datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
+        f"{licence}datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
         f"A model for {run.task} that is being trained together. Give it GPU time:\n\n"
         f"```bash\ndalle-collab join {repository}\n```\n\n"
         "The first checkpoint is published by the run's auxiliary peer.\n"

@@ -15,6 +15,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, 
 
 from hub_tools.endpoint import current_endpoint
 from hub_tools.run_files import (
+    CARD_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
     PUBLISHER_KEYS_FILE,
@@ -117,6 +118,11 @@ class RunSnapshot:
     def manifest_under(self, keys: KeyList) -> CheckpointManifest | None:
         """The same for another list of keys."""
         return None if self._manifest_text is None else read_manifest(self._manifest_text, keys, self.run)
+
+    @cached_property
+    def card(self) -> str | None:
+        """The text of README.md; None if there is none."""
+        return self._text(CARD_FILE)
 
     @property
     def manifest_signer(self) -> str | None:

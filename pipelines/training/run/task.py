@@ -5,7 +5,7 @@ belong to the task; `pipelines/training/tasks` has one folder for each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,18 @@ Batch = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """A repository that a model is made from."""
+
+    role: str
+    """`dataset`, or what the task calls it, such as `codec`."""
+
+    repository: str
+    revision: str
+    licence: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
     """What a model card says about a published checkpoint."""
 
@@ -33,6 +45,20 @@ class CheckpointFacts:
 
     evaluations: Sequence[Mapping[str, Any]] = ()
     """Held-out losses: `epoch`, `loss`."""
+
+    header: Mapping[str, Any] = field(default_factory=dict)
+    """The YAML header of the card that is on the Hub."""
+
+    sources: Sequence[Source] = ()
+
+    contributors: str = ""
+    """Who did how much on which devices, in Markdown; empty: nobody is known yet."""
+
+    picture: str | None = None
+    """File of the newest picture of the progress reel, by its name in the repository."""
+
+    prompts: Sequence[str] = ()
+    """The captions of that picture, from top to bottom."""
 
 
 @dataclass(frozen=True, kw_only=True)

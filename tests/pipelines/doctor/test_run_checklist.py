@@ -17,7 +17,8 @@ from pipelines.doctor.organiser_checks import (
     check_timeouts,
     epoch_seconds,
 )
-from pipelines.training.metrics.course import Contributor, PublishedCheckpoint, RunRecord
+from pipelines.training.metrics.course import PublishedCheckpoint, RunRecord
+from pipelines.training.metrics.credit.contributors import Contributor
 from pipelines.training.metrics.report import peer_hours, report_markdown, total_bytes
 
 AUTHORITY = public_text(ed25519.Ed25519PrivateKey.generate())

@@ -15,6 +15,7 @@ from PIL.Image import Image
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
+from pipelines.training.card.run_card import run_card
 from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
@@ -25,7 +26,7 @@ from pipelines.training.tasks.language_modeling.documents import (
 )
 from pipelines.training.tasks.language_modeling.memory import language_memory
 from pipelines.training.tasks.language_modeling.model import initial_model, model_configuration
-from pipelines.training.tasks.language_modeling.model_card import model_card
+from pipelines.training.tasks.language_modeling.model_card import card_parts
 from pipelines.training.tasks.language_modeling.samples import (
     IGNORED,
     Sample,
@@ -146,7 +147,7 @@ class LanguageModelingTask:
 
     def card(self, facts: CheckpointFacts) -> str:
         """See `TrainingTask.card`."""
-        return model_card(self.run, self.settings, facts)
+        return run_card(self.run, facts, card_parts(self.run, self.settings, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
         """Return None: a language model draws nothing."""

@@ -1,45 +1,32 @@
-"""The card of a published text-to-image checkpoint."""
+"""What the card of a text-to-image checkpoint says besides what every card says."""
 
-from hub_tools.run_files import LOSS_CURVE_FILE
+from modeling_dalle_collab import DalleCollabConfig
+from pipelines.training.card.run_card import CardParts
 from pipelines.training.metrics.history import held_out_loss
-from pipelines.training.metrics.model_index import model_index
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 
 
-def model_card(run: TrainingRun, facts: CheckpointFacts) -> str:
-    """Return the text of the repository's README.md."""
+def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFacts) -> CardParts:
+    """Return the text-to-image parts of the card."""
     repository, evaluations = facts.repository, facts.evaluations
-    loss = "not known yet" if facts.loss is None else f"{facts.loss:.4f}"
-    held_out = held_out_loss(evaluations[-1]) if evaluations else "not known yet"
-    peers = max((point["num_peers"] for point in facts.history), default=0)
-    return f"""---
-library_name: transformers
-pipeline_tag: text-to-image
-tags: [collaborative-training, hivemind, dalle]
-datasets: [{run.dataset_repository}]
-{model_index(facts.repository, run, facts.evaluations)}---
+    return CardParts(
+        summary="A text-to-image transformer trained together by volunteers, in the manner of *Training Transformers "
+        "Together*. It writes image codes for a caption, which a codec turns into a picture.",
+        tags=["dalle"],
+        use=_USE.format(repository=repository),
+        load=f'AutoModel.from_pretrained("{repository}", revision="epoch-N", trust_remote_code=True)',
+        rows=[
+            ("loss on held-out records", held_out_loss(evaluations[-1]) if evaluations else "not known yet"),
+            ("samples per epoch", f"{run.target_batch_size:,}"),
+            ("a picture", f"{config.image_grid_size} x {config.image_grid_size} codes out of {config.codebook_size:,}"),
+            ("longest caption", f"{config.text_sequence_length} tokens"),
+        ],
+        limits=_LIMITS.format(tokens=config.text_sequence_length, dataset=run.dataset_repository),
+    )
 
-# {repository}
 
-A text-to-image transformer trained together by volunteers, in the manner of *Training Transformers Together*.
-
-| | |
-|---|---|
-| epoch | {facts.epoch} of {run.num_epochs} |
-| training loss | {loss} |
-| loss on held-out records | {held_out} |
-| parameters | {facts.num_parameters:,} |
-| most peers at a time | {peers} |
-| samples per epoch | {run.target_batch_size} |
-| dataset | [{run.dataset_repository}](/datasets/{run.dataset_repository}) at `{run.dataset_revision[:12]}` |
-| optimizer | {run.optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate {run.peak_learning_rate:g} |
-
-![loss curve]({LOSS_CURVE_FILE})
-
-## Draw
-
-```bash
+_USE = """```bash
 dalle-collab generate {repository} "a caption" --candidates 128 --keep 4 --output grid.png
 ```
 
@@ -52,23 +39,11 @@ draw = pipeline("text-to-image", model="{repository}", trust_remote_code=True)
 draw("a caption", num_images_per_prompt=4, seed=1)[0].save("picture.png")
 ```
 
-`AutoModel` and `AutoProcessor` load the parts; `output_type="codes"` gives image codes and needs `transformers` alone.
+`trust_remote_code=True` runs the code in this repository: read it first, and pin the commit that you read with
+`revision=`. `AutoModel` and `AutoProcessor` load the parts; `output_type="codes"` gives image codes and needs
+`transformers` alone."""
 
-## Join
-
-```bash
-dalle-collab join {repository}
-```
-
-## Older epochs
-
-Each published epoch has a tag: `AutoModel.from_pretrained("{repository}", revision="epoch-N", trust_remote_code=True)`.
-The optimizer states of the newest {run.keep_optimizer_states} checkpoints are kept, so that the run can go back to
-them: `dalle-collab run rollback {repository} N`.
-
-## Limits
-
-The model knows what its training data shows and no more; it repeats the data's biases. `optimizer_state.safetensors`
-and `run_state.json` let the run continue from here; `checkpoint_manifest.json` lists the digests of all files, signed
-with a key of `publisher_keys.json`; `metrics/` holds the run's history and contributions.
-"""
+_LIMITS = """The model knows what the pictures and captions of {dataset} show and no more; it repeats their biases, and
+nothing filters what it draws. Captions in another language or style than the dataset's are not understood, and what
+follows the first {tokens} tokens is cut off. The codec bounds how fine a picture can be. Whether drawings come close to
+training pictures can be measured: `nearest_training_picture` of `dalle-collab evaluate`."""

@@ -14,12 +14,13 @@ from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.memory_estimate.estimate import MemoryEstimate, estimate_training_memory
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.card.run_card import run_card
 from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, image_code_batch, stream_batches
 from pipelines.training.tasks.text_to_image.model import initial_model, model_configuration, read_processor
-from pipelines.training.tasks.text_to_image.model_card import model_card
+from pipelines.training.tasks.text_to_image.model_card import card_parts
 from pipelines.training.tasks.text_to_image.reel_drawing import ReelDrawer
 from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
 
@@ -100,7 +101,7 @@ class TextToImageTask:
 
     def card(self, facts: CheckpointFacts) -> str:
         """See `TrainingTask.card`."""
-        return model_card(self.run, facts)
+        return run_card(self.run, facts, card_parts(self.run, self.config, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image:
         """See `TrainingTask.draw`: one row of pictures for each prompt."""

@@ -11,7 +11,7 @@ from pipelines.pages.dashboard.peer_table import page_of, track
 from pipelines.pages.dashboard.programs import board_rows, history_values, prometheus_text
 from pipelines.pages.dashboard.programs import peer_values as shown_values
 from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.training.metrics.contributions import Contribution
+from pipelines.training.metrics.credit.contributions import Contribution
 
 NOON = 1_795_262_400.0  # 2026-11-21
 DAYS = {

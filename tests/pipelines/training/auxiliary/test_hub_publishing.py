@@ -8,12 +8,13 @@ import threading
 import time
 
 import pytest
+from huggingface_hub import ModelCard
 from isolation import environment_without, packages_beside
 from language_material import GPT2
 from support_files import SUPPORT
 
 from hub_tools.local_hub.store.consistency import check_consistency
-from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.history import read_history_files
 from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json
 
@@ -87,6 +88,13 @@ def publishing(training_material, commands, tmp_path, request):
 def test_checkpoints_are_published_signed_tagged_and_only_the_newest_optimizer_states_are_kept(publishing):
     run = publishing("kept-run", keep_optimizer_states=2)
     records = [(epoch, 30 * epoch) for epoch in range(1, 10)]
+    edited = run.read("README.md").replace("library_name", "license: cc-by-4.0\nlanguage: [en]\nlibrary_name", 1)
+    run.material.api.upload_file(
+        path_or_fileobj=edited.encode(),
+        path_in_repo="README.md",
+        repo_id=run.repository,
+        commit_message="initial commit",
+    )
     assert run.publish(3, 6, 9, records=records) == dict(event="ended", published=9, waiting=[])
     assert run.titles() == ["Announce entry addresses", *(f"Checkpoint of epoch {epoch}" for epoch in (3, 6, 9))]
     assert set(run.tags()) == {"epoch-3", "epoch-6", "epoch-9"}
@@ -110,6 +118,9 @@ def test_checkpoints_are_published_signed_tagged_and_only_the_newest_optimizer_s
     assert (row["username"], row["samples_today"], row["samples_all"]) == ("ann", 270, 270)
     assert [point["epoch"] for point in read_history_files(snapshot / "metrics")] == list(range(1, 10))
     assert read_contributions(snapshot / "metrics").total()["ann"].samples == 270
+    card = ModelCard(run.read("README.md"))
+    assert (card.data.license, card.data.language, card.data.library_name) == ("cc-by-4.0", ["en"], "transformers")
+    assert "| ann | 270 |" in card.text and " h T4 |" in card.text and "| codec | [" in card.text
     refused = run.commands.run("run", "rollback", run.repository, "3", "--yes")
     assert refused.returncode == 1 and "The checkpoint of epoch 3 is incomplete on the Hub" in refused.stderr
 

@@ -8,7 +8,7 @@ import pytest
 from assistants import assistant
 from swarm_of_processes import Swarm
 
-from pipelines.training.metrics.contribution_files import read_contributions
+from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.history import read_evaluations, read_history_files
 from pipelines.training.run.training_run import TrainingRun
 

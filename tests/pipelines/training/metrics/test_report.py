@@ -5,7 +5,8 @@ import math
 import pytest
 from swarm_of_processes import tiny_run
 
-from pipelines.training.metrics.course import Contributor, RunRecord
+from pipelines.training.metrics.course import RunRecord
+from pipelines.training.metrics.credit.contributors import Contributor
 from pipelines.training.metrics.report import report_markdown
 
 HISTORY = [

@@ -21,7 +21,7 @@ from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.run.task import CheckpointFacts
+from pipelines.training.run.task import CheckpointFacts, Source
 from pipelines.training.state.checkpoint_tensors import (
     RunState,
     load_training_state,
@@ -181,8 +181,11 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
     assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), model.parameters(), strict=True))
     assert num_parameters_in(tmp_path) == model.num_parameters()
     card = task.card(
-        facts(model.num_parameters(), history=history(3), evaluations=[dict(epoch=2, loss=3.25, num_records=48)])
-    )
+        facts(
+            model.num_parameters(), history=history(3), evaluations=[dict(epoch=2, loss=3.25, num_records=48)],
+            sources=[Source(role="codec", repository="org/vqgan", revision="fedcba9876543210", licence="mit")],
+        )
+    )  # fmt: skip
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-to-image\n")
     assert f"| epoch | 3 of {run.num_epochs} |" in card and "| training loss | 2.5000 |" in card
     assert "| loss on held-out records | 3.2500 at epoch 2, on 48 records: too few to tell small differences |" in card
@@ -193,7 +196,8 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
     assert shown[0].dataset_revision == "0123456789abcdef" and ModelCard(card).data.model_name == "org/birds"
     assert "dalle-collab run rollback org/birds N" in card
     assert "| most peers at a time | 2 |" in card and f"{model.num_parameters():,}" in card
-    assert "at `0123456789ab`" in card and "datasets: [org/birds-codes]" in card
+    assert "| codec | [org/vqgan](/org/vqgan) | `fedcba987654` | mit |" in card
+    assert ModelCard(card).data.datasets == ["org/birds-codes"] and "what the model draws" not in card
     assert "![loss curve](loss_curve.png)" in card and "dalle-collab join org/birds" in card
     assert 'pipeline("text-to-image", model="org/birds", trust_remote_code=True)' in card
     assert {"pipeline_dalle_collab.py", *CODEC_CODE_FILES} <= {path.name for path in tmp_path.iterdir()}

@@ -44,6 +44,9 @@ class Claim:
     sender: str
     """The name of this peer among a round's senders, see `sender_name`."""
 
+    device: str = ""
+    """What the peer says that it computes on; empty: it has not said."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Counter:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from hub_tools.atomic_files import write_text_whole, written_whole
 from hub_tools.run_files import COUNTERS_FILE
-from pipelines.training.metrics.contributions import Contribution, ContributionLedger, days_of_month
+from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger, days_of_month
 
 CONTRIBUTION_SCHEMA = pa.schema(
     [("day", pa.string()), ("username", pa.string()), ("samples", pa.int64()), ("seconds", pa.float64())]

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from pipelines.training.metrics.claims import (
+from pipelines.training.metrics.credit.claims import (
     EPOCH_SLACK,
     LATE_EPOCHS,
     SPEED_SLACK,
@@ -29,6 +29,7 @@ from pipelines.training.metrics.claims import (
     plausible_samples,
     witnessed,
 )
+from pipelines.training.metrics.credit.hardware import device_kind
 
 COUNTER_LIFETIME_SECONDS = 86_400.0
 LONGEST_NAME = 96
@@ -60,6 +61,9 @@ class ContributionLedger:
 
     standings: dict[str, Standing] = field(default_factory=dict)
     """By user, see `Claim.user`."""
+
+    device_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Credited time by user name and kind of device; see `hardware`."""
 
     epoch: int = 0
     """The swarm's epoch at the last poll."""
@@ -101,11 +105,19 @@ class ContributionLedger:
         """Return each user's contribution since the run's start."""
         return _by_user(self.days.items())
 
+    def device_hours(self) -> dict[str, dict[str, float]]:
+        """Return each user's hours since the run's start, by kind of device."""
+        hours: dict[str, dict[str, float]] = defaultdict(dict)
+        for (user, kind), seconds in self.device_seconds.items():
+            hours[user][kind] = seconds / 3600
+        return dict(hours)
+
     def state(self) -> dict[str, Any]:
         """Return, as JSON values, what is needed besides the days to resume without counting twice."""
         counters = {key: asdict(counter) for key, counter in sorted(self.counters.items())}
         standings = {user: asdict(standing) for user, standing in sorted(self.standings.items())}
-        held = dict(counters=counters, standings=standings)
+        devices = [[*key, round(seconds, 3)] for key, seconds in sorted(self.device_seconds.items())]
+        held = dict(counters=counters, standings=standings, device_seconds=devices)
         return dict(epoch=self.epoch, capacity=self.capacity, time=self.time) | held
 
     @classmethod
@@ -116,6 +128,9 @@ class ContributionLedger:
                 days=dict(days),
                 counters={key: Counter(**value) for key, value in state["counters"].items()},
                 standings={user: Standing(**value) for user, value in state.get("standings", {}).items()},
+                device_seconds={
+                    (str(user), str(kind)): float(seconds) for user, kind, seconds in state.get("device_seconds", ())
+                },
                 epoch=int(state["epoch"]),
                 capacity=float(state["capacity"]),
                 time=float(state["time"]),
@@ -184,9 +199,9 @@ class ContributionLedger:
                     self.standings[user] = replace(standing, allowance=left)
                     pending = {key: self.counters[key].pending for key in keys[user]}
                     for key, part in fit_into(pending, samples).items():
-                        self._pay(key, claims[key].username, part, now)
+                        self._pay(key, claims[key], part, now)
 
-    def _pay(self, key: str, username: str, samples: int, now: float) -> None:
+    def _pay(self, key: str, claim: Claim, samples: int, now: float) -> None:
         counter = self.counters[key]
         if samples <= 0:
             return
@@ -195,8 +210,12 @@ class ContributionLedger:
         self.counters[key] = replace(
             counter, pending=counter.pending - samples, pending_seconds=counter.pending_seconds - seconds
         )
-        day = datetime.fromtimestamp(now, UTC).date().isoformat(), username[:LONGEST_NAME]
+        day = datetime.fromtimestamp(now, UTC).date().isoformat(), claim.username[:LONGEST_NAME]
         self.days[day] = self.days.get(day, Contribution()).plus(samples, seconds)
+        if claim.device:
+            kind, number = device_kind(claim.device)
+            device = claim.username[:LONGEST_NAME], kind
+            self.device_seconds[device] = self.device_seconds.get(device, 0.0) + number * seconds
 
 
 def leaderboard(days: Mapping[tuple[str, str], Contribution], now: float, limit: int) -> list[dict[str, Any]]:

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from pipelines.training.metrics.claims import ROUNDS_REMEMBERED, Claim, RoundLog, fit_into
-from pipelines.training.metrics.contribution_files import read_contributions, write_contributions
-from pipelines.training.metrics.contributions import Contribution, ContributionLedger, leaderboard
+from pipelines.training.metrics.credit.claims import ROUNDS_REMEMBERED, Claim, RoundLog, fit_into
+from pipelines.training.metrics.credit.contribution_files import read_contributions, write_contributions
+from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger, leaderboard
 
 BATCH = 4096
 RATIO = 8.0
