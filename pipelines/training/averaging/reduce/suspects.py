@@ -33,6 +33,7 @@ class Offence(StrEnum):
     FALSE_ACCUSATION = "accused a peer without a reason"
     NOT_A_SENDER = "sent parts as a helper"
     STALLED = "accepted followers and never began"
+    NOT_UNDERSTOOD = "told a group what cannot be understood"
 
 
 class PartRefusedError(ValueError):

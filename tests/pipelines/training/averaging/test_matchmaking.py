@@ -163,6 +163,24 @@ def test_a_convicted_peer_is_neither_found_nor_accepted_nor_followed_where_other
     assert accepted == [True, False, True, True]
 
 
+def test_a_peer_that_is_not_understood_and_a_leader_of_such_a_group_are_left_alone_for_a_while(dht):
+    async def search_with_mistrust():
+        matchmaking, search = await make_search(dht)
+        assert search.mistrust() is None, "nobody leads"
+        assert search.mistrust(MEMBERS[1]) == MEMBERS[1]
+        search._leader = MEMBERS[2]
+        assert search.mistrust() == MEMBERS[2]
+        search.begin()
+        assert search.mistrust() is None, "the leader of an earlier group has no part in the next one"
+        search.meet_again(MEMBERS)
+        again = [leader for leader, _ in await look(search._key_manager)]
+        followed = await matchmaking._request_join_group(MEMBERS[1])
+        return again, followed, [search.accepts(member) for member in MEMBERS]
+
+    again, followed, accepted = asyncio.run(search_with_mistrust())
+    assert again == [MEMBERS[0], MEMBERS[3]] and followed is None and accepted == [True, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("silent", "late", "avoided"), [((), (1,), {1}), ((1,), (1,), {1}), ((2,), (1,), set()), ((), (1, 2), set())]
 )
