@@ -6,9 +6,11 @@ digest of an honest state names the round that it comes from.
 """
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from pipelines.swarm.records import sender_name
 from pipelines.training.state.anchors import Anchorage, Roster, anchored, is_contradicted
 from pipelines.training.state.votes import count_votes, electorate
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances, believed_epoch
@@ -46,8 +48,8 @@ class SimulatedSwarm:
     split_share: float = 0.02
     """Share of the epochs in which a quarter of the peers have a round of their own."""
 
-    anchor_away: range = range(0)
-    """Epochs in which the anchor is away."""
+    anchor_away: Collection[int] = ()
+    """When the anchor is away, by the number of calls of `epoch`."""
 
     def __post_init__(self) -> None:
         self.chance, self.number = random.Random(self.seed), 0
@@ -56,9 +58,10 @@ class SimulatedSwarm:
         self.truth: dict[int, str] = {0: START}
         """Digest of each epoch's state in the larger round."""
 
-        self.num_waiting = self.num_false = self.longest_fork = self._fork = 0
+        self.num_waiting = self.num_false = self.longest_fork = self._fork = self.time = self.num_lost_epochs = 0
         """How often a peer had nobody to ask, and took an attacker's state; for how many epochs on end honest peers
-        that believed to be in step had different states."""
+        that believed to be in step had different states; how often `epoch` was called; how many epochs were lost
+        because a returning anchor found too few of those it knew."""
 
         for peer in self.peers:  # they have started together
             peer.acquaintances.note_round(1, [other.name for other in self.peers])
@@ -74,8 +77,11 @@ class SimulatedSwarm:
         return max(self.truth)
 
     def epoch(self) -> None:
-        """Join, leave, agree on a state, have a round."""
+        """Join, leave, agree on a state, have a round, if anybody is in step."""
+        self.time += 1
         self._come_and_go()
+        if self.is_anchor_here and self.anchor.epoch < self.now:
+            self._let_the_anchor_return()
         claims = self._claims()
         for peer in self.peers:
             self._decide(peer, claims)
@@ -99,7 +105,17 @@ class SimulatedSwarm:
     @property
     def is_anchor_here(self) -> bool:
         """Whether the anchor takes part in this epoch."""
-        return self.has_anchor and self.now not in self.anchor_away
+        return self.has_anchor and self.time not in self.anchor_away
+
+    def _let_the_anchor_return(self) -> None:
+        """It goes on from those it knows, if half of them are there, and otherwise from where it was."""
+        there = {sender_name(peer.name) for peer in self._ready()} & set(self.roster.names)
+        if 2 * len(there) >= len(self.roster.names):
+            self.anchor = SimpleNamespace(epoch=self.now, digest=self.truth[self.now], returns=False)
+            return
+        self.num_lost_epochs += self.now - self.anchor.epoch
+        self.truth = {self.anchor.epoch: self.anchor.digest}
+        self.anchor = SimpleNamespace(epoch=self.anchor.epoch, digest=self.anchor.digest, returns=True)
 
     def _attacking_keys(self) -> list[str]:
         # Half of them are new in each epoch.
@@ -131,9 +147,10 @@ class SimulatedSwarm:
             key: (FAR, "far") if index % 3 == 0 else (self.now, "zeros")
             for index, key in enumerate(self._attacking_keys())
         }
+        anchor = {"anchor": (self.anchor.epoch, self.anchor.digest)} if self.is_anchor_here else {}
         return {
             name.encode(): SimpleNamespace(peer_id=name, epoch=epoch, digest=digest, shares=True)
-            for name, (epoch, digest) in (honest | false).items()
+            for name, (epoch, digest) in (honest | false | anchor).items()
         }
 
     def _seen(self) -> Anchorage:
@@ -173,6 +190,8 @@ class SimulatedSwarm:
 
     def _have_rounds(self) -> None:
         ready = self._ready()
+        if not ready:
+            return
         missing = {peer.name for peer in ready if self.chance.random() < self.miss_share}
         groups = [[peer for peer in ready if peer.name not in missing]]
         if self.chance.random() < self.split_share:
