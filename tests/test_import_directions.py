@@ -109,6 +109,7 @@ PRICED = {
     "bitsandbytes": ("pipelines/training/optimizers/lamb.py", "pipelines/training/averaging/wire/codec.py"),
     "peft": ("pipelines/finetuning/finetuning.py",),
     "torch_fidelity": ("pipelines/evaluation/",),
+    "torchmetrics": ("pipelines/evaluation/",),
     "accelerate": (
         "pipelines/training/gradients/device_group.py",
         "pipelines/finetuning/finetuning.py",

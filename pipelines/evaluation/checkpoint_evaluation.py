@@ -12,6 +12,7 @@ from pipelines.evaluation.drawn_pictures import draw, weights_digest
 from pipelines.evaluation.features import CLIP, FeatureExtractor
 from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, FigureKind, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
+from pipelines.evaluation.perceptual import Lpips
 from pipelines.evaluation.set_distances import cmmd, frechet_distance, kernel_distance
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import DrawingParts
@@ -84,6 +85,9 @@ class Yardsticks:
     originals: torch.Tensor | None
     """Pictures that no codec has changed, `(picture, 3, side, side)` uint8; None: there are none."""
 
+    lpips: Lpips | None
+    """None: originals are not compared by it."""
+
     clip: ClipReranker | None
     extractors: Sequence[FeatureExtractor]
 
@@ -111,7 +115,8 @@ def evaluate_checkpoint(
     reference = in_chunks(decode, held_out.image_codes, PICTURES_AT_ONCE)
     originals = {}
     if yardsticks.originals is not None:
-        originals = measure_codec(result, parts.codec, yardsticks.originals, list(yardsticks.extractors))
+        extractors = list(yardsticks.extractors)
+        originals = measure_codec(result, parts.codec, yardsticks.originals, extractors, yardsticks.lpips)
     for extractor in yardsticks.extractors:
         on_progress("comparing", 0, None, f"pictures by {extractor.name}")
         drawn = torch.stack(

@@ -6,6 +6,7 @@ import torchvision.transforms.functional as vision
 from pipelines.evaluation.features import FeatureExtractor
 from pipelines.evaluation.figures import HIGHER, LOWER, FigureKind, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
+from pipelines.evaluation.perceptual import Lpips
 from pipelines.evaluation.set_distances import frechet_distance
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -16,9 +17,20 @@ PSNR = FigureKind(
     meaning="Signal to noise, in dB, of originals that went through the codec.",
 )
 
+LPIPS = FigureKind(
+    name="lpips",
+    items="originals",
+    better=LOWER,
+    meaning="How different originals look that went through the codec (LPIPS by AlexNet, 2018); 0 is no difference.",
+)
+
 
 def measure_codec(
-    result: Measurement, codec: VQGANCodec, originals: torch.Tensor, extractors: list[FeatureExtractor]
+    result: Measurement,
+    codec: VQGANCodec,
+    originals: torch.Tensor,
+    extractors: list[FeatureExtractor],
+    lpips: Lpips | None = None,
 ) -> dict[str, torch.Tensor]:
     """Add the codec's figures on `originals: (picture, 3, side, side)` uint8; return their features by extractor."""
     pictures = originals.float() / 255
@@ -31,6 +43,8 @@ def measure_codec(
     )
     errors = (redrawn - pictures).square().flatten(1).mean(1).clamp(min=1e-10)
     result.add_items(PSNR, -10 * errors.log10())
+    if lpips is not None:
+        result.add_items(LPIPS, lpips(redrawn, pictures))
     features = {}
     for extractor in extractors:
         features[extractor.name] = in_chunks(extractor, pictures, PICTURES_AT_ONCE)

@@ -13,6 +13,7 @@ from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks
 from pipelines.evaluation.features import FeatureExtractor, open_features
+from pipelines.evaluation.perceptual import Lpips
 from pipelines.generation.image_generation import DrawingParts, load_drawing_parts, load_reranker
 from pipelines.training.metrics.history import FEWEST_RECORDS
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -110,10 +111,18 @@ def open_yardsticks(
     training = None
     if clip is not None and reading.num_training_records > 0:
         training = Records(*training_records(run, num_codes, reading.num_training_records))
+    lpips = None
     if originals is None:
-        left_out["psnr, rfid, fid_originals"] = "no originals are given: --originals PICTURES"
+        left_out["psnr, lpips, rfid, fid_originals"] = "no originals are given: --originals PICTURES"
+    else:
+        lpips = _lpips_or_reason(parts.codec.config.image_size, device, left_out)
     yardsticks = Yardsticks(
-        held_out=held_out, training=training, clip=clip, extractors=tuple(extractors), originals=originals
+        held_out=held_out,
+        training=training,
+        originals=originals,
+        lpips=lpips,
+        clip=clip,
+        extractors=tuple(extractors),
     )
     return yardsticks, left_out
 
@@ -135,6 +144,14 @@ def _extractor_or_reason(
         return open_features(text, clip, torch.device(device))
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         left_out[f"fid@{text}, kid@{text}"] = _first_line(error)
+        return None
+
+
+def _lpips_or_reason(image_size: int, device: str, left_out: dict[str, str]) -> Lpips | None:
+    try:
+        return Lpips(image_size, torch.device(device))
+    except (OSError, ValueError) as error:
+        left_out["lpips"] = _first_line(error)
         return None
 
 

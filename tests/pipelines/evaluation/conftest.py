@@ -72,6 +72,7 @@ def parts(trained):
 def yardsticks(codec):
     clip = ClipReranker.from_pretrained(PRETRAINED_CLIP)
     return Yardsticks(
+        lpips=None,
         held_out=made_records(codec, 2),
         training=made_records(codec, 1),
         clip=clip,
