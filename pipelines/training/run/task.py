@@ -32,7 +32,10 @@ class CheckpointFacts:
     """Points of the run's history; see `metrics.history`."""
 
     evaluations: Sequence[Mapping[str, Any]] = ()
-    """Held-out losses: `epoch`, `loss`."""
+    """Held-out losses; see `metrics.evaluation.held_out_losses`."""
+
+    figures: Sequence[Any] = ()
+    """Figures of evaluated checkpoints; see `metrics.evaluation.checkpoint_figures`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The model card of a language run's checkpoint."""
 
 from hub_tools.run_files import LOSS_CURVE_FILE
-from pipelines.training.metrics.history import held_out_loss, perplexity
-from pipelines.training.metrics.model_index import model_index
+from pipelines.training.metrics.evaluation.figure_table import evaluation_section
+from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, perplexity
+from pipelines.training.metrics.evaluation.model_index import model_index
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -28,7 +29,7 @@ library_name: transformers
 pipeline_tag: {run.task}
 tags: [collaborative-training, hivemind]
 datasets: [{run.dataset_repository}]
-{model_index(facts.repository, run, facts.evaluations)}---
+{model_index(facts.repository, run, facts.evaluations, facts.figures, epoch=facts.epoch)}---
 
 # {facts.repository}
 
@@ -49,7 +50,7 @@ A {kind} language model of type `{run.model_config["model_type"]}`, trained toge
 
 ![loss curve]({LOSS_CURVE_FILE})
 
-## Use
+{evaluation_section(facts.figures)}## Use
 
 After `pip install transformers torch`, with no code of this project:
 

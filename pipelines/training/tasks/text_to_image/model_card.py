@@ -1,8 +1,9 @@
 """The card of a published text-to-image checkpoint."""
 
 from hub_tools.run_files import LOSS_CURVE_FILE
-from pipelines.training.metrics.history import held_out_loss
-from pipelines.training.metrics.model_index import model_index
+from pipelines.training.metrics.evaluation.figure_table import evaluation_section
+from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss
+from pipelines.training.metrics.evaluation.model_index import model_index
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 
@@ -18,7 +19,7 @@ library_name: transformers
 pipeline_tag: text-to-image
 tags: [collaborative-training, hivemind, dalle]
 datasets: [{run.dataset_repository}]
-{model_index(facts.repository, run, facts.evaluations)}---
+{model_index(facts.repository, run, facts.evaluations, facts.figures, epoch=facts.epoch)}---
 
 # {repository}
 
@@ -37,7 +38,7 @@ A text-to-image transformer trained together by volunteers, in the manner of *Tr
 
 ![loss curve]({LOSS_CURVE_FILE})
 
-## Draw
+{evaluation_section(facts.figures)}## Draw
 
 ```bash
 dalle-collab generate {repository} "a caption" --candidates 128 --keep 4 --output grid.png
