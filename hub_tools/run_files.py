@@ -11,10 +11,16 @@ LOSS_CURVE_FILE = "loss_curve.png"
 
 METRICS_FOLDER = "metrics"
 EVALUATIONS_FILE = "evaluations.parquet"
+FIGURES_FILE = "checkpoint_figures.parquet"
 SUMMARY_FILE = "summary.json"
 COUNTERS_FILE = "contribution_counters.json"
 OLD_METRICS_FILE = "metrics.json"
 """The history of runs older than sharded histories: a JSON list of points in the repository's root."""
+
+RESULTS_FOLDER = ".eval_results"
+"""The Hub's folder for evaluation results."""
+
+RESULTS_FILE = f"{RESULTS_FOLDER}/dalle_collab.yaml"
 
 REEL_FOLDER = "progress_reel"
 REEL_INDEX_FILE = "index.json"

@@ -182,7 +182,7 @@ def _evaluate_language(
             started = time.monotonic()
             measurement = evaluate_language_model(task, model, on_progress)
             number = measurement.figures[0].num_items
-            subject_facts = dict(dataclasses.asdict(each), name=each.place)
+            subject_facts = dict(dataclasses.asdict(each), name=each.place, weights=measurement.weights)
             reports.append(_report(subject_facts, dict(num_records=number, device=device), measurement, {}, started))
     if other is None:
         _show(reports[0], output, as_json=as_json)

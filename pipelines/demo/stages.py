@@ -1,7 +1,6 @@
 """The demo's stages, each a timed public command in a separate process."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+
+from pipelines.training.peer.process_group import die_with_parent
 
 STOP_SECONDS = 30.0
 
@@ -84,7 +85,7 @@ class Stages:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def failure(self, command: Sequence[str], code: int, log_name: str) -> str:
@@ -101,12 +102,6 @@ def last_line(log: Path) -> str:
     """Return the last line that a program logged."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else "it printed nothing"
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the demo is killed; runs between fork and exec."""
-    set_death_signal = 1
-    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
 
 
 def stop_group(process: subprocess.Popen[str]) -> None:

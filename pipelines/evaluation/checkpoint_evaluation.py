@@ -8,7 +8,7 @@ import torch
 
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.codec_evaluation import measure_codec
-from pipelines.evaluation.drawn_pictures import draw, weights_digest
+from pipelines.evaluation.drawn_pictures import draw
 from pipelines.evaluation.features import CLIP, FeatureExtractor
 from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, FigureKind, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
@@ -17,6 +17,7 @@ from pipelines.evaluation.set_distances import cmmd, frechet_distance, kernel_di
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import DrawingParts
 from pipelines.stage_progress import OnProgress
+from pipelines.training.run.held_out_loss import weights_digest
 
 CLIP_SCORE_SCALE = 100.0
 
@@ -99,7 +100,7 @@ def evaluate_checkpoint(
 
     What is drawn is kept in `folder`, so that the same call goes on after an interruption.
     """
-    result, held_out = Measurement(weights=weights_digest(parts)), yardsticks.held_out
+    result, held_out = Measurement(weights=weights_digest(parts.model)), yardsticks.held_out
     _measure_losses(result, parts, held_out, on_progress)
     prompts = [caption for caption in held_out.captions if caption.strip()]
     codes = draw(

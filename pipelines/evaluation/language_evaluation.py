@@ -9,7 +9,8 @@ from pipelines.evaluation.figures import LOWER, FigureKind
 from pipelines.evaluation.measurement import Measurement
 from pipelines.evaluation.opening import PRECISIONS, Subject, nothing_held_out
 from pipelines.stage_progress import OnProgress
-from pipelines.training.metrics.history import perplexity
+from pipelines.training.metrics.evaluation.held_out_losses import perplexity
+from pipelines.training.run.held_out_loss import sample_losses, weights_digest
 from pipelines.training.run.task import TrainingTask, num_samples
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
@@ -37,7 +38,6 @@ def held_out_task(run: TrainingRun, place: str, num_records: int) -> TrainingTas
     return open_task(dataclasses.replace(run, num_evaluation_records=num_records), place)
 
 
-@torch.inference_mode()
 def evaluate_language_model(task: TrainingTask, model: PreTrainedModel, on_progress: OnProgress) -> Measurement:
     """Measure a model on the held-out text of a run's task, sequence by sequence.
 
@@ -49,14 +49,11 @@ def evaluate_language_model(task: TrainingTask, model: PreTrainedModel, on_progr
     if not number:
         raise nothing_held_out(task.run)
     totals, weights = [], []
-    for batch in batches:
-        for index in range(num_samples(batch)):
-            one = {name: tensor[index : index + 1].to(model.device) for name, tensor in batch.items()}
-            total, weight = task.loss(model, one)
-            totals.append(total.item())
-            weights.append(weight)
-            on_progress("reading", len(totals), number, "held-out sequences")
-    result = Measurement()
+    for total, weight in sample_losses(task, model, batches):
+        totals.append(total)
+        weights.append(weight)
+        on_progress("reading", len(totals), number, "held-out sequences")
+    result = Measurement(weights=weights_digest(model))
     # The mean of these is the loss over all tokens, and they can be drawn again and paired.
     result.add_items(LOSS, torch.tensor(totals, dtype=torch.float64) * number / sum(weights))
     loss = result.figures[-1]

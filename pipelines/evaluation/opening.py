@@ -15,7 +15,7 @@ from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks
 from pipelines.evaluation.features import FeatureExtractor, open_features
 from pipelines.evaluation.perceptual import Lpips
 from pipelines.generation.image_generation import DrawingParts, load_drawing_parts, load_reranker
-from pipelines.training.metrics.history import FEWEST_RECORDS
+from pipelines.training.metrics.evaluation.held_out_losses import FEWEST_RECORDS
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_records, training_records

@@ -75,6 +75,7 @@ def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
         peers=dashboard.peer_values,
         leaderboard=dashboard.leaderboard_values,
         history=dashboard.history_values,
+        evaluations=dashboard.evaluation_values,
         alerts=dashboard.alert_values,
         checkpoints=dashboard.checkpoint_values,
     )

@@ -16,7 +16,9 @@ from PIL import Image, ImageDraw
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER
 from pipelines.training.metrics.credit.contribution_files import write_contributions
 from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger
-from pipelines.training.metrics.history import write_evaluations, write_history
+from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, write_figures
+from pipelines.training.metrics.evaluation.held_out_losses import write_evaluations
+from pipelines.training.metrics.history import write_history
 from pipelines.training.metrics.reel import write_index
 from pipelines.training.run.training_run import TrainingRun
 
@@ -49,6 +51,33 @@ def recorded_history(num_epochs: int, end: float, seconds_per_epoch: float = 20.
     ]
 
 
+def recorded_evaluations(points: Sequence[dict]) -> list[dict]:
+    """Return held-out losses at some points of a history, the first of them as older versions wrote them."""
+    rows = [dict(epoch=p["epoch"], loss=p["loss"] + 0.1, num_records=256, time=p["time"], seconds=9.0) for p in points]
+    return rows[:1] + [
+        row | dict(low=row["loss"] - 0.12, high=row["loss"] + 0.12, weights="d" * 64) for row in rows[1:]
+    ]
+
+
+def recorded_figures(points: Sequence[dict]) -> list[CheckpointFigure]:
+    """Return evaluations of checkpoints that stand on few records, at some points of a history."""
+    command = f"dalle-collab evaluate org/recorded-run --revision {'c' * 40} --records 40 --drawings 2"
+    kinds = {
+        "fid@clip": (0.12, 0.02, "drawings", "lower"), "kid@clip": (0.015, 0.004, "drawings", "lower"),
+        "cmmd": (0.5, 0.08, "drawings", "lower"), "clip_score": (-8.0, 1.1, "prompts", "higher"),
+    }  # fmt: skip
+    return [
+        CheckpointFigure(
+            epoch=p["epoch"], name=name, value=(value := abs(30 * (scale < 0) + scale * p["loss"] / 3)),
+            low=value - reach, high=value + reach, num_items=2 if items == "drawings" else 40, items=items,
+            better=better, num_records=40, commit="c" * 40, weights="d" * 64, command=command, time=p["time"],
+            seconds=60.0,
+        )
+        for p in points
+        for name, (scale, reach, items, better) in kinds.items()
+    ]  # fmt: skip
+
+
 def recorded_contributions(num_users: int, end: float) -> ContributionLedger:
     """Return what users have contributed in the last two weeks."""
     today = datetime.fromtimestamp(end, UTC).date()
@@ -79,13 +108,8 @@ def publish_recorded_run(
         (folder / "training_run.json").write_text(run.to_json(), encoding="utf-8")
         history = recorded_history(num_epochs, end)
         write_history(history, folder / METRICS_FOLDER)
-        write_evaluations(
-            [
-                dict(epoch=p["epoch"], loss=p["loss"] + 0.1, num_records=256, time=p["time"], seconds=9.0)
-                for p in history[99::100]
-            ],
-            folder / METRICS_FOLDER,
-        )
+        write_evaluations(recorded_evaluations(history[99::100]), folder / METRICS_FOLDER)
+        write_figures(recorded_figures(history[99::100]), folder / METRICS_FOLDER)
         write_contributions(recorded_contributions(num_users, end), folder / METRICS_FOLDER)
         _write_reel(folder / REEL_FOLDER, checkpoints)
         (folder / "run_state.json").write_text(json.dumps(dict(run_id=run.run_id, epoch=num_epochs)))

@@ -107,3 +107,9 @@ def test_a_language_model_has_a_loss_and_a_perplexity(commands, training_materia
     assert [(item["name"], item["verdict"], item["difference"]) for item in facts["differences"]] == [
         ("loss", "same", 0.0)
     ]
+    folder = str(training_material.snapshot(repository))  # as an auxiliary peer evaluates its checkpoints
+    done = commands.run("evaluate", folder, "--output", str(tmp_path / "folder"), "--json")
+    assert done.returncode == 0, done.stderr
+    of_folder = json.loads(done.stdout)
+    assert of_folder["figures"] == facts["first"]["figures"]
+    assert of_folder["subject"]["weights"] == facts["first"]["subject"]["weights"] != ""

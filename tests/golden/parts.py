@@ -28,7 +28,7 @@ from pipelines.swarm.records import (
     SwarmRecords,
 )
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-from pipelines.training.auxiliary.publisher_election import candidacy
+from pipelines.training.auxiliary.publishing.publisher_election import candidacy
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
 from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule

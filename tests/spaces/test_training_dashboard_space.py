@@ -87,6 +87,10 @@ def test_programs_get_the_run_its_peers_and_its_history(client, filled):
     board = client.predict("week", api_name="/leaderboard")
     assert len(board) == NUM_USERS and board == sorted(board, key=lambda row: -row["samples"])
     assert [row["epoch"] for row in client.predict(api_name="/checkpoints")][:2] == [1100, 1000]
+    evaluations = client.predict(api_name="/evaluations")
+    assert [row["epoch"] for row in evaluations["held_out"]] == list(range(100, EPOCH, 100))
+    newest = evaluations["figures"][-1]
+    assert newest["name"] == "clip_score" and newest["low"] < newest["value"] < newest["high"]
     (alert,) = client.predict(api_name="/alerts")
     assert alert["kind"] == "impossible figures" and f"{NUM_ROGUES_LEFT_OUT} peers" in alert["text"]
 

@@ -17,10 +17,10 @@ import torch
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.swarm.records import PeerMetrics, Reporter
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
-from pipelines.training.auxiliary.commit_budget import CommitBudget
-from pipelines.training.auxiliary.hub_publisher import HubPublisher
-from pipelines.training.auxiliary.publication_spool import PublicationSpool
+from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
+from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
+from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.side_threads import PublishingThread
 from pipelines.training.metrics.credit.claims import RoundLog
 from pipelines.training.metrics.run_metrics import RunMetrics

@@ -24,6 +24,14 @@ def assist(
     retry_seconds: Annotated[float, typer.Option(help="Seconds between retries while the Hub is down.")] = 20.0,
     spool_gigabytes: Annotated[float, typer.Option(help="Disk space for checkpoints that wait for the Hub.")] = 20.0,
     tracker: Annotated[list[str] | None, typer.Option(help="wandb, trackio or tensorboard; may be repeated.")] = None,
+    evaluation_interval_epochs: Annotated[
+        int | None, typer.Option(help="Evaluate a checkpoint every so many epochs, in a process of its own.")
+    ] = None,
+    evaluation_records: Annotated[int, typer.Option(help="Held-out records of an evaluation.")] = 100,
+    evaluation_drawings: Annotated[int, typer.Option(help="Pictures that it draws for each of them.")] = 2,
+    evaluation_threads: Annotated[int, typer.Option(help="Threads of the CPU that it may use.")] = 1,
+    evaluation_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    evaluation_hours: Annotated[float, typer.Option(help="An evaluation that takes longer is given up.")] = 6.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
@@ -44,12 +52,15 @@ def assist(
 
       dalle-collab run assist my-org/birds --tracker wandb
 
+      dalle-collab run assist my-org/birds --evaluation-interval-epochs 500 --evaluation-records 400
+
       dalle-collab run assist my-org/tiny --host /ip4/127.0.0.1/tcp/0
     """
     from pipelines.command_line.terminal.auxiliary_peer import run_auxiliary_peer
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, default_folder
+    from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
 
     network = NetworkOptions(
         host_addresses=tuple(host or NetworkOptions.host_addresses),
@@ -57,6 +68,16 @@ def assist(
         identity_file=identity_file,
         startup_timeout_seconds=startup_timeout,
     )
+    evaluation = None
+    if evaluation_interval_epochs is not None:
+        evaluation = EvaluationOptions(
+            interval_epochs=evaluation_interval_epochs,
+            num_records=evaluation_records,
+            num_drawings=evaluation_drawings,
+            num_threads=evaluation_threads,
+            device=evaluation_device,
+            limit_seconds=3600.0 * evaluation_hours,
+        )
     options = AuxiliaryOptions(
         folder=state_folder or default_folder(repository),
         organiser_key_file=organiser_key,
@@ -65,5 +86,6 @@ def assist(
         retry_seconds=retry_seconds,
         max_spool_gigabytes=spool_gigabytes,
         trackers=tuple(tracker or ()),
+        evaluation=evaluation,
     )
     run_auxiliary_peer(repository, network, options, events=EventFile(events))

@@ -15,6 +15,7 @@ from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 if TYPE_CHECKING:
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+    from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import EvaluationOutcome
 
 
 def run_auxiliary_peer(
@@ -23,7 +24,7 @@ def run_auxiliary_peer(
     """Assist a run until it is finished and published, or a signal asks to stop; publish the held state at the end."""
     console = become_worker()
     from pipelines.training.auxiliary.assisting import assist_run
-    from pipelines.training.auxiliary.hub_publisher import RunRolledBackError
+    from pipelines.training.auxiliary.publishing.hub_publisher import RunRolledBackError
     from pipelines.training.metrics.trackers import check_trackers
     from pipelines.training.tasks.choice import open_task
 
@@ -70,8 +71,18 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
         events.write_report(report)
         if report.summary is not None:
             trackers.log_epoch(dataclasses.asdict(report.summary))
+        if report.evaluation is not None and report.evaluation.figures:
+            trackers.log_figures(report.evaluation.figures)
+            console.print(_what_came_of_it(report.evaluation), highlight=False, soft_wrap=True)
         if report.published is not None:
             console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
+
+
+def _what_came_of_it(evaluation: "EvaluationOutcome") -> str:
+    figures = (
+        f"{one.name} {one.value:.4g}" + (f" ({one.interval})" if one.interval else "") for one in evaluation.figures
+    )
+    return f"Evaluated epoch {evaluation.epoch} in {evaluation.figures[0].seconds:.0f} s: {', '.join(figures)}."
 
 
 def _who_publishes(is_listed: bool) -> str:

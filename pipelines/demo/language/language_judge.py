@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, pipeline
 from hub_tools.run_files import METRICS_FOLDER
 from pipelines.demo.language.baselines import causal_perplexity, masked_perplexity
 from pipelines.demo.language.text import read_documents
-from pipelines.training.metrics.history import read_evaluations
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.task import mean_loss
 from pipelines.training.tasks.choice import open_task

@@ -46,15 +46,31 @@ class Chart:
     write: Callable[[float], str] = short_number
     """Formats a value."""
 
+    interval: tuple[np.ndarray, np.ndarray] | None = None
+    """(points,) lower and upper ends around the values: the band; None: the band shows what thinning has joined."""
+
+    span: tuple[float, float] | None = None
+    """The part of the axis that is shown; None: from the first point to the last."""
+
+    has_marks: bool = False
+    """Whether each point is marked: there are few."""
+
+    note: str = ""
+    """What the values stand on."""
+
+    warns: bool = False
+    """Whether the note is a warning."""
+
 
 def chart_html(chart: Chart) -> str:
     """Return a figure with the curve, its axes and the values under the pointer; a sentence if there is no curve."""
-    head = f"<figcaption><b>{escaped(chart.title)}</b><span>{escaped(_newest(chart))}</span></figcaption>"
+    note = f'<p class="{"few" if chart.warns else "basis"}">{escaped(chart.note)}</p>' if chart.note else ""
+    head = f"<figcaption><b>{escaped(chart.title)}</b><span>{escaped(_newest(chart))}</span></figcaption>{note}"
     if not len(chart.along):
         return f'<figure class="chart">{head}<p class="empty">Nothing to show yet.</p></figure>'
-    curve = thin_out(chart.along, chart.values, NUM_BUCKETS)
+    curve = _curve(chart)
     across, up = _Scale(*_axis_range(chart), WIDTH), _Scale(*_value_range(chart, curve), HEIGHT)
-    marks = _dots(chart, across, up)
+    marks = _marks(curve, across, up) if chart.has_marks else _dots(chart, across, up)
     levels = nice_ticks(up.low, up.high, 4)
     lines = "".join(f'<path class="level" d="M0 {_y(up, level)}H{WIDTH}"/>' for level in levels)
     picture = (
@@ -68,6 +84,15 @@ def chart_html(chart: Chart) -> str:
         f'<figure class="chart">{head}<div class="plot"><div class="ys">{ys}</div>{picture}'
         f'<div class="xs">{xs}</div></div></figure>'
     )
+
+
+def _curve(chart: Chart) -> Buckets:
+    """Return the curve in few points, with the interval's ends for extremes if there is one."""
+    curve = thin_out(chart.along, chart.values, NUM_BUCKETS)
+    if chart.interval is None:
+        return curve
+    low, high = (thin_out(chart.along, end, NUM_BUCKETS) for end in chart.interval)
+    return Buckets(along=curve.along, low=low.low, mean=curve.mean, high=high.high)
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
@@ -98,7 +123,7 @@ class _Scale:
 
 
 def _axis_range(chart: Chart) -> tuple[float, float]:
-    low, high = float(chart.along.min()), float(chart.along.max())
+    low, high = chart.span or (float(chart.along.min()), float(chart.along.max()))
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
@@ -110,7 +135,8 @@ def _value_range(chart: Chart, curve: Buckets) -> tuple[float, float]:
         high = max(1.5 * usual, float(curve.mean[-1]))  # the newest value is what people look for first
     low = 0.0 if chart.from_zero else float(curve.low.min())
     if not high > low:
-        high = low + (abs(low) or 1.0)
+        reach = abs(low) or 1.0
+        low, high = (low if chart.from_zero else low - reach / 2), low + reach
     gap = 0.04 * (high - low)
     return (low if chart.from_zero else low - gap), high + gap
 
@@ -152,6 +178,18 @@ def _band(curve: Buckets, across: _Scale, up: _Scale) -> str:
     return f'<path class="band" d="M{above}L{below}Z"/>'
 
 
+def _marks(curve: Buckets, across: _Scale, up: _Scale) -> str:
+    """Return a mark for each point, and a bar for the interval of one alone, which has no band."""
+    xs, ys = across.places(curve.along), HEIGHT - up.places(curve.mean)
+    bar = f'<path class="bar" d="M{xs[0]:.1f} {_y(up, curve.low[0])}V{_y(up, curve.high[0])}"/>' if len(xs) == 1 else ""
+    return f'{bar}<path class="marks" d="{"".join(map(_round_mark, xs, ys))}"/>'
+
+
+def _round_mark(x: float, y: float) -> str:
+    # A zero-length line with round ends stays a circle, however the picture is stretched.
+    return f"M{x:.1f} {y:.1f}h0.01"
+
+
 def _dots(chart: Chart, across: _Scale, up: _Scale) -> str:
     if chart.dots is None:
         return ""
@@ -159,9 +197,8 @@ def _dots(chart: Chart, across: _Scale, up: _Scale) -> str:
     inside = (along >= across.low) & (along <= across.high)
     along, values = along[inside], values[inside]
     step = max(1, math.ceil(len(along) / MAX_DOTS))
-    # A zero-length line with round ends stays a circle, however the picture is stretched.
     places = [(across.place(a), HEIGHT - up.place(v)) for a, v in zip(along[::step], values[::step], strict=True)]
-    return f'<path class="dots" d="{"".join(f"M{x:.1f} {y:.1f}h0.01" for x, y in places)}"/>' if places else ""
+    return f'<path class="dots" d="{"".join(_round_mark(x, y) for x, y in places)}"/>' if places else ""
 
 
 def _strips(chart: Chart, curve: Buckets, across: _Scale) -> str:
@@ -197,6 +234,8 @@ def _newest(chart: Chart) -> str:
     if not len(chart.values):
         return chart.unit
     parts = [f"{chart.write(float(chart.values[-1]))} {chart.unit}".strip()]
+    if chart.interval is not None and (chart.interval[0][-1] < chart.interval[1][-1]):
+        parts[0] += f" ({chart.write(float(chart.interval[0][-1]))} to {chart.write(float(chart.interval[1][-1]))})"
     if chart.dots is not None and len(chart.dots[1]):
         parts.append(f"{chart.dots_title} {chart.write(float(chart.dots[1][-1]))}")
     return " · ".join(parts)

@@ -15,6 +15,7 @@ from hub_tools.endpoint import current_endpoint
 from pipelines.pages.dashboard import page_parts, programs
 from pipelines.pages.dashboard.alerts import Alert, find_alerts, is_over
 from pipelines.pages.dashboard.charts import Chart, charts_html
+from pipelines.pages.dashboard.evaluation_charts import evaluation_charts
 from pipelines.pages.dashboard.history_columns import AXES, HistoryColumns
 from pipelines.pages.dashboard.hub_reading import HubReader, HubView
 from pipelines.pages.dashboard.peer_table import TrackedPeer, alive, page_of, summarise, swarm_epoch, track
@@ -153,6 +154,11 @@ class Dashboard:
         """Return the history's columns between two shares of it, in percent."""
         return programs.history_values(self._history(), _finite(first, 0.0), _finite(last, 100.0), max_points)
 
+    def evaluation_values(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the held-out losses and the figures of evaluated checkpoints, by epoch."""
+        view = self.hub.view
+        return dict(held_out=list(map(dict, view.evaluations)), figures=list(map(dataclasses.asdict, view.figures)))
+
     def alert_values(self) -> list[dict[str, Any]]:
         """Return the active alerts."""
         return [dataclasses.asdict(alert) for alert in self._alerts()]
@@ -191,13 +197,15 @@ class Dashboard:
         is_live = not self._swarm_problem()
         seconds = history.columns["epoch_seconds"][-50:]
         usual = float(np.median(seconds[seconds > 0])) if (seconds > 0).any() else None
-        num_held_out = view.evaluations[-1].get("num_records") if view.evaluations else None
+        evaluation = view.evaluations[-1] if view.evaluations else {}
         return page_parts.Headline(
             epoch=max(history.newest_epoch, swarm_epoch(peers)),
             num_epochs=view.run.num_epochs if view.run else None,
             loss=newest.get("loss"),
-            evaluation_loss=view.evaluations[-1]["loss"] if view.evaluations else None,
-            num_held_out=num_held_out,
+            evaluation_loss=evaluation.get("loss"),
+            evaluation_low=evaluation.get("low"),
+            evaluation_high=evaluation.get("high"),
+            num_held_out=evaluation.get("num_records"),
             samples_per_second=sum(speeds) if is_live else newest.get("samples_per_second"),
             num_peers=len(peers) if is_live else None,
             epoch_seconds=usual,
@@ -271,7 +279,7 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
         epochs, places = columns["epoch"][::-1][::step][::-1], along[::-1][::step][::-1]
         rates = np.array([learning_rate(view.run, int(epoch)) for epoch in epochs])
         charts.insert(1, Chart(title="Learning rate", unit="", axis=axis, along=places, values=rates))
-    return charts
+    return charts[:1] + evaluation_charts(view, shown, axis) + charts[1:]
 
 
 def _finite(value: Any, otherwise: float) -> float:

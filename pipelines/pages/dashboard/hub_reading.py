@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, hf_hub_download
@@ -17,7 +18,9 @@ from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.credit.contributions import Contribution
-from pipelines.training.metrics.history import read_evaluations, read_history
+from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.training.metrics.history import read_history
 from pipelines.training.metrics.reel import read_index, read_prompts
 from pipelines.training.repository.epoch_tags import tagged_epochs
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -39,7 +42,12 @@ class HubView:
 
     commit: str = ""
     history: HistoryColumns = field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
-    evaluations: Sequence[Mapping[str, float]] = ()
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    """Held-out losses, by epoch; see `held_out_losses`."""
+
+    figures: Sequence[CheckpointFigure] = ()
+    """Of evaluated checkpoints, by epoch."""
+
     contributions: Mapping[tuple[str, str], Contribution] = field(default_factory=dict)
     """By day and user name; see `contributions.ContributionLedger`."""
 
@@ -131,6 +139,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
         commit=snapshot.commit,
         history=HistoryColumns.from_points(read_history(snapshot), now),
         evaluations=read_evaluations(folder / METRICS_FOLDER),
+        figures=read_figures(folder / METRICS_FOLDER),
         contributions=read_contributions(folder / METRICS_FOLDER).days,
         checkpoints=checkpoints,
         pictures={entry["epoch"]: entry["file"] for entry in reel if PICTURE_NAME.fullmatch(str(entry["file"]))},

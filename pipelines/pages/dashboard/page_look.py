@@ -14,6 +14,7 @@ STYLE = """
 .board .tiles div { border: 1px solid var(--faint); border-radius: 8px; padding: 0.5rem 0.75rem; }
 .board .tiles dt { color: var(--quiet); font-size: 0.8rem; margin: 0; font-weight: 400; }
 .board .tiles dd { font-size: 1.15rem; font-weight: 600; margin: 0; white-space: nowrap; }
+.board .tiles small { display: block; font-size: 0.75rem; font-weight: 400; color: var(--quiet); }
 .board .links { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; padding: 0; margin: 0.2rem 0; }
 .board .links li, .board .notices li, .board .reel li { margin: 0; }
 .board a { color: var(--line); text-decoration: underline; padding: 0; margin: 0; }
@@ -28,7 +29,8 @@ STYLE = """
 .board .notices .fine b { color: var(--good); }
 .board.charts { display: grid; gap: 1.4rem 1.6rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-.board .chart { margin: 0; min-width: 0; }
+.board .chart { margin: 0; min-width: 0; display: flex; flex-direction: column; }
+.board .chart .plot { margin-top: auto; }
 .board .chart:first-child { grid-column: 1 / -1; }
 .board .chart figcaption { display: flex; justify-content: space-between; gap: 1rem; margin-bottom: 0.3rem; }
 .board .chart figcaption span { color: var(--quiet); text-align: right; }
@@ -44,6 +46,10 @@ STYLE = """
 .board .plot .level { stroke: var(--faint); stroke-width: 1; }
 .board .plot .line { stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round; }
 .board .plot .band { fill: var(--band); }
+.board .plot .marks { stroke: var(--line); stroke-width: 7; stroke-linecap: round; }
+.board .plot .bar { stroke: var(--band); stroke-width: 7; }
+.board .chart .basis, .board .chart .few { font-size: 0.8rem; margin: -0.2rem 0 0.3rem; color: var(--quiet); }
+.board .chart .few { color: var(--warn); font-weight: 600; }
 .board .plot .dots { stroke: var(--mark); stroke-width: 6; stroke-linecap: round; }
 .board .plot .strip { fill: transparent; }
 .board .plot .strip:hover { fill: var(--faint); }

@@ -13,7 +13,7 @@ from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPee
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.text import counted, escaped, short_number
 from pipelines.training.metrics.credit.contributions import CLAIMED
-from pipelines.training.metrics.history import FEWEST_RECORDS
+from pipelines.training.metrics.evaluation.held_out_losses import is_few
 from pipelines.training.repository.epoch_tags import epoch_tag
 
 MOST_NATS = 50.0
@@ -42,14 +42,23 @@ class Headline:
     num_held_out: float | None = None
     """Records on which the evaluation stands."""
 
+    evaluation_low: float | None = None
+    evaluation_high: float | None = None
+    """The interval of 95 % of the evaluation's loss."""
+
     @property
-    def evaluation(self) -> tuple[str, str]:
-        """The figure of the newest evaluation: its name, with a warning if it stands on few records, and the figure."""
-        is_few = self.num_held_out is not None and self.num_held_out < FEWEST_RECORDS
-        few = f" (only {self.num_held_out:.0f} records)" if is_few else ""
-        if self.unit == "tokens" and self.evaluation_loss is not None:
-            return f"held-out perplexity{few}", short_number(math.exp(min(self.evaluation_loss, MOST_NATS)))
-        return f"held-out loss{few}", short_number(self.evaluation_loss)
+    def evaluation(self) -> tuple[str, str, str]:
+        """The newest evaluation: its name, with a warning if it stands on few records, its figure and interval."""
+        few = f" (only {self.num_held_out:.0f} records)" if is_few(self.num_held_out) else ""
+        losses = (self.evaluation_loss, self.evaluation_low, self.evaluation_high)
+        is_in_tokens = self.unit == "tokens" and self.evaluation_loss is not None
+        values = [_perplexity(loss) for loss in losses] if is_in_tokens else losses
+        interval = "" if None in values else f"{short_number(values[1])} to {short_number(values[2])}"
+        return f"held-out {'perplexity' if is_in_tokens else 'loss'}{few}", short_number(values[0]), interval
+
+
+def _perplexity(loss: float | None) -> float | None:
+    return None if loss is None else math.exp(min(loss, MOST_NATS))
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
@@ -58,20 +67,26 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
     left = (head.num_epochs - head.epoch) * head.epoch_seconds if head.num_epochs and head.epoch_seconds else None
     whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
     figures = [
-        (f"epoch{whole}", f"{head.epoch:,}"),
-        ("loss", short_number(head.loss)),
+        (f"epoch{whole}", f"{head.epoch:,}", ""),
+        ("loss", short_number(head.loss), ""),
         head.evaluation,
-        ("peers", short_number(head.num_peers)),
-        (f"{head.unit} per second", short_number(head.samples_per_second)),
-        ("time left", duration(left) if left else "–"),
+        ("peers", short_number(head.num_peers), ""),
+        (f"{head.unit} per second", short_number(head.samples_per_second), ""),
+        ("time left", duration(left) if left else "–", ""),
     ]
-    tiles = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in figures)
+    tiles = "".join(
+        f"<div><dt>{name}</dt><dd>{escaped(value)}{_small(more)}</dd></div>" for name, value, more in figures
+    )
     return (
         f'<div class="board"><h1>{escaped(settings.run)}</h1>'
         f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
         f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
         f'<dl class="tiles">{tiles}</dl>{_links(settings)}</div>'
     )
+
+
+def _small(text: str) -> str:
+    return f'<small title="interval of 95 %">{escaped(text)}</small>' if text else ""
 
 
 def _links(settings: DashboardSettings) -> str:

@@ -1,10 +1,9 @@
 """Putting an auxiliary peer together from its parts: keys, spool, publisher, metrics, evaluation, reel, trackers."""
 
 import contextlib
-import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,19 +13,19 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, sole_user
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
-from pipelines.training.auxiliary.commit_budget import CommitBudget
-from pipelines.training.auxiliary.hub_publisher import HubPublisher
-from pipelines.training.auxiliary.publication_spool import PublicationSpool
+from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator
+from pipelines.training.auxiliary.evaluating.held_out_evaluation import HeldOutEvaluation
+from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
+from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker
 from pipelines.training.metrics.reel import ProgressReel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.metrics.trackers import Trackers
 from pipelines.training.repository.organiser import needed_organiser, organiser_here
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.run.task import Batch, TrainingTask, mean_loss, num_samples
+from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.versions import package_version
-
-logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -45,6 +44,11 @@ def assembled_auxiliary_peer(
         stack.enter_context(sole_user(options.folder))
         metrics = RunMetrics(run, folder / "metrics")
         trackers = stack.enter_context(Trackers(options.trackers, run, options.folder / "trackers"))
+        evaluator = None
+        if options.evaluation is not None:
+            evaluator = stack.enter_context(
+                CheckpointEvaluator(repository, run, options.evaluation, folder=folder / "evaluation", metrics=metrics)
+            )
         publisher = HubPublisher(
             repository,
             task,
@@ -56,9 +60,10 @@ def assembled_auxiliary_peer(
             reel_folder=folder / REEL_FOLDER,
             metrics_interval_seconds=options.metrics_interval_seconds,
             package_version=package_version(),
+            on_published=evaluator.take if evaluator else lambda epoch, folder, commit: None,
         )
         stopping = threading.Event()
-        evaluation = _Evaluation(task, metrics, trackers, stopping)
+        evaluation = HeldOutEvaluation(task, metrics, trackers, stopping)
         worker = stack.enter_context(
             SnapshotWorker(snapshot_tasks(task, metrics, folder / REEL_FOLDER, evaluation), stopping)
         )
@@ -71,12 +76,13 @@ def assembled_auxiliary_peer(
             package_version=package_version(),
             options=options,
             evaluate=evaluation.loss_of,
+            evaluator=evaluator,
         )
         yield stack.enter_context(peer), trackers
 
 
 def snapshot_tasks(
-    task: TrainingTask, metrics: RunMetrics, reel_folder: Path, evaluation: "_Evaluation"
+    task: TrainingTask, metrics: RunMetrics, reel_folder: Path, evaluation: HeldOutEvaluation
 ) -> dict[SnapshotTask, int]:
     """Return the run's periodic tasks for its model, with the epoch up to which they are done."""
     run = task.run
@@ -91,35 +97,3 @@ def snapshot_tasks(
         drawing = SnapshotTask(name="Drawing the progress reel", interval=run.reel_interval_epochs, work=draw)
         tasks[drawing] = reel.newest_epoch()
     return tasks
-
-
-class _Evaluation:
-    """Computes the loss on held-out samples, read from the Hub once."""
-
-    def __init__(self, task: TrainingTask, metrics: RunMetrics, trackers: Trackers, stopping: threading.Event) -> None:
-        self._task, self._metrics, self._trackers, self._stopping = task, metrics, trackers, stopping
-        self._batches: Sequence[Batch] | None = None
-
-    def __call__(self, epoch: int, model: torch.nn.Module) -> None:
-        started, batches = time.monotonic(), self._held_out()
-        if (loss := mean_loss(self._task, model, batches, self._stopping.is_set)) is None:
-            return
-        number, seconds = sum(map(num_samples, batches)), time.monotonic() - started
-        self._metrics.add_evaluation(epoch=epoch, loss=loss, num_records=number, seconds=seconds, now=time.time())
-        self._trackers.log_evaluation(epoch, loss)
-
-    def loss_of(self, model: torch.nn.Module) -> float | None:
-        """Return the held-out loss of a model; None if it cannot be computed now."""
-        try:
-            with torch.no_grad():
-                return mean_loss(self._task, model, self._held_out(), self._stopping.is_set)
-        except (OSError, ValueError) as error:  # the Hub is down
-            logger.warning("The held-out loss cannot be computed: %s", error)
-            return None
-
-    def _held_out(self) -> Sequence[Batch]:
-        if self._batches is None:
-            self._batches = self._task.held_out_batches()
-            if not self._batches:
-                logger.warning("The run holds out nothing of %s: no evaluation.", self._task.run.dataset_repository)
-        return self._batches

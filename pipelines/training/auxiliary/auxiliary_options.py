@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub_tools.checks import check_positive
+from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
 from pipelines.training.repository.organiser import local_folder
 
 GIBIBYTE = 2**30
@@ -42,6 +43,9 @@ class AuxiliaryOptions:
 
     trackers: tuple[str, ...] = ()
     """Experiment trackers that receive the run's figures."""
+
+    evaluation: EvaluationOptions | None = None
+    """How published checkpoints are evaluated; None: they are not."""
 
     def __post_init__(self) -> None:
         check_positive(self, "takeover_seconds", "metrics_interval_seconds", "retry_seconds")

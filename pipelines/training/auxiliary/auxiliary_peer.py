@@ -19,9 +19,10 @@ from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
 from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
-from pipelines.training.auxiliary.hub_publisher import HubPublisher
-from pipelines.training.auxiliary.publisher_election import Candidacy, candidacy, elect, proven_keys
+from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator, EvaluationOutcome
+from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
+from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publishing.publisher_election import Candidacy, candidacy, elect, proven_keys
 from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
@@ -57,6 +58,9 @@ class AuxiliaryReport:
     num_waiting: int
     """Checkpoints that wait for the Hub."""
 
+    evaluation: EvaluationOutcome | None
+    """What came of the evaluation of a checkpoint that has ended since the last poll, if any."""
+
 
 class AuxiliaryPeer:
     """Follows a run and publishes it. Use as a context manager around `restore` and `follow`."""
@@ -72,13 +76,14 @@ class AuxiliaryPeer:
         package_version: str,
         options: AuxiliaryOptions,
         evaluate: Callable[[torch.nn.Module], float | None] = lambda _model: None,
+        evaluator: CheckpointEvaluator | None = None,
     ) -> None:
-        """`evaluate` returns a model's held-out loss, None if it has no data for that."""
+        """`evaluate` returns a model's held-out loss, None if it has no data for that; `evaluator`: see there."""
         self.task, self.run, self.publisher, self.metrics = task, task.run, publisher, publisher.metrics
         self.model = task.new_model()
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self._dht, self._worker, self._package_version = dht, worker, package_version
-        self._options = options
+        self._options, self._evaluator = options, evaluator
         self._candidacy = candidacy(publisher.key, self.run.swarm_id, self.records.owner)
         self._publishing = PublishingThread(publisher, options.retry_seconds)
         self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
@@ -133,7 +138,7 @@ class AuxiliaryPeer:
         return self.publisher.entry_addresses
 
     def follow(self, stop: threading.Event, poll_seconds: float = 1.0) -> Iterator[AuxiliaryReport]:
-        """Poll the swarm until `stop` is set or the finished run has been published.
+        """Poll the swarm until `stop` is set or the finished run has been published, and evaluated if it is to be.
 
         Raises:
             RunRolledBackError: the run has started a new generation.
@@ -143,7 +148,7 @@ class AuxiliaryPeer:
             while not stop.is_set():
                 report = self.look()
                 yield report
-                if report.published_epoch >= self.run.num_epochs:
+                if report.published_epoch >= self.run.num_epochs and not self._is_evaluating:
                     return
                 self._publishing.check()
                 self._rounds.check()
@@ -170,6 +175,7 @@ class AuxiliaryPeer:
             is_publisher=self.publisher.is_elected,
             is_listed=self.publisher.is_listed,
             num_waiting=len(self.publisher.spool.entries()),
+            evaluation=self._evaluator.look() if self._evaluator else None,
         )
 
     def finish(self) -> str | None:
@@ -184,6 +190,10 @@ class AuxiliaryPeer:
             self._spool()
         self.publisher.drain()
         return self.publisher.take_last_commit()
+
+    @property
+    def _is_evaluating(self) -> bool:
+        return self._evaluator is not None and self._evaluator.is_busy
 
     def _announce_status(self) -> None:
         status = AuxiliaryStatus(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import httpx2
 
-from pipelines.training.auxiliary.hub_publisher import HubPublisher, RunRolledBackError
+from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher, RunRolledBackError
 from pipelines.training.repository.commits import HeadMovedError
 from pipelines.training.repository.manifest import CheckpointRefusedError
 

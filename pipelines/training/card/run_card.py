@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import yaml
-
 from hub_tools.run_files import CARD_FILE, LOSS_CURVE_FILE, METRICS_FOLDER
 from pipelines.training.card.header import merged_header
-from pipelines.training.card.model_index import model_index
+from pipelines.training.metrics.evaluation.figure_table import evaluation_section
+from pipelines.training.metrics.evaluation.model_index import model_index
 from pipelines.training.metrics.tables import markdown_table, plain
 from pipelines.training.run.task import CheckpointFacts, Source
 from pipelines.training.run.training_run import TrainingRun
@@ -44,13 +43,14 @@ def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
         pipeline_tag=run.task,
         tags=["collaborative-training", "hivemind", *parts.tags],
         datasets=[run.dataset_repository],
-        **(yaml.safe_load(model_index(facts.repository, run, facts.evaluations)) or {}),
+        **model_index(facts.repository, run, facts.evaluations, facts.figures, epoch=facts.epoch),
     )
     sections = [
         merged_header(own, facts.header) + f"\n# {facts.repository}\n\n{parts.summary}",
         *_pictures(facts),
         f"## Use\n\n{parts.use}",
         _figures(run, facts, parts),
+        *filter(None, [evaluation_section(facts.figures)]),
         _sources(facts.sources),
         *([f"## Who trained it\n\n{facts.contributors}"] if facts.contributors else []),
         f"## Join\n\n```bash\ndalle-collab join {facts.repository}\n```",

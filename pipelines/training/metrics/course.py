@@ -9,7 +9,9 @@ from huggingface_hub import HfApi
 from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.credit.contributors import Contributor, contributors_of
-from pipelines.training.metrics.history import read_evaluations, read_history
+from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.training.metrics.history import read_history
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
@@ -41,7 +43,7 @@ class RunRecord:
     """One point for each epoch that the auxiliary peer saw; see `EpochSummary`."""
 
     evaluations: Sequence[dict[str, Any]]
-    """Held-out losses: `epoch` and `loss`."""
+    """Held-out losses; see `evaluation.held_out_losses`."""
 
     contributors: Sequence[Contributor]
     checkpoints: Sequence[PublishedCheckpoint]
@@ -54,6 +56,9 @@ class RunRecord:
 
     num_commits: int
     """Commits in the run's repository."""
+
+    figures: Sequence[CheckpointFigure] = ()
+    """Of evaluated checkpoints, by epoch."""
 
 
 def gather_record(repository: str, now: float) -> RunRecord:
@@ -73,6 +78,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
         epoch=None if state is None else state["epoch"],
         history=read_history(snapshot),
         evaluations=read_evaluations(published),
+        figures=read_figures(published),
         contributors=contributors_of(ledger, now),
         checkpoints=[
             PublishedCheckpoint(

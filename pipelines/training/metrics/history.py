@@ -13,15 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hub_tools.atomic_files import written_whole
-from hub_tools.run_files import (
-    EVALUATIONS_FILE,
-    METRICS_FOLDER,
-    OLD_METRICS_FILE,
-)
+from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.training.metrics.epoch_summary import EpochSummary
+from pipelines.training.metrics.parquet_rows import read_rows, write_rows
 from pipelines.training.repository.snapshot import RunSnapshot
 
 EPOCHS_PER_SHARD = 1000
@@ -46,21 +41,6 @@ EPOCH_SCHEMA = pa.schema(
 )
 """`suspects` is JSON: an object of peers and the number of their accusers."""
 
-MOST_NATS = 700.0
-
-FEWEST_RECORDS = 100
-"""With fewer held-out records, an evaluation tells large differences only."""
-
-EVALUATION_SCHEMA = pa.schema(
-    [
-        ("epoch", pa.int64()),
-        ("loss", pa.float64()),
-        ("num_records", pa.int64()),
-        ("time", pa.float64()),
-        ("seconds", pa.float64()),
-    ]
-)
-
 SUMMARY_COLUMNS = (
     "epoch",
     "time",
@@ -71,6 +51,9 @@ SUMMARY_COLUMNS = (
     "epoch_seconds",
     "round_seconds",
 )
+
+
+SUMMARY_OF_EVALUATIONS = ("epoch", "loss", "time", "low", "high", "num_records")
 
 
 def append_point(history: list[dict[str, Any]], summary: EpochSummary | None) -> None:
@@ -106,37 +89,13 @@ def write_history(history: Sequence[dict[str, Any]], folder: Path, from_epoch: i
     for point in history:
         if point["epoch"] >= first:
             shards.setdefault(shard_name(point["epoch"]), []).append(_row(point))
-    return [_write(rows, EPOCH_SCHEMA, folder / name) for name, rows in shards.items()]
+    return [write_rows(rows, EPOCH_SCHEMA, folder / name) for name, rows in shards.items()]
 
 
 def read_history_files(folder: Path) -> list[dict[str, Any]]:
     """Return the points of all shards in a folder, by epoch, without those that are impossible."""
-    points = [_point(row) for path in sorted(folder.glob("epochs-*.parquet")) for row in _read(path, EPOCH_SCHEMA)]
+    points = [_point(row) for path in sorted(folder.glob("epochs-*.parquet")) for row in read_rows(path, EPOCH_SCHEMA)]
     return merge_histories([], [point for point in points if _is_possible(point)])
-
-
-def perplexity(nats: float) -> float:
-    """Return the perplexity that belongs to a mean loss in nats; no float is above e^700 or so."""
-    return math.exp(min(nats, MOST_NATS))
-
-
-def held_out_loss(evaluation: Mapping[str, Any]) -> str:
-    """Return an evaluation's loss for people, with its epoch, and with how many records it stands on."""
-    number = evaluation.get("num_records")
-    few = "" if number is None or number >= FEWEST_RECORDS else ": too few to tell small differences"
-    records = "" if number is None else f", on {number:,} records{few}"
-    return f"{evaluation['loss']:.4f} at epoch {evaluation['epoch']}{records}"
-
-
-def write_evaluations(evaluations: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write the losses on held-out records, one row per evaluation."""
-    return _write(list(evaluations), EVALUATION_SCHEMA, folder / EVALUATIONS_FILE)
-
-
-def read_evaluations(folder: Path) -> list[dict[str, Any]]:
-    """Return the evaluations in a folder; none if there is no such file."""
-    path = folder / EVALUATIONS_FILE
-    return [row for row in _read(path, EVALUATION_SCHEMA) if _is_possible(row)] if path.exists() else []
 
 
 def summarise_history(history: Sequence[Mapping[str, Any]], max_points: int = MAX_SUMMARY_POINTS) -> dict[str, list]:
@@ -167,14 +126,15 @@ def summary_json(
 ) -> str:
     """Return the text of `summary.json`; `facts` are the run's own figures. User names in it are untrusted text."""
     last = history[-1] if history else None
-    thinned = evaluations[:: max(1, math.ceil(len(evaluations) / MAX_SUMMARY_POINTS))]
+    # Counted from the end: the newest is always included.
+    thinned = evaluations[:: -max(1, math.ceil(len(evaluations) / MAX_SUMMARY_POINTS))][::-1]
     values = dict(
         format_version=SUMMARY_FORMAT_VERSION,
         updated=now,
         **facts,
         newest=last and {name: _rounded(value) for name, value in last.items()},
         history=summarise_history(history),
-        evaluations={name: [_rounded(row[name]) for row in thinned] for name in ("epoch", "loss", "time")},
+        evaluations={name: [_rounded(row.get(name)) for row in thinned] for name in SUMMARY_OF_EVALUATIONS},
         leaderboard=list(leaderboard),
         num_contributors=num_contributors,
     )
@@ -192,21 +152,6 @@ def _point(row: dict[str, Any]) -> dict[str, Any]:
 def _is_possible(row: Mapping[str, Any]) -> bool:
     numbers = [value for value in row.values() if not isinstance(value, dict)]
     return all(isinstance(value, (int, float)) and math.isfinite(value) for value in numbers) and row["epoch"] > 0
-
-
-def _write(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as temporary:
-        # Snappy is the only compression that every Parquet reader for browsers has built in.
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
-    return path
-
-
-def _read(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
-    try:
-        return pq.read_table(path).select(schema.names).cast(schema).to_pylist()
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise ValueError(f"{path.name} is not a metrics file of this run ({error}). Download it again.") from error
 
 
 def _mean(values: Sequence[float]) -> float:

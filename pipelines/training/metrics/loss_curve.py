@@ -22,6 +22,8 @@ def draw_loss_curve(
     if evaluations:
         held_out = [row["loss"] for row in evaluations]
         upper.plot([row["epoch"] for row in evaluations], held_out, ".-", color="#55a868", label="held out")
+        ends = [[row.get(end) or row["loss"] for row in evaluations] for end in ("low", "high")]
+        upper.fill_between([row["epoch"] for row in evaluations], *ends, color="#55a868", alpha=0.25, linewidth=0)
         upper.legend()
     upper.set_ylabel("loss")
     upper.set_yscale("log")

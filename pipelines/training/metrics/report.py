@@ -10,7 +10,8 @@ from typing import Any
 
 from pipelines.training.metrics.course import RunRecord
 from pipelines.training.metrics.credit.contributors import contributor_table
-from pipelines.training.metrics.history import held_out_loss, perplexity
+from pipelines.training.metrics.evaluation.figure_table import evaluation_section
+from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, perplexity
 from pipelines.training.metrics.tables import markdown_table
 
 NUM_COURSE_ROWS = 20
@@ -27,6 +28,7 @@ def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) ->
     sections = [
         _summary(record, now),
         _course(record, loss_curve),
+        *filter(None, [evaluation_section(record.figures)]),
         _contributors(record),
         _data(record),
         _costs(record),
@@ -76,6 +78,7 @@ def _summary(record: RunRecord, now: float) -> str:
     if record.evaluations:
         best = min(record.evaluations, key=lambda point: point["loss"])
         rows.append(("best evaluation loss", held_out_loss(best)))
+        rows.append(("latest evaluation loss", held_out_loss(record.evaluations[-1])))
         if run.unit == "tokens":
             rows.append(("best held-out perplexity", f"{perplexity(best['loss']):,.1f}"))
     title = f"# Report of the training run {record.repository}\n\nWritten {_date(now)}."

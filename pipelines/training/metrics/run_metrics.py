@@ -1,11 +1,11 @@
-"""What the auxiliary peer knows about the run: history, evaluations and contributions, in memory and on disk."""
+"""What the auxiliary peer knows about the run: history, evaluations, contributions, in memory and on disk."""
 
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
@@ -15,19 +15,38 @@ from pipelines.training.metrics.credit.contribution_files import read_contributi
 from pipelines.training.metrics.credit.contributions import leaderboard
 from pipelines.training.metrics.credit.contributors import contributor_table, contributors_of
 from pipelines.training.metrics.epoch_summary import EpochSummary, summarise_epoch
+from pipelines.training.metrics.evaluation.checkpoint_figures import (
+    CheckpointFigure,
+    merged_figures,
+    read_figures,
+    write_figures,
+)
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations, write_evaluations
 from pipelines.training.metrics.history import (
     append_point,
     merge_histories,
-    read_evaluations,
     read_history_files,
     shard_name,
     summary_json,
-    write_evaluations,
     write_history,
 )
+from pipelines.training.run.held_out_loss import HeldOutLoss
 from pipelines.training.run.training_run import TrainingRun
 
 MAX_LEADERBOARD = 200
+
+
+class MetricsMark(NamedTuple):
+    """How far the metrics have come."""
+
+    epoch: int = 0
+    """Of the history's last point."""
+
+    evaluated_epoch: int = 0
+    """Of the last held-out loss."""
+
+    figures_at: float = 0.0
+    """When the newest evaluation of a checkpoint ended, in seconds since 1970."""
 
 
 class RunMetrics:
@@ -39,6 +58,7 @@ class RunMetrics:
         folder.mkdir(parents=True, exist_ok=True)
         self._history = read_history_files(folder)
         self._evaluations = read_evaluations(folder)
+        self._figures = read_figures(folder)
         self._ledger = read_contributions(folder)
 
     def observe(
@@ -79,19 +99,29 @@ class RunMetrics:
             )
         return summary
 
-    def add_evaluation(self, *, epoch: int, loss: float, num_records: int, seconds: float, now: float) -> None:
-        """Record the loss on held-out records; a second evaluation of an epoch replaces the first."""
-        row = dict(epoch=epoch, loss=loss, num_records=num_records, time=now, seconds=seconds)
+    def add_evaluation(self, loss: HeldOutLoss, *, epoch: int, weights: str, seconds: float, now: float) -> None:
+        """Record the loss on held-out records, of the state with this digest; a second one of an epoch replaces it."""
+        row = dict(
+            epoch=epoch, loss=loss.mean, num_records=loss.num_samples, time=now, seconds=seconds,
+            low=loss.low, high=loss.high, weights=weights,
+        )  # fmt: skip
         with self._lock:
             self._evaluations = [*(e for e in self._evaluations if e["epoch"] < epoch), row]
+
+    def add_figures(self, figures: Sequence[CheckpointFigure]) -> None:
+        """Record an evaluation of a checkpoint; a second one of an epoch replaces the first."""
+        with self._lock:
+            self._figures = merged_figures(self._figures, figures)
 
     def take_over(self, folder: Path) -> None:
         """Merge what another publisher has published: its points where we have none, its counts if they are newer."""
         history, evaluations, ledger = read_history_files(folder), read_evaluations(folder), read_contributions(folder)
+        figures = read_figures(folder)
         with self._lock:
             self._history = merge_histories(history, self._history)
             known = {row["epoch"]: row for row in (*evaluations, *self._evaluations)}
             self._evaluations = [known[epoch] for epoch in sorted(known)]
+            self._figures = merged_figures(figures, self._figures)
             # Each ledger has counted everything that the peers reported up to its own time.
             if ledger.time > self._ledger.time:
                 self._ledger = ledger
@@ -104,6 +134,7 @@ class RunMetrics:
             write_history(history, self._folder, self._written_epoch)
             self._written_epoch = history[-1]["epoch"] if history else 0
             write_evaluations(evaluations, self._folder)
+            write_figures(self._figures, self._folder)
             write_contributions(ledger, self._folder)
             board = leaderboard(ledger.days, time.time(), MAX_LEADERBOARD)
             text = summary_json(
@@ -134,6 +165,11 @@ class RunMetrics:
             contributors = contributors_of(self._ledger, time.time())
         return contributor_table(contributors, self._run.unit, most) if contributors else ""
 
+    def figures(self) -> list[CheckpointFigure]:
+        """Return the figures of all evaluated checkpoints, by epoch."""
+        with self._lock:
+            return list(self._figures)
+
     def contributors(self) -> dict[str, int]:
         """Return the samples that each user has contributed to the run."""
         with self._lock:
@@ -144,11 +180,11 @@ class RunMetrics:
         with self._lock:
             return self._history[-1]["epoch"] if self._history else 0
 
-    def mark(self) -> tuple[int, int]:
-        """Return a mark of history and evaluations: changes since an earlier mark are worth publishing."""
+    def mark(self) -> MetricsMark:
+        """Return what is known so far: changes since an earlier mark are worth publishing."""
         with self._lock:
             history, evaluations = (rows[-1]["epoch"] if rows else 0 for rows in (self._history, self._evaluations))
-        return history, evaluations
+            return MetricsMark(history, evaluations, self._figures[-1].time if self._figures else 0.0)
 
     def loss_at(self, epoch: int) -> float | None:
         """Return the newest training loss up to an epoch."""

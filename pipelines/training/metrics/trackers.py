@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.training.run.training_run import TrainingRun
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -59,6 +60,12 @@ class Trackers:
     def log_evaluation(self, epoch: int, loss: float) -> None:
         """Log the loss on held-out records."""
         self._log({"held_out_loss": loss, "evaluated_epoch": epoch}, max(epoch, self._last_epoch))
+
+    def log_figures(self, figures: Sequence[CheckpointFigure]) -> None:
+        """Log an evaluation of a checkpoint."""
+        epoch = figures[0].epoch
+        self._log({f"checkpoint/{one.name}": one.value for one in figures} | {"evaluated_epoch": epoch},
+                  max(epoch, self._last_epoch))  # fmt: skip
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         for tracker in self._trackers:

@@ -5,6 +5,7 @@ that group watches both and kills the group when either of them dies, even by SI
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -56,6 +57,12 @@ def end_group(leader: int) -> None:
     """Kill what is left of the process group that this process leads."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread that started it dies; runs between fork and exec."""
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, int(number))
 
 
 def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:

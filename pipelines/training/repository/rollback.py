@@ -23,7 +23,6 @@ from hub_tools.run_files import (
     METRICS_FOLDER,
     OPTIMIZER_FILE,
     PUBLISHER_KEYS_FILE,
-    REEL_FOLDER,
     TRAINING_RUN_FILE,
 )
 from pipelines.training.repository.commits import commit_changes
@@ -31,7 +30,7 @@ from pipelines.training.repository.epoch_tags import epoch_tag, find_epoch
 from pipelines.training.repository.key_list import KeyList
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError, verify_checkpoint
 from pipelines.training.repository.organiser import Organiser, organiser_here
-from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.repository.snapshot import NOT_OF_A_CHECKPOINT, RunSnapshot
 
 KEPT_FILES = (TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes")
 KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
@@ -168,7 +167,7 @@ def _manifest_to_keep(repository: str, source: str, keys: KeyList) -> str | None
 
 def _verified_manifest(head: RunSnapshot, source: str, epoch: int, keys: KeyList) -> CheckpointManifest:
     with tempfile.TemporaryDirectory(prefix="dalle-collab-rollback-") as cache:
-        ignored = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png"]
+        ignored = list(NOT_OF_A_CHECKPOINT)
         try:
             folder = snapshot_download(head.repository, revision=source, ignore_patterns=ignored, cache_dir=cache)
         except LocalEntryNotFoundError:

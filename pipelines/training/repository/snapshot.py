@@ -20,6 +20,7 @@ from hub_tools.run_files import (
     METRICS_FOLDER,
     PUBLISHER_KEYS_FILE,
     REEL_FOLDER,
+    RESULTS_FOLDER,
     RUN_STATE_FILE,
     TRAINING_RUN_FILE,
 )
@@ -36,7 +37,7 @@ from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
-NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", "*.md", "*.png")
+NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", f"{RESULTS_FOLDER}/*", "*.md", "*.png")
 
 
 @dataclass(frozen=True, kw_only=True)

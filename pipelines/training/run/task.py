@@ -44,7 +44,10 @@ class CheckpointFacts:
     """Points of the run's history; see `metrics.history`."""
 
     evaluations: Sequence[Mapping[str, Any]] = ()
-    """Held-out losses: `epoch`, `loss`."""
+    """Held-out losses; see `metrics.evaluation.held_out_losses`."""
+
+    figures: Sequence[Any] = ()
+    """Figures of evaluated checkpoints; see `metrics.evaluation.checkpoint_figures`."""
 
     header: Mapping[str, Any] = field(default_factory=dict)
     """The YAML header of the card that is on the Hub."""

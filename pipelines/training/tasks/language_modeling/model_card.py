@@ -1,7 +1,7 @@
 """What the card of a language run's checkpoint says besides what every card says."""
 
 from pipelines.training.card.run_card import CardParts
-from pipelines.training.metrics.history import held_out_loss, perplexity
+from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, perplexity
 from pipelines.training.run.task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings

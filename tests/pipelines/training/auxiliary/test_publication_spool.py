@@ -5,9 +5,9 @@ import json
 import pytest
 
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, sole_user
-from pipelines.training.auxiliary.commit_budget import CommitBudget, seconds_until_commit
-from pipelines.training.auxiliary.publication_spool import PublicationSpool, epochs_to_drop
-from pipelines.training.auxiliary.publisher_election import candidacy, elect, proven_keys
+from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget, seconds_until_commit
+from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, epochs_to_drop
+from pipelines.training.auxiliary.publishing.publisher_election import candidacy, elect, proven_keys
 from pipelines.training.repository.manifest import CheckpointRefusedError
 from pipelines.training.repository.publisher_keys import PublisherKey
 

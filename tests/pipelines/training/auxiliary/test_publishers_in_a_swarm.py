@@ -5,17 +5,23 @@ import itertools
 import json
 
 import pytest
+import yaml
 from assistants import assistant
+from huggingface_hub import parse_eval_result_entries
+from published_runs import family_of, still_alive
 from swarm_of_processes import Swarm
 
 from pipelines.training.metrics.credit.contribution_files import read_contributions
-from pipelines.training.metrics.history import read_evaluations, read_history_files
+from pipelines.training.metrics.evaluation.checkpoint_figures import read_figures
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.training.metrics.history import read_history_files
 from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 INTERVAL = 3
 MAX_COMMITS = 40
+EVALUATING = ("--evaluation-interval-epochs", "3", "--evaluation-records", "8", "--evaluation-drawings", "1")
 
 
 def checkpoint_epochs(material, repository):
@@ -42,11 +48,11 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
     (tmp_path / "swarm").mkdir()
     with contextlib.ExitStack() as stack:
 
-        def start(name, **how):
-            options = (*quick, "--state-folder", str(tmp_path / f"state-{name}"))
+        def start(name, *more, **how):
+            options = (*quick, *more, "--state-folder", str(tmp_path / f"state-{name}"))
             return stack.enter_context(assistant(training_material, repository, tmp_path, name, *options, **how))
 
-        first = start("first")
+        first = start("first", *EVALUATING)
         first.wait_until(lambda look: look["is_publisher"], "publisher")
         second = start("second", forked=False)  # the rollback starts its worker again
         second.wait_until(lambda look: not look["is_publisher"], "standing by")
@@ -57,6 +63,11 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         swarm = Swarm(tmp_path / "swarm", run, entry_addresses=list(run.entry_addresses), **who)
         trainer = stack.enter_context(swarm).start("trainer", seconds_per_batch=0.3, evaluate_epochs=True)
         first.wait_until(lambda look: look["published_epoch"] >= INTERVAL, "published")
+
+        # A checkpoint is evaluated in a process of its own, and rounds go on meanwhile.
+        outcome = first.wait_until(lambda look: look["evaluation"], "evaluated")
+        assert outcome["evaluation"]["problem"] is None, first.log()
+        assert outcome["held_epoch"] > outcome["evaluation"]["epoch"]
 
         # The Hub is away for several checkpoints; the run goes on, and afterwards all of them are there in order.
         hub.kill()
@@ -71,8 +82,10 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         epochs = checkpoint_epochs(training_material, repository)
         assert epochs == sorted(set(epochs)) and max(gap(epochs)) <= INTERVAL + 2, epochs
 
-        # The publisher is killed: the other one takes over, and no epoch is published twice.
+        # The publisher is killed with all that it has started: the other one takes over, no epoch is published twice.
+        family = family_of(first.process.pid)
         first.process.kill()
+        assert still_alive(family) == []
         taken_over = second.wait_until(lambda look: look["is_publisher"], "publisher", seconds=90)
         second.wait_until(lambda look: look["published_epoch"] > taken_over["published_epoch"], "published")
         epochs = checkpoint_epochs(training_material, repository)
@@ -132,6 +145,20 @@ def check_metrics(material, repository):
     assert [point["epoch"] for point in history] == sorted({point["epoch"] for point in history})
     evaluations = read_evaluations(snapshot / "metrics")
     assert evaluations and all(row["num_records"] == 8 and 0 < row["loss"] < 20 for row in evaluations)
+    assert all(row["low"] < row["loss"] < row["high"] for row in evaluations)
+    figures = {(figure.epoch, figure.name): figure for figure in read_figures(snapshot / "metrics")}
+    losses = [figure for (_, name), figure in figures.items() if name == "loss"]
+    assert losses and all(one.num_records == 8 and one.low < one.value < one.high for one in losses)
+    tags = {tag.name: tag.target_commit for tag in material.api.list_repo_refs(repository).tags}
+    assert all(one.commit == tags[f"epoch-{one.epoch}"] for one in losses)
+    same = [(row, figures[row["epoch"], "loss"]) for row in evaluations if (row["epoch"], "loss") in figures]
+    assert all(row["weights"] == one.weights and row["loss"] == pytest.approx(one.value) for row, one in same)
+    entries = parse_eval_result_entries(yaml.safe_load((snapshot / ".eval_results/dalle_collab.yaml").read_text()))
+    newest = [figure for figure in figures.values() if figure.epoch == max(epoch for epoch, _ in figures)]
+    assert {entry.task_id: entry.value for entry in entries} == pytest.approx(
+        {f.name: f.value for f in newest}, rel=1e-4
+    )
+    assert f"--revision {newest[0].commit}" in (snapshot / "README.md").read_text()
     total = read_contributions(snapshot / "metrics").total()
     assert total["trainer"].samples >= 32 * (history[-1]["epoch"] - 2)
     reel = json.loads((snapshot / "progress_reel" / "index.json").read_text())

@@ -8,14 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.training.metrics.epoch_summary import EpochSummary
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations, write_evaluations
 from pipelines.training.metrics.history import (
     append_point,
     merge_histories,
-    read_evaluations,
     read_history_files,
     summarise_history,
     summary_json,
-    write_evaluations,
     write_history,
 )
 
@@ -103,7 +102,10 @@ def test_a_summary_has_few_points_that_cover_all_epochs_and_end_with_the_newest(
 
 
 def test_the_summary_of_a_long_run_is_a_small_json_file_that_any_page_can_read(tmp_path):
-    evaluations = [dict(epoch=100 * n, loss=4.0 / n, num_records=256, time=1.0 * n, seconds=2.0) for n in range(1, 301)]
+    spread = dict(low=0.001, high=5.0, weights="0a" * 32)
+    evaluations = [
+        dict(epoch=100 * n, loss=4.0 / n, num_records=256, time=1.0 * n, seconds=2.0, **spread) for n in range(1, 402)
+    ]
     write_evaluations(evaluations, tmp_path)
     assert read_evaluations(tmp_path) == evaluations and read_evaluations(tmp_path / "none") == []
     board = [dict(username=f"user-{n}", samples_all=n, hours_all=1.5) for n in range(200)]
@@ -113,5 +115,6 @@ def test_the_summary_of_a_long_run_is_a_small_json_file_that_any_page_can_read(t
     )  # fmt: skip
     values = json.loads(text)
     assert len(text) < 100_000 and values["run_id"] == "birds" and values["newest"]["epoch"] == 30_000
-    assert len(values["evaluations"]["epoch"]) == 300 and values["num_contributors"] == 500
+    assert len(values["evaluations"]["epoch"]) == 201 and values["num_contributors"] == 500
+    assert (values["evaluations"]["epoch"][-1], values["evaluations"]["high"][-1]) == (40_100, 5.0), "the newest"
     assert values["newest"]["suspects"] == {"Qm1": 2}

@@ -17,7 +17,7 @@ from swarm_of_processes import TINY_MODEL, tiny_run
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
-from pipelines.training.auxiliary.checkpoint_writing import write_checkpoint
+from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.optimizers.choice import optimizer_parts

@@ -5,32 +5,22 @@ both believe they are the publisher, only one can publish an epoch.
 """
 
 import logging
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError
 
-from hub_tools.run_files import (
-    CARD_FILE,
-    LOSS_CURVE_FILE,
-    MANIFEST_FILE,
-    METRICS_FOLDER,
-    OLD_METRICS_FILE,
-    REEL_FOLDER,
-    REEL_INDEX_FILE,
-)
-from pipelines.training.auxiliary.commit_budget import CommitBudget
-from pipelines.training.auxiliary.publication_spool import PublicationSpool, SpooledCheckpoint
-from pipelines.training.card.header import organisers_header
-from pipelines.training.card.licences import NOT_KNOWN, sources_of
-from pipelines.training.metrics.loss_curve import draw_loss_curve
-from pipelines.training.metrics.reel import read_index, take_over_reel
-from pipelines.training.metrics.run_metrics import RunMetrics
+from hub_tools.run_files import MANIFEST_FILE, RESULTS_FILE
+from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
+from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
+from pipelines.training.auxiliary.publishing.shown_files import Additions, ShownFiles, outdated
+from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
 from pipelines.training.repository.announcements import announce_auxiliary
 from pipelines.training.repository.commits import HeadMovedError, commit_on
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
@@ -39,17 +29,20 @@ from pipelines.training.repository.manifest import CheckpointManifest, Checkpoin
 from pipelines.training.repository.organiser import Organiser
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.run.task import CheckpointFacts, Source, TrainingTask
-from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
+from pipelines.training.run.task import TrainingTask
 
 logger = logging.getLogger(__name__)
 
 HEAD_CHECK_SECONDS = 60.0
 IDLE_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
-NAMES_IN_THE_CARD = 20
+REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 METRICS_SHARE = 0.5
 """Metrics-only commits use at most this share of the budget: the rest is for checkpoints."""
+
+
+OnPublished = Callable[[int, Path, str], None]
+"""Gets the epoch of a checkpoint, the folder with its files, and its commit."""
 
 
 class RunRolledBackError(RuntimeError):
@@ -72,21 +65,24 @@ class HubPublisher:
         reel_folder: Path,
         metrics_interval_seconds: float,
         package_version: str,
+        on_published: OnPublished = lambda epoch, folder, commit: None,
     ) -> None:
+        """`on_published` is called before a published checkpoint leaves the spool."""
         self.repository, self.run, self.key, self.spool, self.metrics = repository, task.run, key, spool, metrics
         self.entry_addresses: tuple[str, ...] = ()
         """Addresses that the repository should list while this peer is the publisher."""
 
         self.published_epoch = 0
         self._organiser, self._trusted = organiser, TrustedKeys(task.run)
-        self._budget, self._reel_folder, self._metrics_interval_seconds = budget, reel_folder, metrics_interval_seconds
-        self._task, self._package_version = task, package_version
+        self._shown = ShownFiles(repository=repository, task=task, metrics=metrics, reel_folder=reel_folder)
+        self._budget, self._metrics_interval_seconds = budget, metrics_interval_seconds
+        self._package_version, self._on_published = package_version, on_published
+        self._may_add_results = True
         self._is_elected = self._must_take_over = False
         self._announced: tuple[str, ...] = ()
         self._last_commit: str | None = None
         self._next_head_check = self._next_metrics = 0.0
-        self._published_mark = (0, 0)
-        self._sources: Sequence[Source] = ()
+        self._published_mark = MetricsMark()
         self._lock = threading.Lock()
 
     @property
@@ -199,13 +195,7 @@ class HubPublisher:
         return head
 
     def _take_over(self, head: RunSnapshot) -> None:
-        folders = (METRICS_FOLDER, REEL_FOLDER)
-        patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
-        if any(name.startswith(tuple(f"{folder}/" for folder in folders)) for name in head.file_names):
-            with tempfile.TemporaryDirectory(prefix="dalle-collab-metrics-") as cache:
-                published = head.download_matching(*patterns, cache=Path(cache))
-                self.metrics.take_over(published / METRICS_FOLDER)
-                take_over_reel(self._reel_folder, published / REEL_FOLDER, self.run.reel_prompts)
+        self._shown.take_over(head)
         self._must_take_over = False
 
     def _has_work(self, now: float) -> bool:
@@ -233,9 +223,10 @@ class HubPublisher:
             return
         additions: dict[str, Path | bytes] = {name: entry.folder / name for name in entry.files}
         additions[MANIFEST_FILE] = self._manifest(head, entry).signed(self.key).encode()
-        additions[CARD_FILE] = self._card(head, entry).encode()
+        self._shown.describe(entry)
         self._count_commit()
-        commit = self._commit(head, additions, f"Checkpoint of epoch {entry.epoch}")
+        commit = self._commit(head, additions, f"Checkpoint of epoch {entry.epoch}", with_card=True)
+        self._on_published(entry.epoch, entry.folder, commit)
         with self._lock:
             self._last_commit, self.published_epoch = commit, entry.epoch
         self.spool.remove(entry.epoch)
@@ -243,33 +234,33 @@ class HubPublisher:
 
     def _publish_metrics(self, head: RunSnapshot) -> None:
         self._count_commit()
-        self._commit(head, {}, f"Metrics up to epoch {self.metrics.newest_epoch()}")
+        has_new_figures = self.metrics.mark().figures_at != self._published_mark.figures_at
+        self._commit(head, {}, f"Metrics up to epoch {self.metrics.newest_epoch()}", with_card=has_new_figures)
 
-    def _commit(self, head: RunSnapshot, additions: dict[str, Path | bytes], message: str) -> str:
+    def _commit(self, head: RunSnapshot, additions: Additions, message: str, *, with_card: bool) -> str:
         mark = self.metrics.mark()
-        files = self.metrics.write()
-        additions |= {f"{METRICS_FOLDER}/{path.name}": path for path in files}
-        additions |= {f"{REEL_FOLDER}/{path.name}": path for path in self._reel_files()}
-        with tempfile.TemporaryDirectory(prefix="dalle-collab-curve-") as folder:
-            curve = Path(folder) / LOSS_CURVE_FILE
-            draw_loss_curve(self.metrics.history(), curve, self.metrics.evaluations())
-            additions[LOSS_CURVE_FILE] = curve
+        with self._shown.written(head, with_card=with_card) as shown:
+            every = {**additions, **shown}
+            if not self._may_add_results:
+                every.pop(RESULTS_FILE, None)
             operations: list[Any] = [
                 CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(value) if isinstance(value, Path) else value)
-                for name, value in additions.items()
+                for name, value in every.items()
             ]
-            operations += [CommitOperationDelete(path_in_repo=name) for name in self._outdated(head, additions)]
-            commit = commit_on(head, operations, message)
+            operations += [CommitOperationDelete(path_in_repo=name) for name in outdated(head.file_names, every)]
+            try:
+                commit = commit_on(head, operations, message)
+            except HfHubHTTPError as error:
+                self._doubt_results(error, every)
+                raise
         self._published_mark = mark
         self._next_metrics = time.time() + self._metrics_interval_seconds
         return commit
 
-    def _outdated(self, head: RunSnapshot, additions: dict[str, Path | bytes]) -> list[str]:
-        shards = {name for name in head.file_names if name.startswith(f"{METRICS_FOLDER}/epochs-")}
-        return sorted((shards - additions.keys()) | ({OLD_METRICS_FILE} & head.file_names))
-
-    def _reel_files(self) -> list[Path]:
-        return sorted(path for path in self._reel_folder.glob("*") if not path.name.startswith("."))
+    def _doubt_results(self, error: HfHubHTTPError, additions: Additions) -> None:
+        if may_be_because_of_results(error.response.status_code, additions):
+            logger.warning("The Hub refuses a commit with %s: trying again without it. %s", RESULTS_FILE, error)
+            self._may_add_results = False
 
     def _manifest(self, head: RunSnapshot, entry: SpooledCheckpoint) -> CheckpointManifest:
         return CheckpointManifest(
@@ -286,29 +277,6 @@ class HubPublisher:
             files=entry.files,
         )
 
-    def _card(self, head: RunSnapshot, entry: SpooledCheckpoint) -> str:
-        state, reel = run_state_in(entry.folder), read_index(self._reel_folder)
-        facts = CheckpointFacts(
-            repository=self.repository,
-            epoch=state.epoch,
-            loss=state.loss,
-            num_parameters=num_parameters_in(entry.folder),
-            history=self.metrics.history(),
-            evaluations=self.metrics.evaluations(),
-            header=organisers_header(head.card),
-            sources=self._read_sources(),
-            contributors=self.metrics.contributor_table(NAMES_IN_THE_CARD),
-            picture=f"{REEL_FOLDER}/{reel[-1]['file']}" if reel else None,
-            prompts=self.run.reel_prompts,
-        )
-        return self._task.card(facts)
-
-    def _read_sources(self) -> Sequence[Source]:
-        """Read the licences, once if that succeeds: dataset and codec are pinned."""
-        if not self._sources or any(source.licence == NOT_KNOWN for source in self._sources):
-            self._sources = sources_of(self.run, self._task.companions())
-        return self._sources
-
     def _tidy(self, head: RunSnapshot, entry: SpooledCheckpoint, commit: str) -> None:
         """Tag the epoch and drop old optimizer states; failures are retried after the next checkpoint."""
         api = HfApi()
@@ -322,3 +290,8 @@ class HubPublisher:
 
     def _count_commit(self) -> None:
         self._budget.count(time.time())
+
+
+def may_be_because_of_results(status: int, additions: Collection[str]) -> bool:
+    """Return whether the Hub may have refused a commit for its evaluation results: checkpoints go on without them."""
+    return status in REFUSED and RESULTS_FILE in additions

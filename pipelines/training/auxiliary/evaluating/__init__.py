@@ -1,0 +1,1 @@
+"""What the auxiliary peer finds out about its states: the held-out loss beside the rounds, checkpoints in a process."""

@@ -1,0 +1,1 @@
+"""Evaluations of a run's states, as files, for cards and for leaderboards: held-out losses, figures of checkpoints."""

@@ -1,0 +1,35 @@
+"""Small tables of a run as Parquet files: written whole, read back with exactly the columns of a schema."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hub_tools.atomic_files import written_whole
+
+
+def write_rows(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
+    """Write rows; columns that a row lacks are null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as temporary:
+        # Snappy is the only compression that every Parquet reader for browsers has built in.
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
+    return path
+
+
+def read_rows(path: Path, schema: pa.Schema, *, optional: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a file; columns named in `optional` are null where the file has none.
+
+    Raises:
+        ValueError: it is no Parquet file, or lacks a column.
+    """
+    try:
+        table = pq.read_table(path)
+        for field in schema:
+            if field.name in optional and field.name not in table.column_names:
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+        return table.select(schema.names).cast(schema).to_pylist()
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise ValueError(f"{path.name} is not a metrics file of this run ({error}). Download it again.") from error
