@@ -95,7 +95,7 @@ def evaluate_checkpoint(
 
     What is drawn is kept in `folder`, so that the same call goes on after an interruption.
     """
-    result, held_out = Measurement(weights=weights_digest(parts)), yardsticks.held_out
+    result, held_out = Measurement(weights=weights_digest(parts.model)), yardsticks.held_out
     _measure_losses(result, parts, held_out, on_progress)
     prompts = [caption for caption in held_out.captions if caption.strip()]
     codes = draw(

@@ -23,10 +23,10 @@ PROMPTS_PER_CHUNK = 16
 """Part of what is drawn: a change draws other pictures for the same seed."""
 
 
-def weights_digest(parts: DrawingParts) -> str:
+def weights_digest(model: torch.nn.Module) -> str:
     """Return a digest of all parameters and their precision: equal for equal models, wherever they come from."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(parts.model.state_dict().items()):
+    for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -43,7 +43,7 @@ def draw(
 ) -> torch.Tensor:
     """Return the codes of `num_candidates` pictures for each prompt, `(prompt, drawing, image)` int64 on the CPU.
 
-    `weights` is the `weights_digest` of `parts`. What `folder` already has of them, from the same weights, prompts and
+    `weights` is the model's `weights_digest`. What `folder` already has of them, from the same weights, prompts and
     options, is not drawn again. The pictures of a prompt depend on the seed and its place, not on `batch_size`.
     """
     facts = dict(asdict(options), weights=weights, batch_size=None)
