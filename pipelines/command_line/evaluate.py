@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.evaluation.checkpoint_evaluation import Yardsticks
+    from pipelines.evaluation.language.finetuning import FinetuningOptions
+    from pipelines.evaluation.language.labelled_source import LabelledSource
     from pipelines.evaluation.measurement import Measurement
     from pipelines.evaluation.opening import Subject
     from pipelines.evaluation.report import EvaluationReport
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from pipelines.generation.image_generation import DrawingParts
     from pipelines.stage_progress import OnProgress
     from pipelines.training.run.training_run import TrainingRun
+
+
+DATASET = "REPO[:CONFIG]"
+PANEL: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
 
 
 def evaluate(
@@ -59,7 +65,28 @@ def evaluate(
     compare_precision: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn at once; fewer need less memory.")] = 64,
-    output: Annotated[Path, typer.Option(help="Folder for the report, and for what is drawn.")] = Path("evaluation"),
+    token_classification: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=DATASET, help="Fine-tune to find entities in this dataset's words, and measure it.", **PANEL
+        ),
+    ] = None,
+    sentence_classification: Annotated[
+        list[str] | None,
+        typer.Option(metavar=DATASET, help="Fine-tune to sort this dataset's texts into classes.", **PANEL),
+    ] = None,
+    train_examples: Annotated[int, typer.Option(min=20, help="Most examples to fine-tune on.", **PANEL)] = 1000,
+    test_examples: Annotated[int, typer.Option(min=20, help="Most examples to measure with.", **PANEL)] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Fine-tunings with other orders and heads.", **PANEL)] = 3,
+    passes: Annotated[int, typer.Option(min=1, help="Passes over the examples.", **PANEL)] = 5,
+    learning_rate: Annotated[
+        list[float] | None,
+        typer.Option(help="The best on validation examples is used. Default: 3e-5, 2e-4, 1e-3.", **PANEL),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Longest text in tokens; the rest is cut off.", **PANEL)] = 128,
+    output: Annotated[Path, typer.Option(help="Folder for the report, and for what is drawn or fine-tuned.")] = Path(
+        "evaluation"
+    ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -69,7 +96,11 @@ def evaluate(
     well pictures fit their prompts (CLIPScore), how much they vary, and how close they come to training pictures. What
     cannot be computed here is left out and named. The same command goes on where it was interrupted.
 
-    Of a language run: loss and perplexity on held-out text.
+    Of a language run: loss and perplexity on held-out text. With --token-classification the F1 of entities, and with
+    --sentence-classification the accuracy, after a short fine-tuning on a labelled dataset with several seeds; beside
+    the same model from random weights, so that the difference is what pretraining gave. A dataset is named by its
+    repository, ORG/NAME or ORG/NAME:CONFIG. If its columns and splits have unusual names, those follow, such as
+    ORG/NAME,text=body,label=topic,test=evaluation.
 
     With --compare the second checkpoint (or the same one with another sampler, precision or codec) is measured on the
     same prompts and seeds, and a page shows the differences and the pictures side by side.
@@ -83,8 +114,12 @@ def evaluate(
       dalle-collab evaluate my-org/birds --revision epoch-200 --compare my-org/birds --output progress
 
       dalle-collab evaluate my-org/birds --compare my-org/birds --compare-precision bfloat16 --json
+
+      dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
+    from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
     from pipelines.evaluation.features import CLIP, check_specification
+    from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
     from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, open_yardsticks, settings_of
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.stage_progress import stage_progress
@@ -120,10 +155,24 @@ def evaluate(
         )  # fmt: skip
         given = {name: value for name, value in changed.items() if value is not None}
         other_options = dataclasses.replace(options, **given)
+    named = {TOKENS: token_classification, SENTENCES: sentence_classification}
+    sources = [LabelledSource.from_text(kind, text) for kind, texts in named.items() for text in texts or ()]
     run = settings_of(repository, revision)
     if run.task != TEXT_TO_IMAGE:
-        _evaluate_language(run, subject, other, records, device, output, as_json=as_json)
+        from pipelines.evaluation.language.finetuning import FinetuningOptions
+
+        rates = {"learning_rates": tuple(learning_rate)} if learning_rate else {}
+        finetuning = FinetuningOptions(
+            num_training=train_examples, num_test=test_examples, num_seeds=seeds, seed=seed, num_passes=passes,
+            max_tokens=tokens, **rates,
+        )  # fmt: skip
+        subjects = [each for each in (subject, other) if each is not None]
+        _evaluate_language(run, subjects, records, sources, finetuning, device, output, as_json=as_json)
         return
+    if sources:
+        raise ValueError(
+            f"{repository} is a {run.task} run; labelled text is for language runs. Leave out the datasets."
+        )
     parts = subject.load(device)
     other_parts = None if other is None else other.load(device)
     pictures = _read_originals(originals, parts.codec.config.image_size, records)
@@ -132,11 +181,11 @@ def evaluate(
     with stage_progress() as on_progress:
         first = _measured(subject, parts, yardsticks, options, left_out, output, on_progress)
         if other is None or other_parts is None or other_options is None:
-            _show(first, output, as_json=as_json)
+            show_report(first, output, as_json=as_json)
             return
         second = _measured(other, other_parts, yardsticks, other_options, left_out, output, on_progress)
     prompts = [caption for caption in yardsticks.held_out.captions if caption.strip()]
-    _show_comparison(first, second, prompts, output, as_json=as_json)
+    show_comparison(first, second, prompts, output, as_json=as_json)
 
 
 def _measured(
@@ -164,30 +213,37 @@ def _measured(
 
 def _evaluate_language(
     run: "TrainingRun",
-    subject: "Subject",
-    other: "Subject | None",
+    subjects: "Sequence[Subject]",
     num_records: int,
+    sources: "Sequence[LabelledSource]",
+    finetuning: "FinetuningOptions",
     device: str,
     output: Path,
     *,
     as_json: bool,
 ) -> None:
-    from pipelines.evaluation.language_evaluation import evaluate_language_model, held_out_task, open_language_model
+    from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
+    from pipelines.evaluation.language.yardsticks import (
+        evaluate_language,
+        open_language_checkpoint,
+        open_language_yardsticks,
+    )
     from pipelines.stage_progress import stage_progress
 
-    task, reports = held_out_task(run, subject.place, num_records), []
-    models = [(each, open_language_model(each, run, device)) for each in (subject, other) if each is not None]
+    reports, place = [], subjects[0].place
+    checkpoints = [open_language_checkpoint(each, run, place, device) for each in subjects]
     with stage_progress() as on_progress:
-        for each, model in models:
+        yardsticks = open_language_yardsticks(run, place, num_records, sources, finetuning, on_progress)
+        settings = dict(device=device, **yardsticks.facts())
+        for each, checkpoint in zip(subjects, checkpoints, strict=True):
             started = time.monotonic()
-            measurement = evaluate_language_model(task, model, on_progress)
-            number = measurement.figures[0].num_items
-            subject_facts = dict(dataclasses.asdict(each), name=each.place, weights=measurement.weights)
-            reports.append(_report(subject_facts, dict(num_records=number, device=device), measurement, {}, started))
-    if other is None:
-        _show(reports[0], output, as_json=as_json)
+            measured, left_out = evaluate_language(yardsticks, checkpoint, output / "fine-tuned", on_progress)
+            facts = dict(dataclasses.asdict(each), name=each.place, weights=measured.weights)
+            reports.append(_report(facts, settings, measured, left_out, started))
+    if len(reports) == 1:
+        show_report(reports[0], output, as_json=as_json)
     else:
-        _show_comparison(*reports, (), output, as_json=as_json)
+        show_comparison(*reports, (), output, as_json=as_json)
 
 
 def _report(
@@ -210,43 +266,6 @@ def _report(
         seconds=time.monotonic() - started,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-
-
-def _show(report: "EvaluationReport", output: Path, *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from pipelines.evaluation.report import figures_table, write_report
-
-    path = write_report(report, output)
-    if as_json:
-        typer.echo(path.read_text(encoding="utf-8"))
-        return
-    Console().print(figures_table(report))
-    typer.echo(f"{path}: {len(report.measurement.figures)} figures, in {report.seconds:.0f} s.")
-
-
-def _show_comparison(
-    first: "EvaluationReport", second: "EvaluationReport", prompts: Sequence[str], output: Path, *, as_json: bool
-) -> None:
-    from rich.console import Console
-
-    from pipelines.evaluation.comparison import compare
-    from pipelines.evaluation.report import (
-        comparison_page,
-        describe,
-        differences_table,
-        write_comparison,
-    )
-
-    differences = compare(first.measurement, second.measurement)
-    names = describe(first), describe(second)
-    page = comparison_page(names, prompts, (first.measurement, second.measurement), differences)
-    path, page_path = write_comparison(first, second, differences, page, output)
-    if as_json:
-        typer.echo(path.read_text(encoding="utf-8"))
-        return
-    Console().print(differences_table(*names, differences))
-    typer.echo(f"{path} and {page_path}: {len(differences)} figures compared.")
 
 
 def _read_originals(paths: list[Path] | None, size: int, limit: int) -> "torch.Tensor | None":

@@ -1,6 +1,7 @@
 """How good a language model's checkpoint is: loss and perplexity on held-out text."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
@@ -11,7 +12,7 @@ from pipelines.evaluation.opening import PRECISIONS, Subject, nothing_held_out
 from pipelines.stage_progress import OnProgress
 from pipelines.training.metrics.evaluation.held_out_losses import perplexity
 from pipelines.training.run.held_out_loss import sample_losses, weights_digest
-from pipelines.training.run.task import TrainingTask, num_samples
+from pipelines.training.run.task import Batch, TrainingTask, num_samples
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
@@ -38,13 +39,14 @@ def held_out_task(run: TrainingRun, place: str, num_records: int) -> TrainingTas
     return open_task(dataclasses.replace(run, num_evaluation_records=num_records), place)
 
 
-def evaluate_language_model(task: TrainingTask, model: PreTrainedModel, on_progress: OnProgress) -> Measurement:
-    """Measure a model on the held-out text of a run's task, sequence by sequence.
+def evaluate_language_model(
+    task: TrainingTask, batches: Sequence[Batch], model: PreTrainedModel, on_progress: OnProgress
+) -> Measurement:
+    """Measure a model on the held-out batches of a run's task, sequence by sequence.
 
     Raises:
         ValueError: the run holds out nothing.
     """
-    batches = task.held_out_batches()
     number = sum(map(num_samples, batches))
     if not number:
         raise nothing_held_out(task.run)

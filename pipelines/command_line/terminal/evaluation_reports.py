@@ -1,0 +1,45 @@
+"""Evaluations on the terminal, and where their files are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from pipelines.evaluation.comparison import compare
+from pipelines.evaluation.report import (
+    EvaluationReport,
+    comparison_page,
+    describe,
+    differences_table,
+    figures_table,
+    write_comparison,
+    write_report,
+)
+
+
+def show_report(report: EvaluationReport, output: Path, *, as_json: bool) -> None:
+    """Write a report and print it, as a table or as JSON."""
+    path = write_report(report, output)
+    if as_json:
+        typer.echo(path.read_text(encoding="utf-8"))
+        return
+    Console().print(figures_table(report))
+    typer.echo(f"{path}: {len(report.measurement.figures)} figures, in {report.seconds:.0f} s.")
+
+
+def show_comparison(
+    first: EvaluationReport, second: EvaluationReport, prompts: Sequence[str], output: Path, *, as_json: bool
+) -> None:
+    """Write two reports with their differences, and print the differences, as a table or as JSON."""
+    differences = compare(first.measurement, second.measurement)
+    names = describe(first), describe(second)
+    page = comparison_page(names, prompts, (first.measurement, second.measurement), differences)
+    path, page_path = write_comparison(first, second, differences, page, output)
+    if as_json:
+        typer.echo(path.read_text(encoding="utf-8"))
+        return
+    Console().print(differences_table(*names, differences))
+    for name, reason in (dict(first.left_out, **second.left_out)).items():
+        typer.echo(f"{name} is left out: {reason}")
+    typer.echo(f"{path} and {page_path}: {len(differences)} figures compared.")

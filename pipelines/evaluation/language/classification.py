@@ -1,0 +1,190 @@
+"""What a checkpoint's pretraining is worth for classification: fine-tuned beside the same model from random weights."""
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hub_tools.atomic_files import write_text_whole
+from pipelines.evaluation.figures import HIGHER, NEITHER, FigureKind
+from pipelines.evaluation.language.finetuning import FinetuningOptions, fine_tune, new_classifier, num_steps, predict
+from pipelines.evaluation.language.labelled_samples import (
+    LabelledSample,
+    labelled_samples,
+    majority_accuracy,
+    samples_digest,
+    score,
+)
+from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS
+from pipelines.evaluation.language.labelled_text import LabelledText
+from pipelines.evaluation.measurement import Measurement
+from pipelines.stage_progress import OnProgress
+from pipelines.training.run.held_out_loss import weights_digest
+
+METRICS = {TOKENS: "entity_f1", SENTENCES: "accuracy"}
+MEANINGS = {TOKENS: "F1 of whole entities", SENTENCES: "Share of texts with the right class"}
+RECIPE = 1
+"""Number of the recipe by which classifiers are fine-tuned; what another one made is not used again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageParts:
+    """A language model and what belongs to it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sees_both_sides: bool
+    """Whether it fills masks; a causal model sees what is before a token only."""
+
+    max_tokens: int
+    """Tokens of the longest sequence that it was made for."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """What sequences are padded with, on the right: `to_batch` uses the same."""
+        own = self.tokenizer.pad_token_id
+        return self.tokenizer.eos_token_id if own is None else own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What came of fine-tuning with several seeds."""
+
+    tests: tuple[float, ...]
+    """By seed."""
+
+    learning_rate: float
+
+    @property
+    def spread(self) -> str:
+        """The spread over seeds, and the learning rate, in words."""
+        rate = f"learning rate {self.learning_rate:g}"
+        return f"std {statistics.stdev(self.tests):.3f}, {rate}" if len(self.tests) > 1 else rate
+
+
+def measure_classification(
+    result: Measurement,
+    parts: LanguageParts,
+    text: LabelledText,
+    options: FinetuningOptions,
+    folder: Path,
+    on_progress: OnProgress,
+) -> None:
+    """Add the figures of a labelled dataset: of the checkpoint, of random weights, and what lies between them.
+
+    What each seed came to is kept in `folder`, so that the same call goes on after an interruption.
+
+    Raises:
+        ValueError: transformers has no such classifier, or the tokenizer cannot be used for it.
+    """
+    samples = labelled_samples(
+        text,
+        parts.tokenizer,
+        max_tokens=min(options.max_tokens, parts.max_tokens),
+        sees_both_sides=parts.sees_both_sides,
+    )
+    trial = _Trial(parts, text, samples, options, folder, on_progress)
+    pretrained, random = (trial.scores(is_pretrained=choice) for choice in (True, False))
+    metric, meaning, name = METRICS[text.source.kind], MEANINGS[text.source.kind], text.source.name
+    gains = [after - before for after, before in zip(pretrained.tests, random.tests, strict=True)]
+    figures = [
+        (metric, HIGHER, f"{meaning}, fine-tuned from the checkpoint ({pretrained.spread}).", pretrained.tests),
+        (f"{metric}_random", NEITHER, f"The same from random weights ({random.spread}).", random.tests),
+        (f"{metric}_gain", HIGHER, "What pretraining gave: the difference, seed by seed.", gains),
+    ]
+    for figure, better, sentence, values in figures:
+        kind = FigureKind(name=f"{figure}@{name}", items="seeds", better=better, meaning=sentence)
+        result.add_drawings(kind, list(values))
+    if text.source.kind == SENTENCES:
+        kind = FigureKind(
+            name=f"majority_accuracy@{name}",
+            items="texts",
+            better=NEITHER,
+            meaning="Always saying the commonest class.",
+        )
+        result.add_whole(kind, majority_accuracy(text), len(text.parts["test"]))
+
+
+class _Trial:
+    """The fine-tunings for one model and one dataset, with one progress bar."""
+
+    def __init__(
+        self,
+        parts: LanguageParts,
+        text: LabelledText,
+        samples: Mapping[str, Sequence[LabelledSample]],
+        options: FinetuningOptions,
+        folder: Path,
+        on_progress: OnProgress,
+    ) -> None:
+        self.parts, self.text, self.samples, self.options = parts, text, samples, options
+        self.folder, self.on_progress = folder, on_progress
+        self.digest, self.steps_done = samples_digest(samples), 0
+        self.steps_each = num_steps(len(samples["train"]), options)
+        self.steps = 2 * (len(options.learning_rates) + options.num_seeds - 1) * self.steps_each
+
+    def scores(self, *, is_pretrained: bool) -> Scores:
+        """Choose the learning rate on validation examples with the first seed; measure on test examples with all."""
+        first, *others = range(self.options.seed, self.options.seed + self.options.num_seeds)
+        tried = {rate: self._score(rate, first, is_pretrained) for rate in self.options.learning_rates}
+        best = max(tried, key=lambda rate: tried[rate]["validation"])
+        scores = [tried[best], *(self._score(best, seed, is_pretrained) for seed in others)]
+        return Scores(tests=tuple(each["test"] for each in scores), learning_rate=best)
+
+    def _score(self, learning_rate: float, seed: int, is_pretrained: bool) -> dict[str, float]:
+        kind, num_classes = self.text.source.kind, len(self.text.classes)
+        classifier = new_classifier(
+            kind, num_classes, self.parts.model, self.parts.pad_token_id, seed, is_pretrained=is_pretrained
+        )
+        facts = dict(
+            recipe=RECIPE, weights=weights_digest(classifier), config=_facts_of(classifier), samples=self.digest,
+            num_passes=self.options.num_passes, learning_rate=learning_rate, seed=seed,
+        )  # fmt: skip
+        name = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        path, end = self.folder / f"{name}.json", self.steps_done + self.steps_each
+        found = _read_scores(path)
+        if found is None:
+            start = "the checkpoint" if is_pretrained else "random weights"
+            step = self._counter(f"steps on {self.text.source.name}, from {start}, seed {seed}")
+            fine_tune(
+                classifier, self.samples["train"], self.parts.tokenizer, self.options,
+                learning_rate=learning_rate, seed=seed, on_step=step,
+            )  # fmt: skip
+            found = {part: self._measured(classifier, part) for part in ("validation", "test")}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text_whole(path, json.dumps(found) + "\n")
+        self.steps_done = end
+        self.on_progress("fine-tuning", end, self.steps, f"steps on {self.text.source.name}")
+        return found
+
+    def _counter(self, words: str) -> Callable[[], None]:
+        def step() -> None:
+            self.steps_done += 1
+            if self.steps_done < self.steps:
+                self.on_progress("fine-tuning", self.steps_done, self.steps, words)
+
+        return step
+
+    def _measured(self, classifier: PreTrainedModel, part: str) -> float:
+        samples = self.samples[part]
+        predicted = predict(classifier, samples, self.parts.tokenizer)
+        return score(self.text.source.kind, self.text.classes, samples, predicted)
+
+
+def _facts_of(classifier: PreTrainedModel) -> dict[str, Any]:
+    """Return what a model computes with besides its parameters, wherever it was loaded from."""
+    return {name: value for name, value in classifier.config.to_diff_dict().items() if name != "_name_or_path"}
+
+
+def _read_scores(path: Path) -> dict[str, float] | None:
+    """Return what was kept, or None if there is nothing that can be used."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {part: float(found[part]) for part in ("validation", "test")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
