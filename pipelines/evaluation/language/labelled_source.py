@@ -70,7 +70,8 @@ class LabelledSource:
         if found is None:
             wanted = f"no column {chosen}" if chosen else f"none of the columns {', '.join(usual)}"
             raise ValueError(
-                f"{self.name} has {wanted}; it has {', '.join(names)}. Name the one to use: {self.repository},{key}=COLUMN"
+                f"{self.name} has {wanted}; it has {', '.join(names)}. Name the one to use: "
+                f"{self.repository},{key}=COLUMN"
             )
         return found
 
