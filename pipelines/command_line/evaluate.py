@@ -156,7 +156,9 @@ def evaluate(
         given = {name: value for name, value in changed.items() if value is not None}
         other_options = dataclasses.replace(options, **given)
     named = {TOKENS: token_classification, SENTENCES: sentence_classification}
-    sources = [LabelledSource.from_text(kind, text) for kind, texts in named.items() for text in texts or ()]
+    sources = [
+        LabelledSource.from_text(kind, text) for kind, texts in named.items() for text in dict.fromkeys(texts or ())
+    ]
     run = settings_of(repository, revision)
     if run.task != TEXT_TO_IMAGE:
         from pipelines.evaluation.language.finetuning import FinetuningOptions

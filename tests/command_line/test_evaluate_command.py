@@ -187,7 +187,7 @@ def test_other_weights_with_a_tokenizer_of_python_are_compared_by_their_loss(
     facts = json.loads((tmp_path / "comparison.json").read_text())
     assert [item["name"] for item in facts["differences"]] == ["loss"] and len(facts["first"]["figures"]) == 9
     assert "ByT5Tokenizer, which is written in Python" in facts["second"]["left_out"]["entity_f1@org/tagged-words"]
-    assert "accuracy@org/sorted-texts is left out: The tokenizer of" in done.stdout
+    assert "accuracy@org/sorted-texts,label=kind is left out: The tokenizer of" in done.stdout
 
 
 def test_a_hub_that_goes_away_after_the_reading_is_not_missed(commands, hub, language_run, labelled, tmp_path):

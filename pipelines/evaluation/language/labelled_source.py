@@ -39,15 +39,19 @@ class LabelledSource:
 
     @property
     def name(self) -> str:
-        """The dataset for people."""
-        return f"{self.repository}:{self.configuration}" if self.configuration else self.repository
+        """The text that names it."""
+        place = f"{self.repository}:{self.configuration}" if self.configuration else self.repository
+        settings = {
+            item.name: getattr(self, item.name) for item in _settings() if getattr(self, item.name) != item.default
+        }
+        return ",".join([place, *(f"{name}={value}" for name, value in settings.items())])
 
     @classmethod
     def from_text(cls, kind: str, text: str) -> "LabelledSource":
         """Return the source that a text like `SPECIFICATION` names; raises ValueError saying what is wrong with it."""
         place, *settings = text.split(",")
         repository, _, configuration = place.partition(":")
-        known = tuple(item.name for item in dataclasses.fields(cls))[3:]
+        known = [item.name for item in _settings()]
         values = dict(setting.partition("=")[::2] for setting in settings)
         wrong = [name for name, value in values.items() if name not in known or not value]
         if not repository or wrong or len(values) < len(settings):
@@ -66,7 +70,8 @@ class LabelledSource:
         if found is None:
             wanted = f"no column {chosen}" if chosen else f"none of the columns {', '.join(usual)}"
             raise ValueError(
-                f"{self.name} has {wanted}; it has {', '.join(names)}. Name the one to use: {self.name},{key}=COLUMN"
+                f"{self.name} has {wanted}; it has {', '.join(names)}. Name the one to use: "
+                f"{self.repository},{key}=COLUMN"
             )
         return found
 
@@ -82,6 +87,11 @@ class LabelledSource:
         test = self.test or _first_of(TEST_SPLITS, others) or self.train
         validation = _first_of(VALIDATION_SPLITS, [name for name in others if name != test])
         return dict(train=self.train, validation=validation or self.train, test=test)
+
+
+def _settings() -> tuple[dataclasses.Field, ...]:
+    """Return what follows the repository and its configuration."""
+    return dataclasses.fields(LabelledSource)[3:]
 
 
 def _first_of(wanted: Iterable[str], names: Sequence[str]) -> str | None:

@@ -196,7 +196,7 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
 def _wrong_columns(source: LabelledSource, seen: str, expected: str) -> ValueError:
     return ValueError(
         f"The columns of {source.name} hold {seen}; expected {expected}. Name the ones to use: "
-        f"{source.name},text=COLUMN,label=COLUMN"
+        f"{source.repository},text=COLUMN,label=COLUMN"
     )
 
 

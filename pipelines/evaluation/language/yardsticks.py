@@ -100,11 +100,12 @@ def open_language_yardsticks(
     """Read held-out and labelled text; datasets that cannot be used are left out."""
     labelled, left_out = [], {}
     for number, source in enumerate(sources):
-        on_progress("fetching", number, len(sources), f"labelled datasets: {source.name}")
+        on_progress("fetching", number, len(sources), f"labelled datasets, now {source.name}")
         try:
             labelled.append(read_labelled_text(source, options.amounts))
         except CANNOT as error:
             left_out[_figure_of(source)] = explain_error(error)
+        on_progress("fetching", number + 1, len(sources), "labelled datasets")
     task = held_out_task(run, place, num_records)
     return LanguageYardsticks(
         task=task, batches=task.held_out_batches(), labelled=labelled, options=options, left_out=left_out

@@ -7,7 +7,9 @@ from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, Lab
 
 def test_a_text_names_a_dataset_its_configuration_and_whatever_is_unusual():
     source = LabelledSource.from_text(TOKENS, "org/names:bn,text=words,label=kinds,test=unseen")
-    assert (source.repository, source.configuration, source.name) == ("org/names", "bn", "org/names:bn")
+    assert (source.repository, source.configuration) == ("org/names", "bn")
+    assert source.name == "org/names:bn,text=words,label=kinds,test=unseen"
+    assert LabelledSource.from_text(TOKENS, "org/names").name == "org/names"
     assert source.columns(["words", "tokens", "kinds"]) == ("words", "kinds")
     assert source.splits(["train", "test", "unseen"])["test"] == "unseen"
 
@@ -39,11 +41,11 @@ def test_what_has_no_split_of_its_own_comes_from_training(there, validation, tes
 
 def test_what_is_missing_is_named_with_what_is_there():
     source = LabelledSource(kind=SENTENCES, repository="org/x", test="unseen")
-    with pytest.raises(ValueError, match=r"org/x has no split unseen; it has train, test\."):
+    with pytest.raises(ValueError, match=r"org/x,test=unseen has no split unseen; it has train, test\."):
         source.splits(["train", "test"])
     with pytest.raises(
         ValueError, match=r"none of the columns text, sentence, content; it has body, label\. .*text=COL"
     ):
         source.columns(["body", "label"])
-    with pytest.raises(ValueError, match=r"org/x has no column topic; it has text, label\. .* org/x,label=COLUMN"):
+    with pytest.raises(ValueError, match=r"org/x,label=topic has no column topic; it has text, label\. .*label=COLUMN"):
         LabelledSource(kind=SENTENCES, repository="org/x", label="topic").columns(["text", "label"])
