@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.whole_line import LineResult
+from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 
 SUMMARY_STYLE = """
@@ -56,6 +57,8 @@ class DemoSummary:
     kept: int
     dropped: Mapping[str, int]
     stage_seconds: Mapping[str, float]
+    evaluation: Mapping[str, Any] | None
+    """The newest held-out loss with its interval; None: the run holds out nothing."""
 
     def to_json(self) -> str:
         """Return the text of `summary.json`."""
@@ -99,6 +102,7 @@ def summarise_demo(
         kept=result.kept,
         dropped=result.dropped,
         stage_seconds=result.stage_seconds,
+        evaluation=result.evaluation,
     )
 
 
@@ -125,6 +129,8 @@ def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
             f"{summary.bytes_per_sample_on_the_wire:.0f} bytes per sample, not {summary.bytes_per_sample_jpeg:.0f}",
         ),
     ]
+    if summary.evaluation is not None:
+        rows.insert(3, ("held-out loss", held_out_loss(summary.evaluation)))
     if summary.exact_match is not None and summary.exact_match_without_ranking is not None:
         score = (
             f"{summary.exact_match:.1%} of {summary.num_captions} captions never trained on are exactly right "

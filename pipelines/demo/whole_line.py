@@ -15,10 +15,12 @@ from huggingface_hub import HfApi
 from rich.console import Console
 
 from hub_tools.local_hub import LocalHub
+from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER
 from pipelines.demo.demo_plan import ORGANISATION, Accounts, DemoPlan
 from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces, SpacesPlan, describe_spaces
 from pipelines.demo.stages import Stages
 from pipelines.demo.training_stage import train_together
+from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
 
 MARKER_FILE = ".dalle-collab-demo"
 NUM_EXAMPLES = 4
@@ -46,6 +48,9 @@ class LineResult:
 
     num_samples: int
     """Samples contributed by all trainers together."""
+
+    evaluation: Mapping[str, Any] | None = None
+    """The run's newest held-out loss; see `held_out_losses`. None: it holds out nothing."""
 
 
 def run_whole_line(
@@ -76,12 +81,15 @@ def run_whole_line(
             _draw(stages, plan, captions[: plan.num_captions_in_grid], "grid", **ranked)
             best = _draw(stages, plan, captions, "ranked", **ranked)
             unranked = _draw(stages, plan, captions, "unranked", num_candidates=1, keep=1)
-        parameters = HfApi(endpoint=hub.endpoint, token=accounts.organiser).get_safetensors_metadata(plan.repository())
+        api = HfApi(endpoint=hub.endpoint, token=accounts.organiser)
+        parameters = api.get_safetensors_metadata(plan.repository())
+        evaluation = _newest_evaluation(api, plan)
     return LineResult(
         stage_seconds=stages.seconds,
         best_pictures=[pictures[0] for pictures in best],
         unranked_pictures=[pictures[0] for pictures in unranked],
         num_parameters=sum(parameters.parameter_count.values()),
+        evaluation=evaluation,
         **_figures_in_files(plan),
     )
 
@@ -179,6 +187,14 @@ def _draw(
     )  # fmt: skip
     answers = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return [[picture["file"] for picture in answer["pictures"]] for answer in answers]
+
+
+def _newest_evaluation(api: HfApi, plan: DemoPlan) -> dict[str, Any] | None:
+    name, folder = f"{METRICS_FOLDER}/{EVALUATIONS_FILE}", plan.work / "published"
+    if not api.file_exists(plan.repository(), name):
+        return None
+    api.hf_hub_download(plan.repository(), name, local_dir=folder)
+    return next(reversed(read_evaluations(folder / METRICS_FOLDER)), None)
 
 
 def _figures_in_files(plan: DemoPlan) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
             f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
             f"{report.num_trainers} trainers  loss {loss}"
             + (f"  {report.num_waiting} checkpoints wait for the Hub" if report.num_waiting else "")
+            + ("" if report.evaluating_epoch is None else f"  evaluating epoch {report.evaluating_epoch}")
             + ("" if report.is_publisher else f"  ({_who_publishes(report.is_listed)})")
         )
         events.write_report(report)

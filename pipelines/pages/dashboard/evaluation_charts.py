@@ -39,18 +39,28 @@ def _held_out_chart(evaluations: Sequence[Mapping[str, Any]], shown: HistoryColu
     ]
     number = evaluations[-1].get("num_records") if evaluations else None
     basis = "" if number is None else f"{number:,} records"
-    return _chart(f"Held-out loss{ARROWS['lower']}", rows, shown, axis, unit="nats", basis=basis, is_few=is_few(number))
+    return _chart(
+        f"Held-out loss{ARROWS['lower']}", rows, shown, axis, unit="nats", basis=basis, is_few=is_few(number), digits=4
+    )
 
 
 def _figure_chart(series: Sequence[CheckpointFigure], shown: HistoryColumns, axis: str) -> Chart:
     newest, features = series[-1], series[-1].name.partition("@")[2]
     title = f"{TITLES[_kind(newest.name)]}{f' ({features})' if features else ''}{ARROWS.get(newest.better, '')}"
     rows = [(one.epoch, one.value, one.low, one.high) for one in series]
-    return _chart(title, rows, shown, axis, unit="", basis=newest.basis, is_few=newest.is_few)
+    return _chart(title, rows, shown, axis, unit="", basis=newest.basis, is_few=newest.is_few, digits=3)
 
 
 def _chart(
-    title: str, rows: Sequence[tuple], shown: HistoryColumns, axis: str, *, unit: str, basis: str, is_few: bool
+    title: str,
+    rows: Sequence[tuple],
+    shown: HistoryColumns,
+    axis: str,
+    *,
+    unit: str,
+    basis: str,
+    is_few: bool,
+    digits: int,
 ) -> Chart:
     """Return the curve of some rows `(epoch, value, low, high)`."""
     epochs = shown.columns["epoch"]
@@ -65,7 +75,7 @@ def _chart(
         interval=(table[:, 2], table[:, 3]),
         span=(float(along.min()), float(along.max())),
         from_zero=False,
-        write=lambda value: short_number(float(f"{value:.3g}")),
+        write=lambda value: short_number(float(f"{value:.{digits}g}")),
         has_marks=True,
         note=f"{basis}: too few for small differences" if is_few else basis,
         warns=is_few,

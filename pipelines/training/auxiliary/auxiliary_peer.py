@@ -61,6 +61,9 @@ class AuxiliaryReport:
     evaluation: EvaluationOutcome | None
     """What came of the evaluation of a checkpoint that has ended since the last poll, if any."""
 
+    evaluating_epoch: int | None
+    """Epoch of the checkpoint that is being evaluated, if any."""
+
 
 class AuxiliaryPeer:
     """Follows a run and publishes it. Use as a context manager around `restore` and `follow`."""
@@ -176,6 +179,7 @@ class AuxiliaryPeer:
             is_listed=self.publisher.is_listed,
             num_waiting=len(self.publisher.spool.entries()),
             evaluation=self._evaluator.look() if self._evaluator else None,
+            evaluating_epoch=self._evaluator.current_epoch if self._evaluator else None,
         )
 
     def finish(self) -> str | None:

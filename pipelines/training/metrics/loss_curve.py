@@ -22,7 +22,7 @@ def draw_loss_curve(
     if evaluations:
         held_out = [row["loss"] for row in evaluations]
         upper.plot([row["epoch"] for row in evaluations], held_out, ".-", color="#55a868", label="held out")
-        ends = [[row.get(end) or row["loss"] for row in evaluations] for end in ("low", "high")]
+        ends = [[_end(row, name) for row in evaluations] for name in ("low", "high")]
         upper.fill_between([row["epoch"] for row in evaluations], *ends, color="#55a868", alpha=0.25, linewidth=0)
         upper.legend()
     upper.set_ylabel("loss")
@@ -39,3 +39,9 @@ def draw_loss_curve(
     figure.savefig(path, dpi=110)
     del figure, upper, lower
     gc.collect()  # a figure refers to itself and holds megabytes: the auxiliary peer draws thousands
+
+
+def _end(evaluation: Mapping[str, Any], name: str) -> float:
+    """Return an end of an evaluation's interval; the loss itself where there is none."""
+    end = evaluation.get(name)
+    return evaluation["loss"] if end is None else end

@@ -9,6 +9,10 @@ import pyarrow.parquet as pq
 
 from hub_tools.atomic_files import written_whole
 
+LARGEST_FILE_BYTES = 16 * 2**20
+MOST_ROWS = 100_000
+"""Files come from strangers; those of a run are far smaller."""
+
 
 def write_rows(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
     """Write rows; columns that a row lacks are null."""
@@ -23,9 +27,12 @@ def read_rows(path: Path, schema: pa.Schema, *, optional: Collection[str] = ()) 
     """Return the rows of a file; columns named in `optional` are null where the file has none.
 
     Raises:
-        ValueError: it is no Parquet file, or lacks a column.
+        ValueError: it is no Parquet file, lacks a column, or is larger than any run's.
     """
     try:
+        num_bytes, num_rows = path.stat().st_size, pq.read_metadata(path).num_rows
+        if num_bytes > LARGEST_FILE_BYTES or num_rows > MOST_ROWS:
+            raise ValueError(f"{path.name} has {num_bytes:,} bytes and {num_rows:,} rows, more than any run's.")
         table = pq.read_table(path)
         for field in schema:
             if field.name in optional and field.name not in table.column_names:

@@ -85,13 +85,15 @@ def check_figures(plan, result):
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     summary = summarise_demo(result, picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")))
     assert summary.share_averaged == 1.0
+    assert summary.evaluation is not None and summary.evaluation["loss"] > 0
     assert 0.5 < summary.bytes_per_parameter_per_round < 2.0
     assert 0 < summary.bytes_per_sample_on_the_wire < summary.bytes_per_sample_jpeg
     write_summary(plan.output, "A title", summary, result.history, grid_title="A grid")
     stored = json.loads((plan.output / "summary.json").read_text())
     assert {"exact_match", "chance", "stage_seconds", "share_averaged", "epochs", "parameters"} <= stored.keys()
     assert set(stored["stage_seconds"]) >= {"pictures", "preparation", "publishing", "training", "generation"}
-    assert "A title" in (plan.output / "summary.html").read_text()
+    page = (plan.output / "summary.html").read_text()
+    assert "A title" in page and "held-out loss" in page
 
 
 def check_pictures(plan, result):

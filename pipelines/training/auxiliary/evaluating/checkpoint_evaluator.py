@@ -94,6 +94,12 @@ class CheckpointEvaluator:
         with self._lock:
             return self._waiting is not None or self._current is not None
 
+    @property
+    def current_epoch(self) -> int | None:
+        """Epoch of the checkpoint that is being evaluated."""
+        with self._lock:
+            return self._current.epoch if self._current else None
+
     def take(self, epoch: int, checkpoint: Path, commit: str) -> None:
         """Keep a published checkpoint for evaluation, if one is due; `checkpoint` may be removed afterwards."""
         done = max([self._taken_epoch, *(figure.epoch for figure in self._metrics.figures())])

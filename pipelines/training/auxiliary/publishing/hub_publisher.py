@@ -258,7 +258,8 @@ class HubPublisher:
         return commit
 
     def _doubt_results(self, error: HfHubHTTPError, additions: Additions) -> None:
-        if may_be_because_of_results(error.response.status_code, additions):
+        status = None if error.response is None else error.response.status_code
+        if may_be_because_of_results(status, additions):
             logger.warning("The Hub refuses a commit with %s: trying again without it. %s", RESULTS_FILE, error)
             self._may_add_results = False
 
@@ -292,6 +293,6 @@ class HubPublisher:
         self._budget.count(time.time())
 
 
-def may_be_because_of_results(status: int, additions: Collection[str]) -> bool:
+def may_be_because_of_results(status: int | None, additions: Collection[str]) -> bool:
     """Return whether the Hub may have refused a commit for its evaluation results: checkpoints go on without them."""
     return status in REFUSED and RESULTS_FILE in additions

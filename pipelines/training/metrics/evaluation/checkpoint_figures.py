@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 MOST_FIGURES = 64
 """Of one evaluation."""
 
-MOST_ROWS = 50_000
-LARGEST_FILE_BYTES = 16 * 2**20
+KEPT_ROWS = 50_000
+"""An evaluation has about ten rows."""
+
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}(@[\w.:/-]{1,96})?", re.ASCII)
 WORD = re.compile(r"[a-z][a-z ]{0,29}")
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
@@ -150,11 +151,11 @@ def possible_figures(rows: Iterable[Mapping[str, Any]]) -> list[CheckpointFigure
 
 
 def merged_figures(older: Iterable[CheckpointFigure], newer: Iterable[CheckpointFigure]) -> list[CheckpointFigure]:
-    """Return the figures of both by epoch, at most `MOST_ROWS`; of two evaluations of an epoch the newer one's."""
+    """Return the figures of both by epoch, at most `KEPT_ROWS`; of two evaluations of an epoch the newer one's."""
     newer = list(newer)
     replaced = {figure.epoch for figure in newer}
     both = [*(figure for figure in older if figure.epoch not in replaced), *newer]
-    return sorted(both, key=lambda figure: figure.epoch)[-MOST_ROWS:]
+    return sorted(both, key=lambda figure: figure.epoch)[-KEPT_ROWS:]
 
 
 def newest_figures(figures: Sequence[CheckpointFigure]) -> list[CheckpointFigure]:
@@ -173,12 +174,9 @@ def read_figures(folder: Path) -> list[CheckpointFigure]:
     path = folder / FIGURES_FILE
     if not path.exists():
         return []
-    if path.stat().st_size > LARGEST_FILE_BYTES:
-        logger.warning("%s is left out: it has %d bytes, more than any run's.", path.name, path.stat().st_size)
-        return []
     try:
         rows = read_rows(path, FIGURE_SCHEMA)
     except ValueError as error:
         logger.warning("The figures of evaluations are left out: %s", error)
         return []
-    return merged_figures([], possible_figures(rows[-MOST_ROWS:]))
+    return merged_figures([], possible_figures(rows[-KEPT_ROWS:]))

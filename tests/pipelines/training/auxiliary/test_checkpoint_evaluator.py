@@ -85,7 +85,8 @@ def test_a_published_checkpoint_is_evaluated_after_it_has_left_the_spool(evaluat
     assert (kept / "model.safetensors").stat().st_ino == (checkpoint / "model.safetensors").stat().st_ino, "no copy"
     for path in checkpoint.iterdir():
         path.unlink()
-    assert evaluator.is_busy and evaluator.look() is None, "it has only begun"
+    assert evaluator.is_busy and evaluator.current_epoch is None, "it waits"
+    assert evaluator.look() is None and evaluator.current_epoch == 10, "it has begun"
     outcome = outcome_of(evaluator)
     (figure,) = outcome.figures
     command = f"dalle-collab evaluate org/birds --revision {COMMIT} --records 7 --drawings 3 --training-records 0"

@@ -65,9 +65,10 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         first.wait_until(lambda look: look["published_epoch"] >= INTERVAL, "published")
 
         # A checkpoint is evaluated in a process of its own, and rounds go on meanwhile.
-        outcome = first.wait_until(lambda look: look["evaluation"], "evaluated")
-        assert outcome["evaluation"]["problem"] is None, first.log()
-        assert outcome["held_epoch"] > outcome["evaluation"]["epoch"]
+        begun = first.wait_until(lambda look: look["evaluating_epoch"], "evaluating")
+        ended = first.wait_until(lambda look: look["evaluation"], "evaluated")
+        assert ended["evaluation"]["problem"] is None, first.log()
+        assert ended["evaluation"]["epoch"] == begun["evaluating_epoch"] and ended["held_epoch"] > begun["held_epoch"]
 
         # The Hub is away for several checkpoints; the run goes on, and afterwards all of them are there in order.
         hub.kill()
@@ -83,6 +84,7 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         assert epochs == sorted(set(epochs)) and max(gap(epochs)) <= INTERVAL + 2, epochs
 
         # The publisher is killed with all that it has started: the other one takes over, no epoch is published twice.
+        first.wait_until(lambda look: look["evaluating_epoch"], "evaluating", after=count)
         family = family_of(first.process.pid)
         first.process.kill()
         assert still_alive(family) == []

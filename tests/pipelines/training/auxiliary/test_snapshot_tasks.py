@@ -11,6 +11,7 @@ from PIL import Image
 from swarm_of_processes import tiny_run
 
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker, is_due
+from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.training.metrics.reel import ProgressReel, read_index, take_over_reel, write_index
 from pipelines.training.metrics.trackers import Trackers, check_trackers
 from pipelines.training.run.task import mean_loss, num_samples
@@ -179,6 +180,11 @@ def test_a_tracker_gets_the_settings_every_epoch_once_and_the_evaluations(tmp_pa
             logged.append("finished")
 
     register_tracker_class(Notebook)
+    figure = CheckpointFigure(
+        epoch=2, name="cmmd", value=0.5, low=0.4, high=0.6, num_items=2, items="drawings", better="lower",
+        num_records=40, commit="c" * 40, weights="d" * 64, command="dalle-collab evaluate org/run", time=1.0,
+        seconds=1.0,
+    )  # fmt: skip
     run = tiny_run(run_id="birds")
     figures = dict.fromkeys(
         ("num_peers", "samples_per_second", "share_averaged", "epoch_seconds", "round_seconds", "bytes_sent",
@@ -189,9 +195,11 @@ def test_a_tracker_gets_the_settings_every_epoch_once_and_the_evaluations(tmp_pa
             for epoch in (1, 1, 2):
                 trackers.log_epoch(dict(figures, epoch=epoch, loss=5.0 / epoch))
             trackers.log_evaluation(1, 6.0)
+            trackers.log_figures([figure])
     finally:
         LOGGER_TYPE_TO_CLASS.pop("notebook")
     assert logged == [
         ("birds", 32), (1, dict(figures, loss=5.0)), (2, dict(figures, loss=2.5)),
-        (2, dict(held_out_loss=6.0, evaluated_epoch=1)), "finished",
+        (2, dict(held_out_loss=6.0, evaluated_epoch=1)), (2, {"checkpoint/cmmd": 0.5, "evaluated_epoch": 2}),
+        "finished",
     ]  # fmt: skip

@@ -17,7 +17,6 @@ from swarm_of_processes import tiny_run
 from hub_tools.run_files import EVALUATIONS_FILE, FIGURES_FILE
 from pipelines.training.metrics.evaluation.checkpoint_figures import (
     FIGURE_SCHEMA,
-    LARGEST_FILE_BYTES,
     CheckpointFigure,
     figures_of_report,
     merged_figures,
@@ -29,6 +28,7 @@ from pipelines.training.metrics.evaluation.figure_table import evaluation_sectio
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, read_evaluations, write_evaluations
 from pipelines.training.metrics.evaluation.model_index import model_index
 from pipelines.training.metrics.evaluation.result_files import results_yaml
+from pipelines.training.metrics.parquet_rows import LARGEST_FILE_BYTES, MOST_ROWS
 from pipelines.training.run.held_out_loss import held_out_loss_of
 
 COMMIT, DIGEST = "c" * 40, "d" * 64
@@ -114,11 +114,16 @@ def test_a_strangers_row_that_cannot_be_true_is_left_out_and_the_others_stay(tmp
 
 
 def test_a_strangers_file_that_is_none_or_too_large_is_left_out(tmp_path, caplog):
-    for content in (b"PAR1 this is none", b"\0" * (LARGEST_FILE_BYTES + 1)):
-        (tmp_path / FIGURES_FILE).write_bytes(content)
-        assert read_figures(tmp_path) == []
-    pq.write_table(pa.table({"epoch": [1]}), tmp_path / FIGURES_FILE)
-    assert read_figures(tmp_path) == [] and caplog.text.count("left out") == 3
+    path = tmp_path / FIGURES_FILE
+    path.write_bytes(b"PAR1 this is none")
+    assert read_figures(tmp_path) == [] and "checkpoint_figures.parquet is not a metrics file" in caplog.text
+    pq.write_table(pa.table({"epoch": [1]}), path)
+    assert read_figures(tmp_path) == [] and "does not exist in schema" in caplog.text
+    columns = {field.name: pa.nulls(MOST_ROWS + 1, field.type) for field in FIGURE_SCHEMA}
+    pq.write_table(pa.table(columns), path)
+    assert read_figures(tmp_path) == [] and "100,001 rows, more than any run's" in caplog.text
+    path.write_bytes(b"PAR1" + bytes(LARGEST_FILE_BYTES))
+    assert read_figures(tmp_path) == [] and caplog.text.count("are left out") == 4
 
 
 def test_a_newer_evaluation_of_an_epoch_replaces_the_older_one():
