@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.evaluation.attributes import Judge, measure_attributes
 from pipelines.evaluation.codec_evaluation import measure_codec
 from pipelines.evaluation.drawn_pictures import draw
 from pipelines.evaluation.features import CLIP, FeatureExtractor
@@ -89,6 +90,9 @@ class Yardsticks:
     lpips: Lpips | None
     """None: originals are not compared by it."""
 
+    judge: Judge | None
+    """Tells which attributes of a caption a picture shows; None: there is no judge."""
+
     clip: ClipReranker | None
     extractors: Sequence[FeatureExtractor]
 
@@ -114,6 +118,10 @@ def evaluate_checkpoint(
     decode = _decoder(parts)
     result.pictures = in_chunks(decode, codes[:, 0], PICTURES_AT_ONCE)
     reference = in_chunks(decode, held_out.image_codes, PICTURES_AT_ONCE)
+    if yardsticks.judge is not None:
+        is_prompt = torch.tensor([bool(caption.strip()) for caption in held_out.captions])
+        on_progress("judging", 0, None, "attributes")
+        measure_attributes(result, yardsticks.judge, prompts, decode, codes, held_out.image_codes[is_prompt])
     originals = {}
     if yardsticks.originals is not None:
         extractors = list(yardsticks.extractors)

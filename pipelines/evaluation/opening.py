@@ -11,6 +11,7 @@ import torch
 
 from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.evaluation.attributes import Judge
 from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks
 from pipelines.evaluation.features import FeatureExtractor, open_features
 from pipelines.evaluation.perceptual import Lpips
@@ -56,6 +57,7 @@ class Reading:
     num_training_records: int
     features: Sequence[str]
     clip: str | None = None
+    judge: Judge | None = None
 
 
 def settings_of(place: str, revision: str | None = None) -> TrainingRun:
@@ -121,6 +123,7 @@ def open_yardsticks(
         training=training,
         originals=originals,
         lpips=lpips,
+        judge=reading.judge,
         clip=clip,
         extractors=tuple(extractors),
     )

@@ -73,6 +73,7 @@ def yardsticks(codec):
     clip = ClipReranker.from_pretrained(PRETRAINED_CLIP)
     return Yardsticks(
         lpips=None,
+        judge=None,
         held_out=made_records(codec, 2),
         training=made_records(codec, 1),
         clip=clip,
