@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-openmoji test test-long test-soak lint bench constraints
+.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -27,8 +27,8 @@ demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at de
 demo-language: $(STAMP)  ## Train a small language model, compared with n-grams; then look at demo-language-output/
 	$(VENV)/bin/dalle-collab demo language --output demo-language-output
 
-demo-openmoji: $(STAMP)  ## The same with OpenMoji's emoji (needs npm, up to an hour); then look at demo-openmoji-output/
-	$(VENV)/bin/dalle-collab demo openmoji --output demo-openmoji-output
+demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, up to an hour); then look at demo-emoji-output/
+	$(VENV)/bin/dalle-collab demo emoji --output demo-emoji-output
 
 test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2

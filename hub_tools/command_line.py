@@ -168,6 +168,7 @@ def publish_dataset(
     repository: Repository,
     private: Private = False,
     license: Annotated[str | None, typer.Option(help="Licence for the card, such as cc-by-4.0.")] = None,
+    credits: Annotated[str, typer.Option(help="Who made the pictures, for the card.")] = "",
     message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
 ) -> None:
     """Check Parquet shards and publish them with a dataset card, in one commit. Repeating it makes no new commit.
@@ -176,6 +177,7 @@ def publish_dataset(
     Examples:
       hub-tools publish dataset shards my-org/birds-codes
       hub-tools publish dataset shards my-org/birds-codes --private --license cc-by-4.0
+      hub-tools publish dataset shards my-org/birds-codes --credits "Photographs: A. Finch"
     """
     from rich.progress import Progress
 
@@ -188,7 +190,7 @@ def publish_dataset(
         )
     typer.echo(f"{len(dataset.shards)} shards, {dataset.num_rows:,} records, {dataset.num_bytes:,} bytes: all readable")
     published = dataset_publishing.publish_checked_dataset(
-        dataset, repository, private=private, message=message, license=license
+        dataset, repository, private=private, message=message, license=license, credits=credits
     )
     _say_published(published.url, changed=published.changed)
 

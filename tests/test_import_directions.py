@@ -80,6 +80,13 @@ MAY_IMPORT = {
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
     "pipelines.demo.scenes": (CODES, HUB),
+    "pipelines.demo.emoji": (
+        "pipelines.demo",
+        "pipelines.data_preparation",
+        "pipelines.generation",
+        "pipelines.clip",
+        CODES,
+    ),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
     "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
     "pipelines.chaos.faults": ("pipelines.chaos.attacks", AVERAGING, SWARM_OPTIMIZER),

@@ -73,10 +73,10 @@ class DatasetSummary:
         return tuple(split for split in SPLITS if self.of_split(split))
 
 
-def dataset_card(dataset: DatasetSummary, repo_id: str, *, license: str | None = None) -> str:
-    """Return the README.md of a dataset: YAML block for the Hub, text for people."""
+def dataset_card(dataset: DatasetSummary, repo_id: str, *, license: str | None = None, credits: str = "") -> str:
+    """Return the README.md of a dataset: YAML block for the Hub, text for people, who made the pictures."""
     front_matter = yaml.safe_dump(_card_data(dataset, license), sort_keys=False, allow_unicode=True)
-    return f"---\n{front_matter}---\n\n{_text(dataset, repo_id)}"
+    return f"---\n{front_matter}---\n\n{_text(dataset, repo_id)}{_credits(credits)}"
 
 
 def _card_data(dataset: DatasetSummary, license: str | None) -> dict:
@@ -167,6 +167,10 @@ for record in dataset.take(3):
     print(record["{dataset.schema.names[0]}"])
 ```
 {_codec_note(dataset)}"""
+
+
+def _credits(credits: str) -> str:
+    return f"\n## Credits\n\n{credits.strip()}\n" if credits.strip() else ""
 
 
 def _codec_note(dataset: DatasetSummary) -> str:

@@ -47,6 +47,7 @@ def publish_checked_dataset(
     private: bool = False,
     message: str | None = None,
     license: str | None = None,
+    credits: str = "",
 ) -> Published:
     """Publish shards that `inspect_shards` has checked. The Hub and the token are those of the environment."""
     from huggingface_hub import HfApi
@@ -55,7 +56,7 @@ def publish_checked_dataset(
     api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
     found = api.dataset_info(repo_id)
     check_visibility(repo_id, found.private, wanted=private)
-    operations = _operations(api, dataset, repo_id, dataset_card(dataset, repo_id, license=license))
+    operations = _operations(api, dataset, repo_id, dataset_card(dataset, repo_id, license=license, credits=credits))
     commit = api.create_commit(
         repo_id,
         operations,

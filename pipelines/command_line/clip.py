@@ -67,7 +67,7 @@ def train(
         torch.set_num_threads(cpu_threads)
     image_codec = VQGANCodec.from_pretrained(codec) if codec else None
     dropped: Counter[str] = Counter()
-    pairs = captioned_pictures(pictures, dropped, limit=max_pictures)
+    pairs = captioned_pictures(pictures, dropped, image_size, limit=max_pictures)
     with stage_progress() as on_progress:
         report = train_clip(pairs, output, config, codec=image_codec, on_progress=on_progress)
     _print_report(report, output, dropped)
@@ -98,13 +98,14 @@ def rank(
 
 
 def captioned_pictures(
-    paths: list[Path], dropped: Counter[str], *, limit: int | None = None
+    paths: list[Path], dropped: Counter[str], image_size: int, *, limit: int | None = None
 ) -> Iterator[tuple[str, "np.ndarray"]]:
-    """Yield `(caption, picture (height, width, 3) uint8)` of all sources; count what was left out in `dropped`.
+    """Yield `(caption, picture (image_size, image_size, 3) uint8)` of all sources; count the others in `dropped`.
 
-    The dataset's filter applies, so that the CLIP does not learn what the model never sees.
+    The dataset's filter and its way to make squares apply, so that the CLIP sees what the model sees.
     """
     from pipelines.data_preparation.caption_image_sources import SourceDamage, find_sources
+    from pipelines.data_preparation.encoding import decode_picture
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
 
     num_yielded = 0
@@ -116,34 +117,27 @@ def captioned_pictures(
                 dropped[str(sample)] += 1
                 continue
             reason = drop_reason(sample, FilterPolicy())
-            picture = None if reason else _decode(sample.image_bytes)
-            if picture is None:
-                dropped[(reason or DropReason.CORRUPT_IMAGE).value] += 1
+            decoded = reason or decode_picture(sample.image_bytes, image_size, FilterPolicy())
+            if isinstance(decoded, DropReason):
+                dropped[decoded.value] += 1
                 continue
             num_yielded += 1
-            yield sample.caption, picture
-
-
-def _decode(image_bytes: bytes) -> "np.ndarray | None":
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(image_bytes)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises for damaged files
-        return None
+            yield sample.caption, decoded[0]
 
 
 def _read_picture(path: Path) -> "torch.Tensor":
+    import numpy as np
     import torch
+    from PIL import Image
 
-    picture = _decode(path.read_bytes())
-    if picture is None:
-        raise ValueError(f"{path} is not a readable picture: expected a PNG, JPEG or WebP file.")
-    return torch.tensor(picture).permute(2, 0, 1)[None].float() / 255  # (1, 3, height, width)
+    from pipelines.data_preparation.encoding import on_white
+
+    try:
+        with Image.open(path) as opened:
+            picture = np.array(on_white(opened))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises for damaged files
+        raise ValueError(f"{path} is not a readable picture: expected a PNG, JPEG or WebP file.") from None
+    return torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255  # (1, 3, height, width)
 
 
 def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[str]) -> None:

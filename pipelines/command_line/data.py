@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from pipelines.data_preparation.caption_image_sources import CaptionImageSource
     from pipelines.data_preparation.filtering import FilterReport
     from pipelines.data_preparation.shard_writing import PreparationResult
 
@@ -61,6 +62,7 @@ def prepare(
     loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device)
     result = _prepare_with_progress(found, loaded, output, options)
     _print_report(result.report)
+    _print_formats_not_read(found)
     _print_shards(result, output)
 
 
@@ -187,6 +189,15 @@ def _print_report(report: "FilterReport") -> None:
                 typer.echo(f"  {name}")
             if len(names) > MOST_NAMES_SHOWN:
                 typer.echo(f"  ... and {len(names) - MOST_NAMES_SHOWN} more, all in report.json")
+
+
+def _print_formats_not_read(sources: "list[CaptionImageSource]") -> None:
+    from pipelines.data_preparation.caption_image_sources import FolderSource
+
+    for source in sources:
+        if isinstance(source, FolderSource) and source.not_read:
+            counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(source.not_read.items()))
+            typer.echo(f"{source.name}: not read: {counts}. Convert them to PNG, JPEG or WebP to use them.")
 
 
 def _print_shards(result: "PreparationResult", output: Path) -> None:

@@ -38,30 +38,56 @@ def run_demo(
         look_around(output, console)
 
 
-@app.command("openmoji")
-def run_openmoji(
-    output: OutputOption = Path("demo-openmoji-output"),
-    source: Annotated[Path | None, typer.Option(help="Folder of `demo openmoji-fetch`; default: fetch it.")] = None,
+@app.command("emoji")
+def run_emoji(
+    output: OutputOption = Path("demo-emoji-output"),
+    source: Annotated[Path | None, typer.Option(help="Folder of `demo emoji-fetch`; default: fetch it.")] = None,
 ) -> None:
-    """Run the whole system on OpenMoji's pictures (CC BY-SA 4.0), with a codec and a CLIP trained for them.
+    """Run the whole system on emoji in four styles and judge what it draws that it was never trained on.
 
-    It takes up to an hour on two cores. Look at OUTPUT/grid.png and OUTPUT/summary.html afterwards.
+    The sets are OpenMoji (CC BY-SA 4.0), Noto Emoji (Apache 2.0), Twemoji (CC BY 4.0) and Fluent Emoji (MIT). A codec
+    and a CLIP are trained for them. It takes up to an hour on two cores. Look at OUTPUT/side_by_side.png and
+    OUTPUT/judged.json afterwards.
 
     \b
     Examples:
-      dalle-collab demo openmoji
-      dalle-collab demo openmoji --source openmoji-source --output my-emoji
+      dalle-collab demo emoji
+      dalle-collab demo emoji --source emoji-source --output my-emoji
     """
     from rich.console import Console
 
-    from pipelines.demo.openmoji_demo import run_openmoji_demo
+    from pipelines.demo.emoji.emoji_demo import run_emoji_demo, show_judgements
     from pipelines.demo.running_spaces import look_around
     from pipelines.demo.summary import show_end
 
     console = Console(stderr=True)
-    show_end(run_openmoji_demo(output, console, source=source), output, "demo/openmoji", console)
+    result = run_emoji_demo(output, console, source=source)
+    show_end(result.summary, output, "demo/emoji", console)
+    show_judgements(result, output, console)
     if console.is_terminal:
         look_around(output, console)
+
+
+@app.command("photographs")
+def run_photographs(
+    source: Annotated[Path, typer.Option(help="Folder of pictures, each NAME.png or NAME.jpg with a NAME.txt.")],
+    output: OutputOption = Path("demo-photographs-output"),
+) -> None:
+    """Run the whole system on a folder of your own pictures with text files, with a codec and a CLIP trained for them.
+
+    It takes about a quarter of an hour on two cores. Look at OUTPUT/grid.png and OUTPUT/summary.html afterwards.
+
+    \b
+    Examples:
+      dalle-collab demo photographs --source /usr/share/tuxpaint/stamps
+    """
+    from rich.console import Console
+
+    from pipelines.demo.photographs_demo import run_photographs_demo
+    from pipelines.demo.summary import show_end
+
+    console = Console(stderr=True)
+    show_end(run_photographs_demo(source, output, console), output, "demo/photographs", console)
 
 
 @app.command("language")
@@ -217,55 +243,52 @@ def judge(
         typer.echo(f"{path}: {seen.description}{verdict}")
 
 
-@app.command("openmoji-fetch")
-def openmoji_fetch(output: OutputOption) -> None:
-    """Fetch the OpenMoji pictures (CC BY-SA 4.0) with npm: about 5 MB to download, 45 MB on disk.
+@app.command("emoji-fetch")
+def emoji_fetch(output: OutputOption) -> None:
+    """Fetch four free sets of emoji with npm: about 11 MB to download, 120 MB on disk.
 
     \b
     Examples:
-      dalle-collab demo openmoji-fetch --output openmoji-source
+      dalle-collab demo emoji-fetch --output emoji-source
     """
-    from pipelines.demo.openmoji import fetch_openmoji
+    from pipelines.demo.emoji.emoji_sets import fetch_emoji_sets
 
     with _progress() as progress:
-        progress.add_task("fetching OpenMoji", total=None)
-        package = fetch_openmoji(output)
-    typer.echo(f"OpenMoji is in {package}. Next: dalle-collab demo openmoji-tars --source {output} --output DIR")
+        progress.add_task("fetching emoji", total=None)
+        fetch_emoji_sets(output)
+    typer.echo(f"The emoji are in {output}. Next: dalle-collab demo emoji-tars --source {output} --output DIR")
 
 
-@app.command("openmoji-tars")
-def openmoji_tars(
-    source: Annotated[Path, typer.Option(help="Folder of `demo openmoji-fetch`, or of the npm package.")],
+@app.command("emoji-tars")
+def emoji_tars(
+    source: Annotated[Path, typer.Option(help="Folder of `demo emoji-fetch`.")],
     output: OutputOption,
     image_size: Annotated[int, typer.Option(help="Side of the pictures in pixels.")] = 64,
-    captions_per_picture: Annotated[int, typer.Option(help="Records per picture, 1 to 3.")] = 3,
-    held_out_share: Annotated[float, typer.Option(help="Share of the emoji to hold out.")] = 0.05,
-    skin_tones: Annotated[bool, typer.Option("--skin-tones/--no-skin-tones", help="Include these variants.")] = True,
+    held_out_share: Annotated[float, typer.Option(help="Share of the concepts held out in one style.")] = 0.15,
 ) -> None:
-    """Turn the OpenMoji set into captioned webdataset tars: OUTPUT/train and OUTPUT/held_out.
+    """Turn the sets into captioned webdataset tars: OUTPUT/train, and OUTPUT/held_out with a folder for each test.
+
+    A caption is "waving hand, in the style of Noto". Held out are some concepts in one of their styles, each role of a
+    person with one of the skin tones in all styles, and some colours of hearts, circles and squares in all styles.
 
     \b
     Examples:
-      dalle-collab demo openmoji-tars --source openmoji-source --output openmoji-tars
-      dalle-collab data prepare openmoji-tars/train --codec CODEC --output openmoji-codes
+      dalle-collab demo emoji-tars --source emoji-source --output emoji-tars
+      dalle-collab data prepare emoji-tars/train --codec CODEC --output emoji-codes
     """
-    from pipelines.demo.openmoji import OpenMojiConfig, write_openmoji_tars
+    from pipelines.demo.emoji.emoji_tars import EmojiConfig, write_emoji_tars
 
-    config = OpenMojiConfig(
-        image_size=image_size,
-        captions_per_picture=captions_per_picture,
-        held_out_share=held_out_share,
-        skin_tones=skin_tones,
-    )
+    config = EmojiConfig(image_size=image_size, held_out_share=held_out_share)
     with _progress() as progress:
         task = progress.add_task("drawing emoji", total=None)
-        counts = write_openmoji_tars(
+        counts = write_emoji_tars(
             source, output, config, lambda done, total: progress.update(task, completed=done, total=total)
         )
+    splits = ", ".join(f"{number} {split}" for split, number in counts.pairs.items())
     typer.echo(
-        f"Wrote {counts.records} records of {counts.training_pictures} emoji to {output / 'train'} and "
-        f"{counts.held_out_pictures} emoji to {output / 'held_out'}; {len(counts.missing)} have no drawing. "
-        "Pictures: OpenMoji, CC BY-SA 4.0."
+        f"Wrote {sum(counts.pairs.values())} pairs of {counts.concepts} concepts and a style to {output}: {splits}. "
+        f"Left out: {counts.same_picture} held-out pairs that look like one that is trained on, "
+        f"{len(counts.unreadable)} damaged drawings."
     )
 
 

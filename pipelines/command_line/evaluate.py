@@ -279,7 +279,7 @@ def _read_originals(paths: list[Path] | None, size: int, limit: int) -> "torch.T
     if not paths:
         return None
     dropped: Counter[str] = Counter()
-    pictures = collect_pictures(captioned_pictures(paths, dropped, limit=limit), size).pictures
+    pictures = collect_pictures(captioned_pictures(paths, dropped, size, limit=limit), size).pictures
     if dropped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.most_common())
         typer.echo(f"Originals left out: {reasons}", err=True)

@@ -3,12 +3,14 @@
 import csv
 import json
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+OTHER_PICTURE_SUFFIXES = (".svg", ".svgz", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".jxl")
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 CAPTION_TABLES = ("metadata.jsonl", "metadata.csv", "captions.csv")
 FILE_COLUMNS = ("file_name", "file", "image")
@@ -119,12 +121,18 @@ class TarSource:
 
 
 class FolderSource:
-    """A folder of pictures with captions: `NAME.jpg` + `NAME.txt`, or a table that names each file and its caption."""
+    """A folder of pictures with captions: `NAME.jpg` + `NAME.txt`, or a table that names each file and its caption.
+
+    Of a text file the first line that is not empty is the caption; more lines are often notes, or translations.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.name = path.name
-        self.pictures = sorted(file for file in path.rglob("*") if file.suffix.lower() in PICTURE_SUFFIXES)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        self.pictures = [file for file in files if file.suffix.lower() in PICTURE_SUFFIXES]
+        self.not_read = Counter(file.suffix.lower() for file in files if file.suffix.lower() in OTHER_PICTURE_SUFFIXES)
+        """Pictures in formats that are not read, by suffix."""
         self.num_bytes = sum(file.stat().st_size for file in self.pictures)
 
     def samples(self) -> Iterator[CaptionImage | SourceDamage]:
@@ -134,7 +142,7 @@ class FolderSource:
             name = picture.relative_to(self.path).as_posix()
             row = rows.pop(name, {})
             text = picture.with_suffix(".txt")
-            caption = text.read_text(errors="replace").strip() if text.is_file() else _first(row, CAPTION_COLUMNS)
+            caption = _first_line(text.read_bytes()) if text.is_file() else _first(row, CAPTION_COLUMNS)
             yield _sample(name, self.name, caption, picture.read_bytes(), row)
         for name, row in sorted(rows.items()):
             yield _sample(name, self.name, _first(row, CAPTION_COLUMNS), None, row)
@@ -207,6 +215,11 @@ def _number(value: Any, kind: type) -> Any:
         return kind(float(value))
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _first_line(content: bytes) -> str:
+    lines = content.decode("utf-8-sig", errors="replace").split("\n")  # a byte order mark is no part of a caption
+    return next((line.strip() for line in lines if line.strip()), "")
 
 
 def _first(row: Mapping[str, Any], columns: tuple[str, ...]) -> str | None:

@@ -46,10 +46,11 @@ class EncodedSamples:
 def decode_picture(
     image_bytes: bytes, image_size: int, policy: FilterPolicy
 ) -> tuple[np.ndarray, int, int] | DropReason:
-    """The picture cropped to its central square and resized, (image_size, image_size, 3) uint8, with its original size.
+    """The picture as a square, (image_size, image_size, 3) uint8, with its original size.
 
-    Like img2dataset's `center_crop`: the shorter side becomes image_size. Transparent areas become white. Returns the
-    drop reason instead if the picture cannot be decoded or is too flat.
+    Like img2dataset's `center_crop`: its central square, the shorter side becomes image_size. Transparent areas become
+    white. A cut-out, whose four corners are transparent, is shown whole instead, on white. Returns the drop reason
+    instead if the picture cannot be decoded or is too flat.
     """
     try:
         with Image.open(io.BytesIO(image_bytes), formats=PICTURE_FORMATS) as opened:
@@ -57,8 +58,7 @@ def decode_picture(
             if reason := drop_reason_of_size(width, height, policy):
                 return reason
             opened.draft("RGB", (2 * image_size, 2 * image_size))  # JPEGs: decode large pictures at a fraction
-            picture = ImageOps.fit(_on_white(opened), (image_size, image_size), Image.Resampling.BICUBIC)
-            return np.asarray(picture), width, height
+            return np.asarray(_squared(opened, image_size)), width, height
     except (
         OSError,
         ValueError,
@@ -144,11 +144,26 @@ def _batched(samples: Iterable[CaptionImage], batch_size: int) -> Iterator[list[
         yield batch
 
 
-def _on_white(picture: Image.Image) -> Image.Image:
-    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-    return picture.convert("RGB")
+def on_white(picture: Image.Image) -> Image.Image:
+    """The picture as RGB; what was transparent is white."""
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    picture = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+
+
+def _squared(picture: Image.Image, side: int) -> Image.Image:
+    if _is_cut_out(picture):
+        return ImageOps.pad(on_white(picture), (side, side), Image.Resampling.BICUBIC, color="white")
+    return ImageOps.fit(on_white(picture), (side, side), Image.Resampling.BICUBIC)
+
+
+def _is_cut_out(picture: Image.Image) -> bool:
+    """Whether the picture shows something on nothing: cropped, it would lose parts, and white bars cannot be seen."""
+    if not picture.has_transparency_data:
+        return False
+    alpha, right, bottom = picture.convert("RGBA").getchannel("A"), picture.width - 1, picture.height - 1
+    return all(alpha.getpixel(corner) == 0 for corner in ((0, 0), (right, 0), (0, bottom), (right, bottom)))
 
 
 def _encode_pictures(pictures: list[np.ndarray], codec: VQGANCodec) -> np.ndarray:

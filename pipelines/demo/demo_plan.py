@@ -21,6 +21,9 @@ class DemoPlan:
     run_settings: Mapping[str, Any]
     """Fields of `TrainingRun`, of the task and of the model's configuration."""
 
+    own_pictures: Path | None = None
+    """Somebody's folder of pictures; None: the demo makes some in `work/pictures`."""
+
     codec_folder: Path = Path()
     clip_folder: Path = Path()
 
@@ -33,6 +36,12 @@ class DemoPlan:
     num_captions_in_grid: int = 12
     top_k: int = 64
     temperature: float = 0.7
+    dataset_license: str = ""
+    """Licence of the pictures for the dataset's card; empty: none is named."""
+
+    dataset_credits: str = ""
+    """Who made the pictures, for the dataset's card."""
+
     opens_spaces: bool = False
     """Whether the run's five pages are open from the start of training to the last picture."""
 
@@ -43,7 +52,9 @@ class DemoPlan:
 
     @property
     def pictures_to_train_on(self) -> Path:
-        """Folder of tars: `pictures/train` if some pictures are held out, else `pictures`."""
+        """Somebody's own folder, or tars: `pictures/train` if some pictures are held out, else `pictures`."""
+        if self.own_pictures is not None:
+            return self.own_pictures
         train = self.work / "pictures" / "train"
         return train if train.exists() else self.work / "pictures"
 

@@ -150,9 +150,11 @@ def _publish_dataset(stages: Stages, plan: DemoPlan, token: str) -> None:
             token=token, log_name="prepare",
         )  # fmt: skip
     with stages.stage("publishing", "Publishing the dataset in one commit"):
+        license = ("--license", plan.dataset_license) if plan.dataset_license else ()
+        credits = ("--credits", plan.dataset_credits) if plan.dataset_credits else ()
         stages.run(
             "hub-tools", "publish", "dataset", str(plan.work / "dataset"), plan.repository("-codes"),
-            token=token, log_name="publish",
+            *license, *credits, token=token, log_name="publish",
         )  # fmt: skip
 
 

@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from pipelines.command_line.clip import app
+from pipelines.command_line.clip import app, captioned_pictures
+from pipelines.data_preparation.encoding import decode_picture
+from pipelines.data_preparation.filtering import FilterPolicy
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "white": (250, 250, 250)}
 QUICK = ["--steps", "60", "--batch-size", "16", "--group-size", "4", "--image-size", "32", "--learning-rate", "0.001"]
@@ -45,6 +49,20 @@ def trained(tar_of_pictures, tmp_path_factory):
     output = tmp_path_factory.mktemp("output") / "clip"
     result = CliRunner().invoke(app, ["train", str(tar_of_pictures), "--output", str(output), *QUICK])
     return output, result
+
+
+def test_the_clip_sees_pictures_as_the_codec_does_and_what_the_dataset_leaves_out_is_counted(tmp_path):
+    cut_out = Image.new("RGBA", (40, 20), (0, 0, 0, 0))
+    cut_out.paste((200, 0, 0, 255), (5, 5, 35, 15))
+    cut_out.save(tmp_path / "a.png")
+    Image.new("RGB", (90, 20)).save(tmp_path / "flat.png")
+    for name in ("a", "flat"):
+        (tmp_path / f"{name}.txt").write_text(f"a picture, {name}\nde.utf8=ein Bild")
+    dropped = Counter()
+    ((caption, picture),) = captioned_pictures([tmp_path], dropped, 32)
+    assert caption == "a picture, a" and dropped == {"extreme_aspect_ratio": 1}
+    seen, _, _ = decode_picture((tmp_path / "a.png").read_bytes(), 32, FilterPolicy())
+    assert np.array_equal(picture, seen) and (picture[0] == 255).all() and picture[16, 16].tolist() == [200, 0, 0]
 
 
 @pytest.mark.slow

@@ -68,6 +68,12 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(run, pictures
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
 
 
+def test_formats_that_are_not_read_are_named(run, pictures, codec, tmp_path):
+    (pictures / "drawing.svg").write_text("<svg/>")
+    done = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
+    assert "pictures: not read: 1 .svg. Convert them to PNG, JPEG or WebP to use them." in done.stdout
+
+
 def test_codec_and_captions_come_from_the_hub(run, hub, pictures, codec, tmp_path):
     def publish(*arguments):
         command = [sys.executable, "-m", "hub_tools.command_line", "publish", *map(str, arguments)]

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from hub_tools.publishing.dataset_card import dataset_card
 from hub_tools.publishing.dataset_publishing import ShardError, inspect_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -47,6 +48,13 @@ def shards(tmp_path):
 
 def publish(run_client, token, *arguments, check=True):
     return run_client("hub-tools", "publish", "dataset", *map(str, arguments), token=token, check=check)
+
+
+def test_the_card_credits_who_made_the_pictures_if_that_is_said(shards):
+    dataset = inspect_shards(shards)
+    card = dataset_card(dataset, "org/birds", license="cc-by-4.0", credits="Photographs: A. Finch, CC BY 4.0\n")
+    assert card.endswith("\n\n## Credits\n\nPhotographs: A. Finch, CC BY 4.0\n")
+    assert "Credits" not in dataset_card(dataset, "org/birds", license="cc-by-4.0", credits=" ")
 
 
 @pytest.mark.slow

@@ -140,6 +140,32 @@ def test_a_folder_takes_captions_from_text_files_and_tables(tmp_path):
     assert samples["../outside.jpg"].image_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("content", "caption"),
+    [
+        ("A rat.\nde.utf8=Eine Ratte.\nel.utf8=Ένας αρουραίος.\n".encode(), "A rat."),
+        (b"\n  \r\nAn owl.\r\nde.utf8=Eine Eule.\r\n", "An owl."),
+        ("Wellensittich, grün".encode("utf-8-sig"), "Wellensittich, grün"),
+        ("grün".encode("latin-1"), "gr\N{REPLACEMENT CHARACTER}n"),
+        (b"", ""),
+    ],
+    ids=["translations", "empty lines first", "byte order mark", "not UTF-8", "empty"],
+)
+def test_the_caption_is_the_first_line_of_a_text_file(tmp_path, content, caption):
+    (tmp_path / "a b (1).PNG").write_bytes(b"picture")
+    (tmp_path / "a b (1).txt").write_bytes(content)
+    (sample,) = FolderSource(tmp_path).samples()
+    assert (sample.key, sample.caption) == ("a b (1).PNG", caption)
+
+
+def test_pictures_in_formats_that_are_not_read_are_counted(tmp_path):
+    for name in ("a.png", "b.svg", "deep/c.SVG", "d.gif", "d.txt", "sound.ogg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "folder.svg").mkdir()
+    assert FolderSource(tmp_path).not_read == {".svg": 2, ".gif": 1}
+
+
 def test_a_csv_table_names_captions_too(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"a")
     (tmp_path / "captions.csv").write_text('file,caption\na.jpg,"a star, red"\n')

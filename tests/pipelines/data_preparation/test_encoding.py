@@ -49,6 +49,18 @@ def test_transparent_areas_become_white_and_every_mode_becomes_rgb(mode):
     assert mode == "P" or (decoded == 255).all()
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_a_cut_out_is_shown_whole_and_other_pictures_are_cropped(mode):
+    cut_out = Image.new("RGBA", (40, 20), (0, 0, 0, 0))
+    cut_out.paste((0, 0, 0, 255), (2, 5, 38, 15))
+    shown, width, height = decode_picture(stored(cut_out.convert(mode), "PNG"), 40, FilterPolicy())
+    assert (width, height) == (40, 20)
+    assert (shown[20, 4:36] < 40).all() and (shown[:9] == 255).all() and (shown[31:] == 255).all()
+    cut_out.putpixel((39, 0), (0, 0, 0, 255))
+    cropped, _, _ = decode_picture(stored(cut_out.convert(mode), "PNG"), 40, FilterPolicy())
+    assert (cropped[20] < 40).all(), "a corner is visible: the central square, from edge to edge"
+
+
 @pytest.mark.parametrize("mode", ["L", "CMYK", "1"])
 def test_grey_and_printers_pictures_are_read(mode):
     content = stored(Image.new("RGB", (20, 20), (200, 200, 200)).convert(mode), "JPEG" if mode != "1" else "PNG")

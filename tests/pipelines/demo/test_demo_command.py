@@ -1,5 +1,3 @@
-import json
-import os
 import subprocess
 import sys
 
@@ -62,28 +60,16 @@ def test_the_judge_refuses_what_is_no_scene(tmp_path):
     assert isinstance(run("judge", tmp_path / "absent.png").exception, FileNotFoundError)
 
 
-def test_openmoji_that_was_not_fetched_names_the_command(tmp_path):
-    with pytest.raises(FileNotFoundError, match="dalle-collab demo openmoji-fetch"):
-        raise run("openmoji-tars", "--source", tmp_path, "--output", tmp_path / "tars").exception
+def test_emoji_that_were_not_fetched_name_the_command(tmp_path):
+    with pytest.raises(FileNotFoundError, match="dalle-collab demo emoji-fetch"):
+        raise run("emoji-tars", "--source", tmp_path, "--output", tmp_path / "tars").exception
 
 
-def test_openmoji_tars_are_written_with_their_licence(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "color" / "72x72").mkdir(parents=True)
-    entry = {"hexcode": "1F34E", "annotation": "red apple", "tags": "", "group": "food-drink", "skintone": ""}
-    (tmp_path / "data" / "openmoji.json").write_text(json.dumps([entry]))
-    render_scene(RED_STAR, scene_random(1)).save(tmp_path / "color" / "72x72" / "1F34E.png")
-    result = run("openmoji-tars", "--source", tmp_path, "--output", tmp_path / "tars", "--held-out-share", 0)
-    assert "Wrote 2 records of 1 emoji" in " ".join(result.output.split())
-    assert "CC BY-SA 4.0" in " ".join(result.output.split())
-
-
-def test_without_npm_the_fetch_says_how_to_get_it(tmp_path):
-    code = "from pathlib import Path; from pipelines.demo.openmoji import fetch_openmoji; fetch_openmoji(Path('x'))"
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "npm was not found" in done.stderr
+def test_a_folder_without_pictures_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = run("photographs", "--source", tmp_path / "empty", "--output", tmp_path / "output")
+    assert isinstance(result.exception, ValueError) and "no pictures" in str(result.exception)
+    assert not (tmp_path / "output").exists()
 
 
 def test_help_of_the_demo_commands_needs_no_heavy_library():

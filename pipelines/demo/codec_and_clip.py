@@ -1,0 +1,23 @@
+"""A codec and a CLIP trained for a demo's pictures, where none are shipped for them."""
+
+from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.stages import Stages
+
+
+def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_steps: int, clip_steps: int) -> None:
+    """Train both on the pictures that the model trains on, into the plan's folders.
+
+    Raises:
+        StageError: a command failed.
+    """
+    pictures = str(plan.pictures_to_train_on)
+    with stages.stage("codec_training", "Training a codec for these pictures"):
+        stages.run(
+            "dalle-collab", "codec", "train", pictures, "--output", str(plan.codec_folder),
+            "--steps", str(codec_steps), log_name="codec",
+        )  # fmt: skip
+    with stages.stage("clip_training", "Training a CLIP for these pictures"):
+        stages.run(
+            "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder), "--steps", str(clip_steps),
+            "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder), log_name="clip",
+        )  # fmt: skip
