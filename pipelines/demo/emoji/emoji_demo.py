@@ -76,7 +76,7 @@ def run_emoji_demo(output: Path, console: Console, *, source: Path | None = None
         num_candidates=8,
         top_k=64,
         num_captions_in_grid=12,
-        dataset_license="cc-by-sa-4.0",
+        dataset_license="other",  # four licences, which the credits name
         dataset_credits=f"The pictures are those of four sets of emoji, each under its own licence:\n\n{CREDITS}",
     )
     result = run_whole_line(
