@@ -36,6 +36,9 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
     output: Annotated[Path, typer.Option(help="File for the grid of pictures.")] = Path("grid.png"),
+    mosaic: Annotated[
+        bool, typer.Option("--mosaic", help="Lay many prompts out side by side, their best pictures large.")
+    ] = False,
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for the kept pictures, one file each, best first: 0000-0.png, ...")
     ] = None,
@@ -82,7 +85,7 @@ def generate(
     picture = _read_picture(complete, rows)
     parts = dict(revision=revision, codec=codec, clip=clip)
     drawn = _draw(repository, texts, options, picture, rows, device=device, **parts)
-    _save_grid(texts, drawn, output)
+    _save_grid(texts, drawn, output, is_mosaic=mosaic)
     files = _save_pictures(drawn, pictures)
     if as_json:
         for prompt, ranked, saved in zip(texts, drawn, files, strict=True):
@@ -122,10 +125,12 @@ def _draw(
         return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
 
 
-def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path) -> None:
+def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path, *, is_mosaic: bool) -> None:
     from pipelines.generation.picture_grid import draw_picture_grid, save_picture
+    from pipelines.generation.picture_mosaic import draw_picture_mosaic
 
-    save_picture(draw_picture_grid(list(zip(prompts, drawn, strict=True))), output)
+    draw = draw_picture_mosaic if is_mosaic else draw_picture_grid
+    save_picture(draw(list(zip(prompts, drawn, strict=True))), output)
 
 
 def _save_pictures(drawn: "Sequence[Sequence[RankedImage]]", folder: Path | None) -> list[list[Path | None]]:
