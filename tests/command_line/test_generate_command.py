@@ -59,6 +59,13 @@ def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def test_a_mosaic_shows_prompts_side_by_side(run_folder, tmp_path):
+    result = invoke(run_folder, "a red star", "a ring", *FEW, "--mosaic", "--output", tmp_path / "grid.png")
+    assert result.exit_code == 0, result.output
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.width == 2 * (216 + 6 + 68) + 24 + 2 * 28 and 216 < grid.height < 2 * 216
+
+
 def test_a_grid_is_written_for_every_prompt(run_folder, tmp_path):
     output = tmp_path / "pictures" / "grid.png"
     (tmp_path / "prompts.txt").write_text("a large green circle\n\n  маленькая звезда \n", encoding="utf-8")
