@@ -175,7 +175,7 @@ def _page(title: str, summary: DemoSummary, grid_title: str, addresses: Mapping[
 <table>{rows}</table>
 {pages}
 <h2>{html.escape(grid_title)}</h2>
-<img src="grid.png" alt="Generated pictures, one row for each caption">
+<img src="grid.png" alt="Generated pictures with their captions">
 <h2>Loss</h2>
 <img src="loss_curve.png" alt="Training loss and number of peers against the epoch">
 <h2>Time</h2>

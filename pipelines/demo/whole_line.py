@@ -78,7 +78,7 @@ def run_whole_line(
             train_together(stages, plan, accounts, console)
         with stages.stage("generation", f"Drawing {len(captions)} captions, {plan.num_candidates} candidates each"):
             ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)
-            _draw(stages, plan, captions[: plan.num_captions_in_grid], "grid", **ranked)
+            _draw(stages, plan, captions[: plan.num_captions_in_grid], "grid", "--mosaic", **ranked)
             best = _draw(stages, plan, captions, "ranked", **ranked)
             unranked = _draw(stages, plan, captions, "unranked", num_candidates=1, keep=1)
         api = HfApi(endpoint=hub.endpoint, token=accounts.organiser)
@@ -176,7 +176,7 @@ def _create_run(stages: Stages, plan: DemoPlan, token: str) -> None:
 
 
 def _draw(
-    stages: Stages, plan: DemoPlan, captions: list[str], name: str, *, num_candidates: int, keep: int
+    stages: Stages, plan: DemoPlan, captions: list[str], name: str, *options: str, num_candidates: int, keep: int
 ) -> list[list[str]]:
     """Draw captions with the published model; return, per caption, the files of the pictures that were kept."""
     prompts = plan.work / f"{name}.txt"
@@ -184,7 +184,7 @@ def _draw(
     output = stages.run(
         "dalle-collab", "generate", plan.repository(), "--prompts", str(prompts), "--candidates", str(num_candidates),
         "--keep", str(keep), "--top-k", str(plan.top_k), "--temperature", str(plan.temperature), "--batch-size", "256",
-        "--output", str(plan.output / f"{name}.png"), "--pictures", str(plan.work / name), "--json",
+        "--output", str(plan.output / f"{name}.png"), "--pictures", str(plan.work / name), "--json", *options,
         log_name="generate",
     )  # fmt: skip
     answers = [json.loads(line) for line in output.splitlines() if line.startswith("{")]

@@ -107,7 +107,7 @@ def _records(pictures: Mapping[EmojiPair, bytes], split: str, image_size: int) -
             jpeg=pictures[pair],
             caption=pair.caption,
             size=(image_size, image_size),
-            url=f"https://www.npmjs.com/package/{style.package}/v/{style.version}#{pair.concept.hexcode}",
+            url=f"pkg:npm/{style.package.replace('@', '%40')}@{style.version}#{pair.concept.hexcode}",
             license=style.license,
             attribution=style.attribution,
         )

@@ -132,11 +132,20 @@ def test_who_takes_over_the_reel_goes_on_with_its_index(tmp_path):
     published.mkdir()
     take_over_reel(own, published, ["a robin"])
     assert not own.exists(), "there was nothing to take over"
-    write_index(published, ["a robin"], [dict(epoch=10, file="a.webp"), dict(epoch=20, file="b.webp")])
+    write_index(
+        published,
+        ["a robin"],
+        [dict(epoch=10, file="epoch-00000010.webp"), dict(epoch=20, file="epoch-00000020.webp", time=1.0)],
+    )
     own.mkdir()
-    write_index(own, ["a robin"], [dict(epoch=20, file="c.webp")])
+    write_index(
+        own, ["a robin"], [dict(epoch=20, file="epoch-00000020.webp", time=2.0), dict(epoch=30, file="../x.webp")]
+    )
     take_over_reel(own, published, ["a robin"])
-    assert [(entry["epoch"], entry["file"]) for entry in read_index(own)] == [(10, "a.webp"), (20, "c.webp")]
+    assert [(entry["file"], entry.get("time")) for entry in read_index(own)] == [
+        ("epoch-00000010.webp", None),
+        ("epoch-00000020.webp", 2.0),
+    ], "a file of another name is none of a reel"
     (own / "index.json").write_text("damaged")
     assert read_index(own) == []
 
