@@ -118,6 +118,7 @@ def evaluate(
       dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
     from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
+    from pipelines.demo.scenes.caption_judge import judge_caption
     from pipelines.evaluation.features import CLIP, check_specification
     from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
     from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, open_yardsticks, settings_of
@@ -178,7 +179,9 @@ def evaluate(
     parts = subject.load(device)
     other_parts = None if other is None else other.load(device)
     pictures = _read_originals(originals, parts.codec.config.image_size, records)
-    reading = Reading(num_records=records, num_training_records=training_records, features=extractors, clip=clip)
+    reading = Reading(
+        num_records=records, num_training_records=training_records, features=extractors, clip=clip, judge=judge_caption
+    )
     yardsticks, left_out = open_yardsticks(run, parts, reading, pictures, device)
     with stage_progress() as on_progress:
         first = _measured(subject, parts, yardsticks, options, left_out, output, on_progress)

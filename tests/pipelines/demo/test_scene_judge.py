@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipelines.demo.scenes.caption_judge import judge_caption
 from pipelines.demo.scenes.scene_judge import chance_level, exact_match, judge_file, judge_picture
 from pipelines.demo.scenes.scenes import (
     BACKGROUND_COLOURS,
@@ -122,3 +123,15 @@ def test_a_file_that_is_no_picture_is_refused_by_name(tmp_path):
     path.write_bytes(b"no picture")
     with pytest.raises(OSError, match=r"picture\.png cannot be read as a picture"):
         judge_file(path)
+
+
+def test_a_picture_is_judged_by_its_caption_if_that_is_one_of_the_demos():
+    picture = np.full((64, 64, 3), 150, np.uint8)
+    picture[20:44, 20:44] = SHAPE_COLOURS["red"]
+    everything = dict.fromkeys(("colour", "background", "position", "shape"), True)
+    assert judge_caption("small red square in the centre, grey background", picture) == everything
+    assert judge_caption("small red circle at the top, grey background", picture) == everything | dict(
+        position=False, shape=False
+    )
+    assert judge_caption("a robin on a branch", picture) is None
+    assert judge_caption("small red square in the centre, grey background", picture[:16, :16]) is None
