@@ -201,7 +201,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             mode_of(gathered)
         except ValueError as error:
             logger.warning("Peer %s was not accepted into a group. %s", context.remote_id, error)
-            self._mistrust(context.remote_id)
+            self._distrust(context.remote_id)
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
         if self._search is not None and not self._search.accepts(context.remote_id):
@@ -259,7 +259,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
                 mode_of(gathered)
         except ValueError as error:  # the leader should not have let it in, or has made it up
             logger.warning("A group was aborted. %s", error)
-            self._mistrust()
+            self._distrust(self._search.leader if self._search is not None else None)
             raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
         return await super()._aggregate_with_group(group_info, *args, **kwargs)
 
@@ -363,9 +363,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
         return self._recorded_weights
 
-    def _mistrust(self, peer: PeerID | None = None) -> None:
-        if self._search is not None and (culprit := self._search.mistrust(peer)) is not None:
-            self._name_outside_a_round(culprit, Offence.NOT_UNDERSTOOD)
+    def _distrust(self, peer: PeerID | None) -> None:
+        if self._checks is not None and peer is not None:
+            self._checks.distrust(peer, Offence.NOT_UNDERSTOOD)
 
     def _name_outside_a_round(self, peer: PeerID, offence: Offence) -> None:
         logger.warning("Peer %s %s.", peer.to_base58(), offence)

@@ -105,6 +105,11 @@ class RoundChecks:
         now = time.monotonic()
         return self._convicted.avoids(peer, now) or self._distrusted.avoids(peer, now)
 
+    def distrust(self, peer: PeerID, offence: Offence) -> None:
+        """Name a peer for what only this one knows, and avoid it for a while, twice as long each time."""
+        self._distrusted.avoid(peer, time.monotonic())
+        self._name(peer, offence)
+
     def open(self, runner: TrustedAllReduceRunner, tokens: Mapping[PeerID, str]) -> None:
         """Keep what members may ask about a round that begins now; of older rounds only the last one is kept."""
         modes = zip(runner.ordered_peer_ids, runner.modes, strict=True)
@@ -158,7 +163,7 @@ class RoundChecks:
         if evidence is not None and result is Verdict.FALSE:
             self._convict(known, evidence)
         elif result is not Verdict.UNCLEAR:
-            self._distrust(accuser, Offence.FALSE_ACCUSATION)
+            self.distrust(accuser, Offence.FALSE_ACCUSATION)
         yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
 
     def _wants(self, known: _Round, accuser: PeerID, hello: averaging_pb2.AveragingData) -> bool:
@@ -240,10 +245,6 @@ class RoundChecks:
         self._num_unproven[peer] += 1
         if self._num_unproven[peer] >= MOST_UNPROVEN:
             self._distrusted.avoid(peer, time.monotonic())
-        self._name(peer, offence)
-
-    def _distrust(self, peer: PeerID, offence: Offence) -> None:
-        self._distrusted.avoid(peer, time.monotonic())
         self._name(peer, offence)
 
     async def _accuse(self, known: _Round, evidence: Evidence, member: PeerID) -> None:

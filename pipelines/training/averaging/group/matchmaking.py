@@ -67,8 +67,9 @@ class GroupSearch:
         self._group_size = matchmaking.target_group_size
         pause_seconds = min(LONGEST_PAUSE_SECONDS, self._seconds / LOOKS_PER_MATCHMAKING)
         self._stalled, self._on_stall = Avoidance(FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS), on_stall
-        self._mistrusted = Avoidance(FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS)
-        self._leader: PeerID | None = None
+        self.leader: PeerID | None = None
+        """Leader of the group that has just begun, which has put it together; None: this peer, or no group yet."""
+
         self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds, self._may_be_followed)
         matchmaking.group_key_manager = self._key_manager
         self._is_kept_out, self._num_requests = is_kept_out, 0
@@ -86,25 +87,16 @@ class GroupSearch:
 
     def accepts(self, follower: PeerID) -> bool:
         """Return whether a peer may join a group of this one."""
-        return not (follower in self.avoided or self._is_left_out(follower))
+        return not (follower in self.avoided or self._is_kept_out(follower))
 
     def average_epoch(self, epoch: int | None) -> None:
         """Make the next searches for a round of this epoch's values; see `PacedKeyManager.epoch`."""
         self._key_manager.epoch = epoch
 
-    def mistrust(self, peer: PeerID | None = None) -> PeerID | None:
-        """Neither follow nor accept a peer for a while, twice as long each time; return it.
-
-        By default the leader of the group that has just begun: it alone has put the group together. None: this peer.
-        """
-        if (peer := peer or self._leader) is not None:
-            self._mistrusted.avoid(peer, time.monotonic())
-        return peer
-
     def begin(self) -> None:
         """Reset: the next search is the first one for a round, or a group has been found."""
         self._silent = self._late = self._followers = frozenset()
-        self._members, self._leader = (), None
+        self._members, self.leader = (), None
         self._key_manager.avoid(())
         self._key_manager.meet_again((), 0.0)
         self._set_search(self._seconds, self._group_size)
@@ -153,7 +145,7 @@ class GroupSearch:
 
     async def _follow(self, leader: PeerID) -> GroupInfo | None:
         """Ask a leader to join its group, and remember whether that has begun."""
-        if self._is_left_out(leader):
+        if self._is_kept_out(leader):
             return None  # another leader has sent this peer there
         matchmaking, was_accepted = self._matchmaking, self._matchmaking.was_accepted_to_group
         deadline = matchmaking.get_request_expiration_time() + matchmaking.request_timeout / 2
@@ -168,7 +160,7 @@ class GroupSearch:
         if self._num_requests != number:
             return group  # it sent this peer on to another leader, whom it asked then
         if group is not None:
-            self._leader = leader
+            self.leader = leader
             self._stalled.forgive(leader)
         elif is_accepted and get_dht_time() > deadline:
             self._stalled.avoid(leader, time.monotonic())
@@ -176,10 +168,7 @@ class GroupSearch:
         return group
 
     def _may_be_followed(self, leader: PeerID) -> bool:
-        return not (self._stalled.avoids(leader, time.monotonic()) or self._is_left_out(leader))
-
-    def _is_left_out(self, peer: PeerID) -> bool:
-        return self._mistrusted.avoids(peer, time.monotonic()) or self._is_kept_out(peer)
+        return not (self._stalled.avoids(leader, time.monotonic()) or self._is_kept_out(leader))
 
     def _update(self) -> None:
         """Apply what is known about the members, if the round was aborted."""
@@ -194,7 +183,7 @@ class GroupSearch:
         if not self._rounds_begin_together:
             self._set_search(retry_seconds(self._seconds), self._group_size)
             return
-        group = [member for member in self._members if member not in avoided and not self._is_left_out(member)]
+        group = [member for member in self._members if member not in avoided and not self._is_kept_out(member)]
         leaders = [member for member in group if member not in self._followers]
         above = leaders[: leaders.index(own)] if own in leaders else leaders
         seconds = retry_seconds(self._seconds)

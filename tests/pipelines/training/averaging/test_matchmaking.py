@@ -18,7 +18,9 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.serializer import MSGPackSerializer
 
+from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.group.matchmaking import GroupSearch, PacedKeyManager, retry_seconds
+from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 NOTHING_GATHERED = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
@@ -164,21 +166,25 @@ def test_a_convicted_peer_is_neither_found_nor_accepted_nor_followed_where_other
 
 
 def test_a_peer_that_is_not_understood_and_a_leader_of_such_a_group_are_left_alone_for_a_while(dht):
-    async def search_with_mistrust():
-        matchmaking, search = await make_search(dht)
-        assert search.mistrust() is None, "nobody leads"
-        assert search.mistrust(MEMBERS[1]) == MEMBERS[1]
-        search._leader = MEMBERS[2]
-        assert search.mistrust() == MEMBERS[2]
+    named = []
+    checks = RoundChecks(dht.peer_id, stub_of=None, name=lambda *who_and_what: named.append(who_and_what))
+
+    async def search_with_distrust():
+        matchmaking, search = await make_search(dht, is_kept_out=checks.avoids)
+        assert search.leader is None, "nobody leads"
+        checks.distrust(MEMBERS[1], Offence.NOT_UNDERSTOOD)
+        search.leader = MEMBERS[2]
+        checks.distrust(search.leader, Offence.NOT_UNDERSTOOD)
         search.begin()
-        assert search.mistrust() is None, "the leader of an earlier group has no part in the next one"
+        assert search.leader is None, "the leader of an earlier group has no part in the next one"
         search.meet_again(MEMBERS)
         again = [leader for leader, _ in await look(search._key_manager)]
         followed = await matchmaking._request_join_group(MEMBERS[1])
         return again, followed, [search.accepts(member) for member in MEMBERS]
 
-    again, followed, accepted = asyncio.run(search_with_mistrust())
+    again, followed, accepted = asyncio.run(search_with_distrust())
     assert again == [MEMBERS[0], MEMBERS[3]] and followed is None and accepted == [True, False, False, True]
+    assert named == [(member, Offence.NOT_UNDERSTOOD) for member in MEMBERS[1:3]]
 
 
 @pytest.mark.parametrize(
