@@ -1,13 +1,13 @@
 """Which attributes of a caption a picture shows, for captions of which a judge can tell."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from pipelines.evaluation.figures import HIGHER, NEITHER, FigureKind
-from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
+from pipelines.evaluation.measurement import Measurement
 
 Judge = Callable[[str, np.ndarray], Mapping[str, bool] | None]
 """Gets a caption and a picture, `(height, width, 3)` uint8; returns for each attribute whether it is right.
@@ -31,40 +31,38 @@ def measure_attributes(
     result: Measurement,
     judge: Judge,
     captions: Sequence[str],
-    decode: Callable[[torch.Tensor], torch.Tensor],
-    drawn: torch.Tensor,
+    drawings: Iterable[torch.Tensor],
     held_out: torch.Tensor,
 ) -> None:
     """Add what a judge says of drawings and of held-out pictures, or nothing if it knows none of the captions.
 
-    `drawn: (prompt, drawing, image)` and `held_out: (prompt, image)` are codes; `decode` makes pictures of codes,
-    `(picture, 3, side, side)` in [0, 1].
+    Each drawing, and `held_out`, are the pictures of all captions, `(picture, 3, side, side)` in [0, 1]. The drawings
+    are not looked at if the judge knows none of the captions.
     """
-    shares = _shares(judge, captions, [_pictures(decode, codes) for codes in drawn.unbind(1)])
-    if not shares:
+    expected = _shares(judge, captions, [held_out])
+    if not expected:
         return
-    exact = shares.pop(EXACT)
-    result.add_items(ALL_RIGHT, torch.tensor(exact))
+    shares = _shares(judge, captions, drawings)
+    result.add_items(ALL_RIGHT, torch.tensor(shares.pop(EXACT)))
     for name, values in shares.items():
         kind = FigureKind(
             name=f"right_{name}", items="prompts", better=HIGHER, meaning=f"Share of drawings with the right {name}."
         )
         result.add_items(kind, torch.tensor(values))
-    result.add_items(ALL_RIGHT_HELD_OUT, torch.tensor(_shares(judge, captions, [_pictures(decode, held_out)])[EXACT]))
+    result.add_items(ALL_RIGHT_HELD_OUT, torch.tensor(expected[EXACT]))
 
 
-def _pictures(decode: Callable[[torch.Tensor], torch.Tensor], codes: torch.Tensor) -> list[np.ndarray]:
-    chunks = [(decode(chunk).float().cpu() * 255).round().byte() for chunk in codes.split(PICTURES_AT_ONCE)]
-    return [picture.permute(1, 2, 0).numpy() for chunk in chunks for picture in chunk]
-
-
-def _shares(judge: Judge, captions: Sequence[str], drawings: Sequence[list[np.ndarray]]) -> dict[str, list[float]]:
+def _shares(judge: Judge, captions: Sequence[str], drawings: Iterable[torch.Tensor]) -> dict[str, list[float]]:
     """Return, for each attribute, the share of a caption's drawings that have it right, where it has the attribute."""
+    rights: list[list[Mapping[str, bool]]] = [[] for _ in captions]
+    for pictures in drawings:
+        for found, caption, picture in zip(rights, captions, pictures, strict=True):
+            array = (picture.float() * 255).round().byte().permute(1, 2, 0).numpy()
+            if (right := judge(caption, array)) is not None:
+                found.append(right)
     shares: dict[str, list[float]] = defaultdict(list)
-    for caption, pictures in zip(captions, zip(*drawings, strict=True), strict=True):
-        rights = [right for picture in pictures if (right := judge(caption, picture)) is not None]
-        if rights:
-            shares[EXACT].append(sum(all(right.values()) for right in rights) / len(rights))
-            for name in rights[0]:
-                shares[name].append(sum(right[name] for right in rights) / len(rights))
+    for found in filter(None, rights):
+        shares[EXACT].append(sum(all(right.values()) for right in found) / len(found))
+        for name in found[0]:
+            shares[name].append(sum(right[name] for right in found) / len(found))
     return shares

@@ -121,11 +121,11 @@ def evaluate_checkpoint(
     if yardsticks.judge is not None:
         is_prompt = torch.tensor([bool(caption.strip()) for caption in held_out.captions])
         on_progress("judging", 0, None, "attributes")
-        measure_attributes(result, yardsticks.judge, prompts, decode, codes, held_out.image_codes[is_prompt])
+        drawings = (in_chunks(decode, drawing, PICTURES_AT_ONCE) for drawing in codes.unbind(1))
+        measure_attributes(result, yardsticks.judge, prompts, drawings, reference[is_prompt])
     originals = {}
     if yardsticks.originals is not None:
-        extractors = list(yardsticks.extractors)
-        originals = measure_codec(result, parts.codec, yardsticks.originals, extractors, yardsticks.lpips)
+        originals = measure_codec(result, parts.codec, yardsticks.originals, yardsticks.extractors, yardsticks.lpips)
     for extractor in yardsticks.extractors:
         on_progress("comparing", 0, None, f"pictures by {extractor.name}")
         drawn = torch.stack(

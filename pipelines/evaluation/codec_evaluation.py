@@ -1,5 +1,7 @@
 """What a codec preserves of pictures: no model that draws with it can come closer to the originals."""
 
+from collections.abc import Sequence
+
 import torch
 import torchvision.transforms.functional as vision
 
@@ -29,7 +31,7 @@ def measure_codec(
     result: Measurement,
     codec: VQGANCodec,
     originals: torch.Tensor,
-    extractors: list[FeatureExtractor],
+    extractors: Sequence[FeatureExtractor],
     lpips: Lpips | None = None,
 ) -> dict[str, torch.Tensor]:
     """Add the codec's figures on `originals: (picture, 3, side, side)` uint8; return their features by extractor."""

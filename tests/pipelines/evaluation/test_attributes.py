@@ -24,9 +24,9 @@ def judge(caption, picture):
 
 def test_shares_are_over_drawings_and_captions_that_have_the_attribute():
     captions = ["bright", "dark square", "dark ring", "of something else"]
-    drawn = torch.tensor([[[90], [10]], [[10], [10]], [[10], [90]], [[0], [0]]])
+    drawings = [decode(torch.tensor([[90], [10], [10], [0]])), decode(torch.tensor([[10], [10], [90], [0]]))]
     result = Measurement()
-    measure_attributes(result, judge, captions, decode, drawn, held_out=torch.tensor([[90], [10], [10], [0]]))
+    measure_attributes(result, judge, captions, drawings, held_out=decode(torch.tensor([[90], [10], [10], [0]])))
     figures = {figure.name: (figure.value, figure.num_items) for figure in result.figures}
     assert figures == {
         "exact_match": (0.5, 3),
@@ -38,5 +38,6 @@ def test_shares_are_over_drawings_and_captions_that_have_the_attribute():
 
 def test_where_the_judge_knows_no_caption_there_is_no_figure():
     result = Measurement()
-    measure_attributes(result, judge, ["a robin"], decode, torch.zeros(1, 2, 1), held_out=torch.zeros(1, 1))
-    assert result.figures == []
+    drawings = iter([decode(torch.zeros(1, 1))])
+    measure_attributes(result, judge, ["a robin"], drawings, held_out=decode(torch.zeros(1, 1)))
+    assert result.figures == [] and len(list(drawings)) == 1, "no drawing was decoded for nothing"
