@@ -161,6 +161,9 @@ class SwarmRecords:
         self.admissions = AdmissionRecords(dht, run_id, admission=admission)
         """Decides whose records count; shared, because it caches look-ups."""
 
+        self._devices: dict[bytes, str] = {}
+        """What the peers that introduced themselves compute on, as last read for `reporters`."""
+
     def open(self) -> Self:
         """Make the DHT node check signatures and schemas, and publish this peer's token, now and when it is renewed.
 
@@ -219,9 +222,10 @@ class SwarmRecords:
         """Return who stands behind the records of these owners, by public key."""
         users, admitted = self.admissions.users(owners), self.admissions.admitted(owners)
         peers = {owner: PeerID(bytes.fromhex(held.peer_id)).to_base58() for owner, held in admitted.items()}
-        devices = {owner: introduction.device for owner, introduction in self.introductions().items()}
+        if not peers.keys() <= self._devices.keys():  # a peer's device is the same until its end
+            self._devices = {owner: introduction.device for owner, introduction in self.introductions().items()}
         return {
-            owner: Reporter(user=users[owner], sender=sender_name(peer), device=devices.get(owner, ""))
+            owner: Reporter(user=users[owner], sender=sender_name(peer), device=self._devices.get(owner, ""))
             for owner, peer in peers.items()
         }
 
