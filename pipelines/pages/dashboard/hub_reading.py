@@ -1,7 +1,6 @@
 """Keeps what the Hub has of a run in memory: settings, history, contributions, checkpoints, pictures."""
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from pipelines.training.metrics.credit.contributions import Contribution
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
 from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
 from pipelines.training.metrics.history import read_history
-from pipelines.training.metrics.reel import read_index, read_prompts
+from pipelines.training.metrics.reel import PICTURE_NAME, read_index, read_prompts
 from pipelines.training.repository.epoch_tags import tagged_epochs
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 10.0
 ANSWER_SECONDS = 15.0
-PICTURE_NAME = re.compile(r"epoch-\d{8,}\.webp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +140,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
         figures=read_figures(folder / METRICS_FOLDER),
         contributions=read_contributions(folder / METRICS_FOLDER).days,
         checkpoints=checkpoints,
-        pictures={entry["epoch"]: entry["file"] for entry in reel if PICTURE_NAME.fullmatch(str(entry["file"]))},
+        pictures={entry["epoch"]: entry["file"] for entry in reel},
         prompts=read_prompts(folder / REEL_FOLDER),
         read_at=now,
         problem="",

@@ -1,6 +1,6 @@
 """The text of a card: pictures, how to use the model, figures, sources, who trained it on what, limits, citation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hub_tools.run_files import CARD_FILE, LOSS_CURVE_FILE, METRICS_FOLDER
@@ -47,27 +47,27 @@ def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
     )
     sections = [
         merged_header(own, facts.header) + f"\n# {facts.repository}\n\n{parts.summary}",
-        *_pictures(facts),
+        _pictures(facts),
         f"## Use\n\n{parts.use}",
         _figures(run, facts, parts),
-        *filter(None, [evaluation_section(facts.figures)]),
+        evaluation_section(facts.figures),
         _sources(facts.sources),
-        *([f"## Who trained it\n\n{facts.contributors}"] if facts.contributors else []),
+        facts.contributors and f"## Who trained it\n\n{facts.contributors}",
         f"## Join\n\n```bash\ndalle-collab join {facts.repository}\n```",
         _older_epochs(run, facts, parts),
         f"## Limits\n\n{parts.limits}",
         _files(),
         _citation(facts),
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
-def _pictures(facts: CheckpointFacts) -> Iterator[str]:
+def _pictures(facts: CheckpointFacts) -> str:
     if facts.picture is None:
-        return
+        return ""
     shown = facts.prompts[:MOST_PROMPTS]
     captions = "\n".join(f"{number}. {plain(prompt)}" for number, prompt in enumerate(shown, 1))
-    yield (
+    return (
         f"![what the model draws]({facts.picture})\n\n"
         f"Drawn without choosing the best, a row for each caption, from top to bottom:\n\n{captions}"
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 REEL_SEED = 0
-_PICTURE = re.compile(r"epoch-\d{8,12}\.webp")
+PICTURE_NAME = re.compile(r"epoch-\d{8,12}\.webp")
 
 DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image | None]
 """Draws the prompts with the model, always with the same seed, as one picture; None: the task has no pictures."""
@@ -51,7 +51,7 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
     """Return the pictures that an index lists, by epoch; none if there is no index or it is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pictures = json.loads((folder / REEL_INDEX_FILE).read_text(encoding="utf-8"))["pictures"]
-        return [one for one in pictures if isinstance(one["epoch"], int) and _PICTURE.fullmatch(one["file"])]
+        return [one for one in pictures if isinstance(one["epoch"], int) and PICTURE_NAME.fullmatch(str(one["file"]))]
     return []
 
 

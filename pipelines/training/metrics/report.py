@@ -28,7 +28,7 @@ def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) ->
     sections = [
         _summary(record, now),
         _course(record, loss_curve),
-        *filter(None, [evaluation_section(record.figures)]),
+        evaluation_section(record.figures),
         _contributors(record),
         _data(record),
         _costs(record),
@@ -36,7 +36,7 @@ def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) ->
         _settings("Settings shared by all peers", _shared_settings(record)),
         _settings("Model", record.run.model_config),
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def total_bytes(history: Sequence[Mapping[str, Any]]) -> int:

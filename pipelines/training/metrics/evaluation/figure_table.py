@@ -3,30 +3,26 @@
 from collections.abc import Sequence
 
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, newest_figures
+from pipelines.training.metrics.tables import markdown_table
 
 
 def evaluation_section(figures: Sequence[CheckpointFigure]) -> str:
-    """Return the section of a document about the newest evaluation; empty without one."""
-    text = figures_markdown(figures)
-    return f"## Evaluation\n\n{text}" if text else ""
+    """Return the section of a document about the newest evaluation, with the command that computes it again.
 
-
-def figures_markdown(figures: Sequence[CheckpointFigure]) -> str:
-    """Return the newest evaluation as a table, with the command that computes it again; empty without one."""
+    Empty without an evaluation.
+    """
     newest = newest_figures(figures)
     if not newest:
         return ""
     first = newest[0]
-    records = f"{first.num_records:,} held-out records"
     few = " These are too few to tell small differences." if first.is_few else ""
-    rows = "\n".join(
-        f"| `{one.name}` | {one.value:.4g} | {one.interval or '-'} | {one.basis} | {_better(one)} |" for one in newest
-    )
-    return f"""The checkpoint of epoch {first.epoch}, with intervals of 95 %, on {records}.{few}
+    rows = [(f"`{one.name}`", f"{one.value:.4g}", one.interval or "-", one.basis, _better(one)) for one in newest]
+    table = markdown_table(("figure", "value", "interval", "of", "better"), rows)
+    return f"""## Evaluation
 
-| figure | value | interval | of | better |
-|---|---|---|---|---|
-{rows}
+The checkpoint of epoch {first.epoch}, with intervals of 95 %, on {first.num_records:,} held-out records.{few}
+
+{table}
 
 What they mean is in the project's docs/evaluation.md. The same figures again:
 
