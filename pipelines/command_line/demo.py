@@ -205,17 +205,18 @@ def scenes(
 @app.command()
 def captions(
     num_captions: Annotated[int, typer.Option(help="How many; at most one for each held-out combination.")] = 16,
+    num_pairs: Annotated[int, typer.Option(help="As many of two shapes among them.")] = 0,
 ) -> None:
     """Print captions of held-out scenes, which no training picture shows.
 
     \b
     Examples:
       dalle-collab demo captions
-      dalle-collab demo captions --num-captions 200 > prompts.txt
+      dalle-collab demo captions --num-captions 200 --num-pairs 100 > prompts.txt
     """
-    from pipelines.demo.scenes.scene_captions import held_out_captions
+    from pipelines.demo.scenes.caption_judge import held_out_scene_captions
 
-    for caption in held_out_captions(num_captions):
+    for caption in held_out_scene_captions(num_captions, num_pairs):
         typer.echo(caption)
 
 
@@ -226,21 +227,25 @@ def judge(
 ) -> None:
     """Say which scene each picture shows, by matching it with rendered shapes.
 
-    With --caption, also say whether colour, background, position and shape are all correct.
+    With --caption, also say whether colour, background, shape and position, or relation, are all correct.
 
     \b
     Examples:
       dalle-collab demo judge picture.png
       dalle-collab demo judge *.png --caption "a small red star on the left of a blue background"
     """
-    from pipelines.demo.scenes.scene_captions import parse_caption
-    from pipelines.demo.scenes.scene_judge import judge_file
+    from pipelines.demo.scenes.caption_judge import describe_scene, judge_caption, parse_scene_caption
+    from pipelines.demo.scenes.scene_judge import read_picture
 
-    wanted = None if caption is None else parse_caption(caption)
+    if caption is not None:
+        parse_scene_caption(caption)  # a caption of something else is refused before any picture is read
     for path in pictures:
-        seen = judge_file(path)
-        verdict = "" if wanted is None else (", as asked for" if seen.scored == wanted.scored else ", not as asked for")
-        typer.echo(f"{path}: {seen.description}{verdict}")
+        picture = read_picture(path)
+        verdict = ""
+        if caption is not None:
+            right = judge_caption(caption, picture)
+            verdict = ", as asked for" if right and all(right.values()) else ", not as asked for"
+        typer.echo(f"{path}: {describe_scene(picture)}{verdict}")
 
 
 @app.command("emoji-fetch")

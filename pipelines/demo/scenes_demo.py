@@ -8,15 +8,13 @@ from PIL import Image
 from rich.console import Console
 
 from pipelines.demo.demo_plan import DemoPlan
-from pipelines.demo.scenes.scene_captions import held_out_captions
-from pipelines.demo.scenes.scene_judge import chance_level, exact_match
-from pipelines.demo.scenes.scenes import held_out_scenes
+from pipelines.demo.scenes.caption_judge import held_out_scene_captions, score_drawings
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
-NUM_CAPTIONS = 200
+NUM_SCENES, NUM_PAIRS = 400, 100
 NUM_PICTURES = 16_000
 
 RUN_SETTINGS: dict[str, Any] = dict(
@@ -59,13 +57,12 @@ def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_P
             log_name="pictures",
         )  # fmt: skip
 
-    result = run_whole_line(plan, make_pictures, lambda: held_out_captions(NUM_CAPTIONS), console)
+    captions = held_out_scene_captions(NUM_SCENES, NUM_PAIRS)
+    result = run_whole_line(plan, make_pictures, lambda: captions, console)
     summary = summarise_demo(
         result,
         picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")),
-        exact_match=_score(result.best_pictures),
-        exact_match_without_ranking=_score(result.unranked_pictures),
-        chance=chance_level(),
+        scores=score_drawings(captions, _read(result.best_pictures), _read(result.unranked_pictures)),
     )
     write_summary(
         output,
@@ -77,8 +74,5 @@ def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_P
     return summary
 
 
-def _score(files: list[str]) -> float:
-    """Return the share of pictures that show exactly what their held-out captions say, in the captions' order."""
-    scenes = held_out_scenes(len(files))
-    matches = [exact_match(scene, np.asarray(Image.open(file))) for scene, file in zip(scenes, files, strict=True)]
-    return sum(matches) / len(matches)
+def _read(files: list[str]) -> list[np.ndarray]:
+    return [np.asarray(Image.open(file).convert("RGB")) for file in files]

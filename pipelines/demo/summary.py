@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.demo.running_spaces import read_addresses
+from pipelines.demo.scenes.caption_judge import SceneScore
 from pipelines.demo.whole_line import LineResult
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss
 from pipelines.training.metrics.loss_curve import draw_loss_curve
@@ -26,14 +27,8 @@ img { max-width: 100% }
 class DemoSummary:
     """The demo's figures."""
 
-    exact_match: float | None
-    """Share of captions whose first-ranked picture is right in all attributes; None if there is no judge."""
-
-    exact_match_without_ranking: float | None
-    """The same for a single candidate: what ranking adds is the difference."""
-
-    chance: float | None
-    """The score by chance."""
+    scores: Sequence[SceneScore]
+    """By kind of scene; empty if there is no judge."""
 
     num_captions: int
     parameters: int
@@ -74,22 +69,13 @@ def mean_picture_bytes(tars: Iterable[Path]) -> float:
     return sum(sizes) / max(1, len(sizes))
 
 
-def summarise_demo(
-    result: LineResult,
-    *,
-    picture_bytes: float,
-    exact_match: float | None = None,
-    exact_match_without_ranking: float | None = None,
-    chance: float | None = None,
-) -> DemoSummary:
+def summarise_demo(result: LineResult, *, picture_bytes: float, scores: Sequence[SceneScore] = ()) -> DemoSummary:
     """Combine the figures of the pipeline, of the pictures and of the judge."""
     last = result.history[-1]
     rounds = max(1, last["num_rounds"]) * max(1, last["num_peers"])
     shares = [point["share_averaged"] for point in result.history]
     return DemoSummary(
-        exact_match=exact_match,
-        exact_match_without_ranking=exact_match_without_ranking,
-        chance=chance,
+        scores=scores,
         num_captions=len(result.best_pictures),
         parameters=result.num_parameters,
         epochs=last["epoch"],
@@ -131,13 +117,16 @@ def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
     ]
     if summary.evaluation is not None:
         rows.insert(3, ("held-out loss", held_out_loss(summary.evaluation)))
-    if summary.exact_match is not None and summary.exact_match_without_ranking is not None:
-        score = (
-            f"{summary.exact_match:.1%} of {summary.num_captions} captions never trained on are exactly right "
-            f"(guessing: {summary.chance:.2%}; without CLIP's choice: {summary.exact_match_without_ranking:.1%})"
-        )
-        rows.insert(0, ("score", score))
-    return rows
+    return [(f"score, {score.kind}", _score_in_words(score)) for score in summary.scores] + rows
+
+
+def _score_in_words(score: SceneScore) -> str:
+    attributes = ", ".join(f"{name} {share:.1%}" for name, share in score.attributes.items())
+    return (
+        f"{score.exact_match:.1%} ({score.low:.1%} to {score.high:.1%}) of {score.num_captions} captions never trained "
+        f"on are exactly right (guessing: {score.chance:.3%}; without CLIP's choice: "
+        f"{score.exact_match_without_ranking:.1%}); {attributes}"
+    )
 
 
 def show_end(summary: DemoSummary, folder: Path, repository: str, console: Console) -> None:

@@ -97,6 +97,12 @@ def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - reach, mean + reach
 
 
+def wilson_interval(right: int, of: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share, which stays within 0 and 1 and has a width at both ends."""
+    interval = stats.binomtest(right, of).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
 def in_chunks(compute: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor, size: int) -> torch.Tensor:
     """Return what a function makes of many items, `(item, ...) -> (item, ...)` on the CPU, some at a time."""
     return torch.cat([compute(chunk).cpu() for chunk in items.split(size)])

@@ -1,8 +1,9 @@
 """Trains a small VQGAN codec on your own pictures, without a discriminator or a downloaded perceptual network.
 
-A codebook learned from scratch wastes most of its codes on what is frequent (flat areas). So training starts from the
-patches' principal components as the codec's linear shortcut, with a codebook that k-means places over them; encoder and
-decoder start at zero next to it and learn what neighbouring patches say about each other.
+Which codes a picture has is decided at once: the encoder is the linear map to the patches' principal components, and
+k-means places the codebook over them. So a code tells of its own patch alone, which a transformer learns easily. What
+is learned is the decoder, which looks at all codes of a picture. Some of the codes that it learns from are wrong: a
+transformer draws wrong codes, too, and a decoder that has seen some mends them.
 
 Axis names: batch, height, width, embedding, grid, position (= batch * grid * grid).
 """
@@ -14,50 +15,44 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pipelines.image_codes.codebook import Codebook
+from pipelines.image_codes.codebook import place_by_k_means
 from pipelines.image_codes.vqgan_codec import VQGANCodec
+
+SHARE_FROM_NOWHERE = 0.25
+"""Wrong codes drawn from the whole codebook. The others are those of another picture at the same place or next to it,
+as a transformer's mistakes are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecTrainingOptions:
     """How a codec is trained."""
 
-    num_steps: int = 1500
+    num_steps: int = 3000
     """Steps of one batch each."""
     batch_size: int = 16
     """Pictures per step."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     """Peak of the schedule: 2 % warm-up, then a half cosine down to zero."""
-    encoder_rate: float = 0.1
-    """The encoder's learning rate as a share of the decoder's. The codebook must follow the encoder, and at
-    the full rate the initial codes are lost faster than better ones are found."""
-    commitment_weight: float = 0.25
-    """Pull of the encoder towards its codes. Increase if the loss rises late in training."""
-    locality_weight: float = 0.25
-    """Cost of what the encoder adds to the linear map of a code's own patch. Increase if equal areas have different
-    codes in different pictures, which a transformer finds hard to learn."""
     edge_weight: float = 1.0
     """Weight of the differences between neighbouring pixels. Increase if edges come out soft."""
-    codebook_decay: float = 0.99
-    """A codebook vector is the moving average of the latents it stands for, with this decay per step."""
-    restart_interval_steps: int = 50
-    """Steps between moves of unused codes to badly served latents, in the first two thirds of the steps."""
+    code_corruption: float = 0.06
+    """Mean share of wrong codes in what the decoder sees. Increase if drawings fall apart, decrease for a more faithful
+    reconstruction."""
     num_placing_codes: int = 120_000
     """Codes of the first batches, used by k-means to place the codebook."""
     seed: int = 0
-    """Seed of the codebook's placing and restarts."""
+    """Seed of the codebook's placing and of the wrong codes."""
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "restart_interval_steps", "num_placing_codes"):
+        for name in ("num_steps", "batch_size", "num_placing_codes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}, expected a positive number.")
-        for name in ("encoder_rate", "commitment_weight", "locality_weight", "edge_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more.")
-        if not 0 <= self.codebook_decay < 1:
-            raise ValueError(f"codebook_decay is {self.codebook_decay}, expected at least 0 and less than 1.")
+        if not self.edge_weight >= 0:
+            raise ValueError(f"edge_weight is {self.edge_weight}, expected 0 or more.")
+        if not 0 <= self.code_corruption <= 0.5:
+            raise ValueError(f"code_corruption is {self.code_corruption}, expected 0 to 0.5.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +65,6 @@ class CodecTrainingProgress:
     """The last step's loss."""
     mean_absolute_error: float
     """Mean absolute difference between pictures and reconstructions, of the range [0, 1]."""
-    codes_in_use: int
-    """Codes used by recent batches."""
 
 
 def train_codec(
@@ -84,16 +77,21 @@ def train_codec(
 ) -> CodecTrainingProgress:
     """Train the codec in place on batches of (batch, 3, height, width) floats in [0, 1]; returns the last progress.
 
-    start_anew: train from scratch; False continues training a codec. The first batches place the codebook. An
-    interrupted call leaves the codec in evaluation mode with its progress so far. ValueError for a codec without
-    linear shortcut and for a loss that is not finite.
+    start_anew: train from scratch, and the first batches place encoder and codebook; False continues with the decoder,
+    so that the codes stay the same. An interrupted call leaves the codec in evaluation mode with its progress so far.
+    ValueError for a codec without a linear encoder and for a loss that is not finite.
     """
-    if codec.config.quantizer != "nearest" or not codec.config.linear_shortcut:
+    if codec.config.quantizer != "nearest" or not codec.config.linear_encoder:
         raise ValueError(
-            f"Training needs the quantizer `nearest` and a linear shortcut, this codec has `{codec.config.quantizer}` "
-            f"and linear_shortcut={codec.config.linear_shortcut}. Start from a new codec."
+            f"Training needs the quantizer `nearest` and a linear encoder, this codec has `{codec.config.quantizer}` "
+            f"and linear_encoder={codec.config.linear_encoder}. Start from a new codec."
         )
-    training = _CodecTraining(codec, batches, options, start_anew)
+    generator = torch.Generator().manual_seed(options.seed)
+    codec.train().requires_grad_(False)
+    if start_anew:
+        num_batches = -(-options.num_placing_codes // (options.batch_size * codec.config.num_codes))
+        place_codes(codec, torch.cat([next(batches) for _ in range(num_batches)]), generator)
+    training = _DecoderTraining(codec, options, generator)
     try:
         for step in range(1, options.num_steps + 1):
             progress = training.run_step(step, next(batches))
@@ -129,8 +127,9 @@ def reconstruction_loss(images: torch.Tensor, reconstructions: torch.Tensor, edg
     return difference.abs().mean() + 2 * difference.pow(2).mean() + 0.5 * edge_weight * edges
 
 
-def start_at_principal_components(codec: VQGANCodec, images: torch.Tensor, codebook: Codebook) -> None:
-    """Make the codec a k-means codec of the images' patches: encoder and decoder add nothing yet.
+@torch.no_grad()
+def place_codes(codec: VQGANCodec, images: torch.Tensor, generator: torch.Generator) -> None:
+    """Make the encoder the images' principal components, and put the codebook over them.
 
     images: (batch, 3, height, width) in [0, 1]. The components are scaled to a mean variance of one.
     """
@@ -142,85 +141,55 @@ def start_at_principal_components(codec: VQGANCodec, images: torch.Tensor, codeb
     num_components = min(size, vectors.shape[1])
     components = vectors.new_zeros(size, vectors.shape[0])
     components[:num_components] = vectors[:, -num_components:].T.flip(0)
-    scale = (values[-num_components:].sum() / size).clamp_min(1e-8).sqrt()
+    components /= (values[-num_components:].sum() / size).clamp_min(1e-8).sqrt()
     projection = components.view(size, 3, factor, factor)
-    with torch.no_grad():
-        codec.shortcut_in.weight.copy_(projection / scale)
-        codec.shortcut_in.bias.copy_(-(projection.sum((2, 3)) @ mean) / scale)
-        codec.shortcut_out.weight.copy_(projection * scale)
-        codec.shortcut_out.bias.copy_(mean)
-        for layer in (codec.quant_conv, codec.decoder.conv_out):
-            layer.weight.zero_()
-            layer.bias.zero_()
-        # Flat patches are frequent and similar: sampled evenly, they would take most of the codes.
-        chances = 0.01 + patches.std(dim=1).cpu()
-        picked = torch.multinomial(chances, len(patches), replacement=True, generator=codebook.generator)
-        codebook.place_by_k_means(_by_position(codec.latents(images))[picked.to(images.device)])
+    codec.encoder.weight.copy_(projection)
+    codec.encoder.bias.copy_(-(projection.sum((2, 3)) @ mean))
+    # Flat patches are frequent and similar: sampled evenly, they would take most of the codes.
+    chances = 0.01 + patches.std(dim=1).cpu()
+    picked = torch.multinomial(chances, len(patches), replacement=True, generator=generator)
+    latents = codec.latents(images).permute(0, 2, 3, 1).flatten(0, 2)  # (position, embedding)
+    place_by_k_means(codec.codebook, latents[picked.to(images.device)], generator)
 
 
-class _CodecTraining:
-    def __init__(
-        self, codec: VQGANCodec, batches: Iterator[torch.Tensor], options: CodecTrainingOptions, start_anew: bool
-    ):
-        self.codec, self.options = codec, options
-        # The linear shortcut is frozen: at these rates a few steps would scramble its small weights.
-        decoder = [*codec.decoder.parameters(), *codec.post_quant_conv.parameters()]
-        encoder = [*codec.encoder.parameters(), *codec.quant_conv.parameters()]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": decoder, "rate": 1.0}, {"params": encoder, "rate": options.encoder_rate}],
-            lr=options.learning_rate,
-            betas=(0.9, 0.99),
-            weight_decay=1e-4,
-        )
-        self.trained = [*decoder, *encoder]
-        generator = torch.Generator().manual_seed(options.seed)
-        self.codebook = Codebook(codec.codebook, decay=options.codebook_decay, generator=generator)
-        num_placing = -(-options.num_placing_codes // (options.batch_size * codec.config.num_codes))
-        images = torch.cat([next(batches) for _ in range(num_placing)])
-        if start_anew:
-            start_at_principal_components(codec, images, self.codebook)
-        else:
-            with torch.no_grad():
-                self.codebook.adopt(_by_position(codec.latents(images)))
-        codec.train().requires_grad_(False)
+def with_wrong_codes(codes: torch.Tensor, share: float, codebook_size: int, generator: torch.Generator) -> torch.Tensor:
+    """Replace codes, (batch, grid, grid) int64: in some pictures none, in others up to twice the share of them."""
+    rates = 2 * share * torch.rand(len(codes), 1, 1, generator=generator)
+    wrong = torch.rand(codes.shape, generator=generator) < rates
+    others = codes.cpu()[torch.randperm(len(codes), generator=generator)]
+    is_neighbour = torch.rand(codes.shape, generator=generator) < 0.5
+    others = torch.where(is_neighbour, others.roll(1, dims=1), others)
+    from_nowhere = torch.rand(codes.shape, generator=generator) < SHARE_FROM_NOWHERE
+    anything = torch.randint(codebook_size, codes.shape, generator=generator)
+    return torch.where(wrong, torch.where(from_nowhere, anything, others), codes.cpu()).to(codes.device)
+
+
+class _DecoderTraining:
+    def __init__(self, codec: VQGANCodec, options: CodecTrainingOptions, generator: torch.Generator):
+        self.codec, self.options, self.generator = codec, options, generator
+        self.trained = [*codec.decoder.parameters(), *codec.post_quant_conv.parameters()]
         for parameter in self.trained:
             parameter.requires_grad_(True)
+        self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.99), weight_decay=1e-4)
 
     def run_step(self, step: int, images: torch.Tensor) -> CodecTrainingProgress:
-        options = self.options
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["rate"] * options.learning_rate * learning_rate_factor(step, options.num_steps)
-        learned = self.codec.encoder_latents(images)  # (batch, embedding, grid, grid)
-        latents = learned + self.codec.shortcut_in(2 * images - 1)
-        codes = self.codec.nearest_codes(latents.detach())
-        quantized = F.embedding(codes, self.codec.codebook.detach()).permute(0, 3, 1, 2)
-        # Straight through: the decoder sees the codebook's vectors, the encoder gets the decoder's gradient.
-        reconstructions = self.codec.reconstruct(latents + (quantized - latents).detach())
-        loss = reconstruction_loss(images, reconstructions, options.edge_weight)
-        loss = loss + options.commitment_weight * F.mse_loss(latents, quantized)
-        loss = loss + options.locality_weight * learned.pow(2).mean()
+        codes = self.codec.nearest_codes(self.codec.latents(images))
+        seen = with_wrong_codes(codes, self.options.code_corruption, len(self.codec.codebook), self.generator)
+        reconstructions = self.codec.reconstruct(F.embedding(seen, self.codec.codebook).permute(0, 3, 1, 2))
+        loss = reconstruction_loss(images, reconstructions, self.options.edge_weight)
         self._descend(loss, step)
-        self._move_codebook(_by_position(latents.detach()), codes.flatten(), step)
         return CodecTrainingProgress(
             step=step,
             loss=loss.item(),
             mean_absolute_error=(reconstructions.detach() - images).abs().mean().item(),
-            codes_in_use=len(self.codebook.vectors) - len(self.codebook.unused()),
         )
 
     def _descend(self, loss: torch.Tensor, step: int) -> None:
         if not torch.isfinite(loss):
             raise ValueError(f"The loss is {loss.item()} at step {step}. Use a smaller --learning-rate.")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.learning_rate * learning_rate_factor(step, self.options.num_steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
-
-    def _move_codebook(self, latents: torch.Tensor, codes: torch.Tensor, step: int) -> None:
-        self.codebook.follow(latents, codes)
-        if step % self.options.restart_interval_steps == 0 and 3 * step <= 2 * self.options.num_steps:
-            self.codebook.restart_unused(latents, codes)
-
-
-def _by_position(latents: torch.Tensor) -> torch.Tensor:
-    return latents.permute(0, 2, 3, 1).flatten(0, 2)  # (position, embedding)

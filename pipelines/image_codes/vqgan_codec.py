@@ -50,25 +50,26 @@ class VQGANCodec(nn.Module):
         self.config = config
         # taming's Decoder prints its sizes; a library must not write on its caller's stdout.
         with contextlib.redirect_stdout(io.StringIO()):
-            self.encoder = Encoder(**config.taming_arguments())
+            if not config.linear_encoder:
+                self.encoder = Encoder(**config.taming_arguments())
             self.decoder = Decoder(**config.taming_arguments())
         if config.quantizer == "gumbel":
             self.quantize = GumbelQuantize(config.z_channels, config.embedding_dim, n_embed=config.codebook_size)
         else:
             self.quantize = VectorQuantizer2(config.codebook_size, config.embedding_dim, beta=0.25, legacy=False)
-        # taming's GumbelVQ keeps the first convolution at embedding_dim, which must then equal z_channels.
-        self.quant_conv = nn.Conv2d(config.z_channels, config.embedding_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.embedding_dim, config.z_channels, 1)
-        self.shortcut_in, self.shortcut_out = None, None
-        if config.linear_shortcut:
+        if config.linear_encoder:
             factor = config.downsampling_factor
-            self.shortcut_in = nn.Conv2d(3, config.embedding_dim, factor, stride=factor)
-            self.shortcut_out = nn.ConvTranspose2d(config.embedding_dim, 3, factor, stride=factor)
+            self.encoder = nn.Conv2d(3, config.embedding_dim, factor, stride=factor)
+            self.quant_conv = nn.Identity()
+        else:
+            # taming's GumbelVQ keeps the first convolution at embedding_dim, which must then equal z_channels.
+            self.quant_conv = nn.Conv2d(config.z_channels, config.embedding_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.embedding_dim, config.z_channels, 1)
         self._adapt_taming_modules()
         self.to(memory_format=torch.channels_last)
 
     def _adapt_taming_modules(self) -> None:
-        for half in (self.encoder, self.decoder):
+        for half in (self.decoder,) if self.config.linear_encoder else (self.encoder, self.decoder):
             if not self.config.middle_attention:
                 half.mid.attn_1 = nn.Identity()
             if self.config.normalisation == "position":
@@ -84,7 +85,11 @@ class VQGANCodec(nn.Module):
     @property
     def fingerprint(self) -> str:
         """16 hex digits of a sha256 over configuration and weights; equal ones mean equal codes."""
-        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        values = asdict(self.config)
+        if not self.config.linear_encoder:  # a published codec keeps its name: this is what its settings were then
+            del values["linear_encoder"]
+            values["linear_shortcut"] = False
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
@@ -113,13 +118,10 @@ class VQGANCodec(nn.Module):
 
     def latents(self, images: torch.Tensor) -> torch.Tensor:
         """What the quantizer sees: (batch, 3, height, width) in [0, 1] -> (batch, embedding, grid, grid)."""
-        learned = self.encoder_latents(images)
-        return learned if self.shortcut_in is None else learned + self.shortcut_in(2 * images - 1)
-
-    def encoder_latents(self, images: torch.Tensor) -> torch.Tensor:
-        """The encoder's part of the latents; all of them without a linear shortcut."""
-        patches = F.pixel_unshuffle(2 * images - 1, self.config.patch_size)
-        return self.quant_conv(self.encoder(patches.contiguous(memory_format=torch.channels_last)))
+        pixels = 2 * images - 1
+        if not self.config.linear_encoder:
+            pixels = F.pixel_unshuffle(pixels, self.config.patch_size)
+        return self.quant_conv(self.encoder(pixels.contiguous(memory_format=torch.channels_last)))
 
     def nearest_codes(self, latents: torch.Tensor) -> torch.Tensor:
         """(batch, embedding, grid, grid) -> (batch, grid, grid) int64."""
@@ -133,8 +135,6 @@ class VQGANCodec(nn.Module):
         """Codebook vectors (batch, embedding, grid, grid) -> pictures (batch, 3, height, width), not clamped."""
         quantized = quantized.contiguous(memory_format=torch.channels_last)
         pictures = F.pixel_shuffle(self.decoder(self.post_quant_conv(quantized)), self.config.patch_size)
-        if self.shortcut_out is not None:
-            pictures = pictures + self.shortcut_out(quantized)
         return (pictures + 1) / 2
 
     def save_pretrained(self, folder: str | os.PathLike, *, half_precision: bool = False) -> Path:
@@ -238,8 +238,11 @@ def _locate(path_or_repo: str | os.PathLike, revision: str | None) -> tuple[Path
 
 def _read_config(path: Path) -> VQGANConfig:
     try:
-        return VQGANConfig(**json.loads(path.read_text()))
-    except (TypeError, json.JSONDecodeError) as error:
+        values = json.loads(path.read_text())
+        if not values.get("linear_shortcut"):  # of older versions, and only then without a meaning
+            values.pop("linear_shortcut", None)
+        return VQGANConfig(**values)
+    except (TypeError, AttributeError, json.JSONDecodeError) as error:
         raise CodecLoadError(f"{path} is not a codec configuration of this version: {error}") from error
 
 

@@ -41,9 +41,9 @@ class VQGANConfig:
     on its neighbourhood alone and a flat area has the same code in every picture."""
     middle_attention: bool = True
     """Whether the middle of encoder and decoder attends to the whole picture, as in taming."""
-    linear_shortcut: bool = False
-    """Whether encoder and decoder add to a linear map between patches and codebook vectors. Training starts that map at
-    the patches' principal components, where a codebook placed by k-means is good after seconds instead of hours."""
+    linear_encoder: bool = False
+    """Whether the encoder is one linear map of a code's own pixels. Training places it and a codebook at once, by
+    principal components and k-means, and leaves all learning to the decoder, which sees the whole picture."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channel_multipliers", tuple(self.channel_multipliers))

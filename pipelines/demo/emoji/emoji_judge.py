@@ -22,6 +22,7 @@ from pipelines.data_preparation.caption_image_sources import find_sources
 from pipelines.data_preparation.encoding import decode_picture
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.demo.emoji.emoji_pairs import name_parts, parse_caption
+from pipelines.evaluation.figures import wilson_interval
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 FEATURE_SIDE = 16
@@ -141,11 +142,3 @@ def _score(question: str, captions: Sequence[str], answers: Sequence[Mapping[str
     shown = Counter(_answer(question, caption) for caption in gallery.captions)
     chances = [shown[_answer(question, captions[number])] / len(gallery.captions) for number in posed]
     return Score(right=right, of=len(posed), low=low, high=high, chance=sum(chances) / len(chances))
-
-
-def wilson_interval(right: int, of: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, which stays within 0 and 1 and has a width at both ends."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(right, of).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)

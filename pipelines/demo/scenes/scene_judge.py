@@ -114,13 +114,19 @@ def judge_picture(picture: np.ndarray) -> Judgement:
     )
 
 
-def judge_file(path: Path) -> Judgement:
-    """Read the attributes from a picture file. OSError if it cannot be read, ValueError if it is not square."""
+def read_picture(path: Path) -> np.ndarray:
+    """The picture of a file: (height, width, 3) uint8. OSError if it cannot be read."""
     try:
-        picture = np.asarray(Image.open(path).convert("RGB"))
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB"))
     except UnidentifiedImageError:
         raise OSError(f"{path} cannot be read as a picture; expected a PNG or JPEG file. Write it again.") from None
-    return judge_picture(picture)
+
+
+def share_unlike_background(picture: np.ndarray, where: np.ndarray) -> float:
+    """The share of some pixels, (height, width) bool, that differ from the background, the colour of the border."""
+    pixels = picture.astype(np.float32)
+    return float((np.linalg.norm(pixels - _border_colour(pixels), axis=2)[where] > _LARGEST_STRAY_DISTANCE).mean())
 
 
 def _check_picture(picture: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from pipelines.demo.scenes.pairs import draw_training_pair, pair_caption, render_pair
 from pipelines.demo.scenes.picture_tars import TarPicture, encode_jpeg, write_picture_tars
 from pipelines.demo.scenes.scene_captions import caption_of
 from pipelines.demo.scenes.scenes import ScenesConfig, draw_training_attributes, render_scene, scene_random
@@ -59,6 +60,9 @@ class SceneTarsConfig:
     )
     """The share of pictures dirty in each way; empty for clean tars."""
 
+    pair_share: float = 0.25
+    """The share of pictures that show two shapes."""
+
     scenes: ScenesConfig = field(default_factory=ScenesConfig)
     """How the scenes are drawn."""
 
@@ -69,6 +73,8 @@ class SceneTarsConfig:
             raise ValueError(f"pictures_per_tar is {self.pictures_per_tar}; expected 1 to 10000.")
         if not 50 <= self.jpeg_quality <= 100:
             raise ValueError(f"jpeg_quality is {self.jpeg_quality}; expected 50 to 100. 94 keeps edges clean.")
+        if not 0 <= self.pair_share <= 1:
+            raise ValueError(f"pair_share is {self.pair_share}; expected 0 to 1.")
         shares = self.dirt_shares.values()
         if min(shares, default=0) < 0 or sum(shares) > 1:
             raise ValueError(f"dirt_shares are {list(shares)}; expected none below 0 and at most 1 together.")
@@ -101,11 +107,13 @@ def dirt_of(index: int, config: SceneTarsConfig) -> Dirt:
 def scene_of(index: int, config: SceneTarsConfig) -> tuple[str, Image.Image]:
     """The clean caption and the picture of this index, as drawn, before the caption's and the file's dirt."""
     random = scene_random(config.seed, "scene", index)
-    attributes = draw_training_attributes(random)
-    caption = caption_of(attributes)
     side = config.scenes.image_size
     extreme = ((3 * side, side), (side, 3 * side))[index % 2] if dirt_of(index, config) is Dirt.EXTREME_RATIO else None
-    return caption, render_scene(attributes, random, config.scenes, picture_size=extreme)
+    if extreme is None and float(scene_random(config.seed, "pair", index).random()) < config.pair_share:
+        pair = draw_training_pair(random)
+        return pair_caption(pair), render_pair(pair, random, config.scenes)
+    attributes = draw_training_attributes(random)
+    return caption_of(attributes), render_scene(attributes, random, config.scenes, picture_size=extreme)
 
 
 def tar_picture(index: int, config: SceneTarsConfig) -> TarPicture:

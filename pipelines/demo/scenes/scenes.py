@@ -58,7 +58,7 @@ _HELD_OUT_LABEL = "dalle-collab demo scenes, held out, 1"
 class ScenesConfig:
     """How scenes are drawn. Pictures of equal configuration, attributes and seed are equal to the byte."""
 
-    image_size: int = 64
+    image_size: int = 128
     """Side of the picture in pixels; a multiple of 8 and at least 32."""
 
     position_jitter: float = 0.008
@@ -76,7 +76,7 @@ class ScenesConfig:
 
     def __post_init__(self) -> None:
         if self.image_size < 32 or self.image_size % 8:
-            raise ValueError(f"image_size is {self.image_size}; expected a multiple of 8, at least 32. Use 64.")
+            raise ValueError(f"image_size is {self.image_size}; expected a multiple of 8, at least 32. Use 128.")
         _check_range("position_jitter", self.position_jitter, 0, 0.08)
         _check_range("size_jitter", self.size_jitter, 0, 0.04)
         _check_range("rotation_jitter_degrees", self.rotation_jitter_degrees, 0, 20)
@@ -163,15 +163,17 @@ def attributes_of(combination: tuple[str, str, str, str], size: str) -> SceneAtt
 
 
 def held_out_scenes(num_scenes: int) -> Iterator[SceneAttributes]:
-    """The first `num_scenes` held-out scenes: each combination once, at its own fixed size.
+    """The first `num_scenes` held-out scenes: each combination once, then again at another size, and a third time.
 
     Raises ValueError if there are not enough.
     """
-    combinations = held_out_combinations()
-    if not 0 <= num_scenes <= len(combinations):
-        raise ValueError(f"{num_scenes} held-out scenes were requested; there are {len(combinations)}.")
-    for index, combination in enumerate(combinations[:num_scenes]):
-        yield attributes_of(combination, tuple(SIZES)[index % len(SIZES)])
+    combinations, sizes = held_out_combinations(), tuple(SIZES)
+    if not 0 <= num_scenes <= len(combinations) * len(sizes):
+        most = len(combinations) * len(sizes)
+        raise ValueError(f"{num_scenes} held-out scenes were requested; there are {most}.")
+    for index in range(num_scenes):
+        turn, place = divmod(index, len(combinations))
+        yield attributes_of(combinations[place], sizes[(place + turn) % len(sizes)])
 
 
 def scene_random(seed: int, *labels: object) -> np.random.Generator:
@@ -196,17 +198,32 @@ def render_scene(
 ) -> Image.Image:
     """Draw the scene: an RGB picture of `config.image_size` squared, or of `picture_size` (width, height) around it."""
     config = config or ScenesConfig()
-    width, height = picture_size or (config.image_size, config.image_size)
-    x, y = POSITIONS[attributes.position]
+    size = picture_size or (config.image_size, config.image_size)
+    picture = Image.new("RGB", size, BACKGROUND_COLOURS[attributes.background])
+    place = POSITIONS[attributes.position]
+    draw_shape(picture, attributes.shape, attributes.colour, SIZES[attributes.size], place, random, config)
+    return picture
+
+
+def draw_shape(
+    picture: Image.Image,
+    shape: str,
+    colour: str,
+    extent: float,
+    place: tuple[float, float],
+    random: np.random.Generator,
+    config: ScenesConfig,
+) -> None:
+    """Draw one shape on a picture, with its jitter.
+
+    extent: share of `config.image_size`; place: of the centre, as shares of the picture's width and height.
+    """
     shift = random.uniform(-config.position_jitter, config.position_jitter, size=2) * config.image_size
-    extent = (SIZES[attributes.size] + random.uniform(-config.size_jitter, config.size_jitter)) * config.image_size
+    extent = (extent + random.uniform(-config.size_jitter, config.size_jitter)) * config.image_size
     degrees = random.uniform(-config.rotation_jitter_degrees, config.rotation_jitter_degrees)
-    centre = (x * width + shift[0], y * height + shift[1])
-    mask = render_mask(attributes.shape, (width, height), centre=centre, extent=extent, degrees=degrees)
-    shape_colour = _tinted(SHAPE_COLOURS[attributes.colour], random, config)
-    background = BACKGROUND_COLOURS[attributes.background]
-    size = (width, height)
-    return Image.composite(Image.new("RGB", size, shape_colour), Image.new("RGB", size, background), mask)
+    centre = (place[0] * picture.width + shift[0], place[1] * picture.height + shift[1])
+    mask = render_mask(shape, picture.size, centre=centre, extent=extent, degrees=degrees)
+    picture.paste(_tinted(SHAPE_COLOURS[colour], random, config), mask=mask)
 
 
 def render_mask(

@@ -24,7 +24,7 @@ CODEC_CONFIG = VQGANConfig(
     patch_size=4,
     normalisation="position",
     middle_attention=False,
-    linear_shortcut=True,
+    linear_encoder=True,
 )
 
 

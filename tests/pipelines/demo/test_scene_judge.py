@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from pipelines.demo.scenes.caption_judge import judge_caption
-from pipelines.demo.scenes.scene_judge import chance_level, exact_match, judge_file, judge_picture
+from pipelines.demo.scenes.scene_judge import chance_level, exact_match, judge_picture, read_picture
 from pipelines.demo.scenes.scenes import (
     BACKGROUND_COLOURS,
     POSITIONS,
@@ -122,7 +122,7 @@ def test_a_file_that_is_no_picture_is_refused_by_name(tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(b"no picture")
     with pytest.raises(OSError, match=r"picture\.png cannot be read as a picture"):
-        judge_file(path)
+        read_picture(path)
 
 
 def test_a_picture_is_judged_by_its_caption_if_that_is_one_of_the_demos():

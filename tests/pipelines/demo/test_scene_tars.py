@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.demo.scenes.scene_captions import parse_caption
-from pipelines.demo.scenes.scene_judge import exact_match
+from pipelines.demo.scenes.caption_judge import judge_caption, parse_scene_caption
+from pipelines.demo.scenes.pairs import PairAttributes, pairs
 from pipelines.demo.scenes.scene_tars import Dirt, SceneTarsConfig, dirt_of, write_scene_tars
 from pipelines.demo.scenes.scenes import held_out_combinations
 
@@ -83,14 +83,18 @@ def is_readable(jpeg):
 
 
 def test_clean_records_show_what_their_caption_says_and_are_never_held_out(tars):
-    held_out = set(held_out_combinations())
+    held_out, num_pairs = set(held_out_combinations()), 0
     for index, record in enumerate(tars[2].values()):
         if dirt_of(index, CONFIG) is Dirt.NONE:
-            attributes = parse_caption(record["txt"].decode())
-            assert attributes.scored not in held_out
+            caption = record["txt"].decode()
+            attributes = parse_scene_caption(caption)
+            is_pair = isinstance(attributes, PairAttributes)
+            assert (attributes not in pairs(held_out=True)) if is_pair else (attributes.scored not in held_out)
             picture = np.asarray(Image.open(io.BytesIO(record["jpg"])))
-            assert picture.shape == (64, 64, 3)
-            assert exact_match(attributes, picture), attributes
+            assert picture.shape == (128, 128, 3)
+            assert all(judge_caption(caption, picture).values()), attributes
+            num_pairs += is_pair
+    assert 0.15 < num_pairs / len(tars[2]) < 0.35
 
 
 def test_extreme_pictures_have_the_size_that_their_fields_state(tars):

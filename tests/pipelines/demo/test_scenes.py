@@ -30,7 +30,7 @@ RED_STAR = SceneAttributes(shape="star", colour="red", size="small", position="l
 def test_equal_seeds_draw_equal_bytes_on_every_machine():
     pictures = [np.asarray(render_scene(RED_STAR, scene_random(7, "scene", 1))) for _ in range(2)]
     assert np.array_equal(*pictures)
-    assert pictures[0].shape == (64, 64, 3) and pictures[0].dtype == np.uint8
+    assert pictures[0].shape == (128, 128, 3) and pictures[0].dtype == np.uint8
     # The generator comes from a digest, not from Python's salted hash: its first number is known.
     expected = np.random.PCG64(int.from_bytes(hashlib.sha256(b"7|scene|1").digest()[:16], "little"))
     assert scene_random(7, "scene", 1).random() == np.random.Generator(expected).random()
@@ -39,7 +39,7 @@ def test_equal_seeds_draw_equal_bytes_on_every_machine():
 def test_another_seed_moves_turns_and_tints_the_same_scene():
     one, other = (np.asarray(render_scene(RED_STAR, scene_random(seed))) for seed in (1, 2))
     assert not np.array_equal(one, other)
-    centre = (32, 16)
+    centre = (64, 32)
     assert not np.array_equal(one[centre], other[centre]), "the shape's tint is jittered"
     assert np.array_equal(one[0, 0], other[0, 0]), "flat areas are alike in all pictures"
 

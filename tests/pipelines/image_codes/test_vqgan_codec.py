@@ -28,7 +28,7 @@ SMALL = VQGANConfig(
     patch_size=4,
     normalisation="position",
     middle_attention=False,
-    linear_shortcut=True,
+    linear_encoder=True,
 )
 
 
@@ -219,3 +219,15 @@ def test_building_a_codec_prints_nothing_and_imports_no_lightning():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+def test_a_codec_of_an_older_version_is_loaded_and_keeps_its_fingerprint_but_for_one_that_cannot_be_built(tmp_path):
+    codec = some_codec(NEAREST)
+    codec.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "vqgan_config.json").read_text())
+    del values["linear_encoder"]
+    (tmp_path / "vqgan_config.json").write_text(json.dumps(values | {"linear_shortcut": False}))
+    assert VQGANCodec.from_pretrained(tmp_path).fingerprint == codec.fingerprint
+    (tmp_path / "vqgan_config.json").write_text(json.dumps(values | {"linear_shortcut": True}))
+    with pytest.raises(CodecLoadError, match="is not a codec configuration of this version"):
+        VQGANCodec.from_pretrained(tmp_path)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from pipelines.demo.emoji.emoji_judge import Gallery, judge_pictures, open_gallery, picture_features, wilson_interval
+from pipelines.demo.emoji.emoji_judge import Gallery, judge_pictures, open_gallery, picture_features
 from pipelines.demo.emoji.emoji_prompts import (
     HELD_OUT_PEOPLE,
     HELD_OUT_THINGS,
@@ -20,6 +20,7 @@ from pipelines.demo.emoji.emoji_prompts import (
 from pipelines.demo.emoji.emoji_report import judgement_table, side_by_side
 from pipelines.demo.emoji.emoji_tars import EmojiConfig, write_emoji_tars
 from pipelines.demo.shipped_models import PRETRAINED_CODEC
+from pipelines.evaluation.figures import wilson_interval
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 CAPTIONS = tuple(
@@ -96,7 +97,7 @@ def test_what_the_codec_makes_of_a_true_picture_is_that_picture(make_sets, make_
     codec = VQGANCodec.from_pretrained(PRETRAINED_CODEC)
     gallery, true = open_gallery([tmp_path / "tars" / "train"], codec)
     captions = sorted(true)
-    assert len(captions) == 20 and true[captions[0]].shape == (3, 64, 64)
+    assert len(captions) == 20 and true[captions[0]].shape == (3, 128, 128)
     images = torch.stack([true[caption] for caption in captions]).float() / 255
     drawn = (codec.decode(codec.encode(images)) * 255).round().to(torch.uint8)
     assert all(caption in nearest for caption, nearest in zip(captions, gallery.nearest(drawn), strict=True))
