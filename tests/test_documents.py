@@ -73,11 +73,11 @@ def test_a_name_that_has_moved_is_found_where_it_is():
 
 
 def test_the_keys_in_the_protocol_are_those_of_the_code():
-    named = set(re.findall(r"`\{swarm_id\}_([a-z_]+?)(?:_\{epoch\})?(?:\.0b)?`", read("protocol.md")))
+    named = set(re.findall(r"`\{swarm_id\}_([a-z_]+?)(?:_\{(?:epoch|number)\})?(?:\.0b)?`", read("protocol.md")))
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources())
     assert not {key for key in named if not re.search(rf"\b_?{key}\b", text)}
     schemas = {name.partition(".")[2] for path in sources() for name in names_in(path) if "_SwarmRecords." in name}
-    assert schemas and schemas | {"progress", "grad_averager"} == named
+    assert schemas and schemas | {"progress", "grad_averager", "leases"} == named
 
 
 def test_the_calls_in_the_protocol_are_those_of_the_code():

@@ -24,6 +24,7 @@ TASKS = "pipelines.training.tasks"
 STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS = "pipelines.torch_devices", "pipelines.stage_progress"
 REDUCE = f"{AVERAGING}.reduce"
+LEDGER = "pipelines.training.ledger"
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
@@ -46,15 +47,18 @@ MAY_IMPORT = {
     f"{AVERAGING}.wire": (RUN, REDUCE),
     f"{AVERAGING}.group": (RUN,),
     AVERAGING: (RUN, ADMISSION, SWARM),
-    METRICS: (RUN, REPOSITORY, SWARM, HUB),
+    METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
-    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE),
+    LEDGER: (RUN, REPOSITORY, SWARM, STATE, HUB),
+    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, LEDGER),
     STREAMING: (RUN, HUB),
     TASK: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
     LANGUAGE: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, HUB),
-    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, DEVICES),
-    AUXILIARY: (RUN, PEER, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, CARD, STATE, SWARM_OPTIMIZER, HUB),
+    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, LEDGER, SWARM_OPTIMIZER, DEVICES),
+    AUXILIARY: (
+        *(RUN, PEER, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, CARD, STATE, LEDGER, SWARM_OPTIMIZER, HUB),
+    ),
     TASKS: (RUN, GRADIENTS),
     "pipelines.data_preparation": (CODES, HUB),
     "pipelines.clip": (CODES, PROGRESS, HUB),
@@ -79,12 +83,13 @@ MAY_IMPORT = {
     "pipelines.pages.drawing": ("pipelines.generation", CODES, HUB),
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
-    "pipelines.demo.scenes": (CODES, HUB),
+    "pipelines.demo.scenes": ("pipelines.evaluation", CODES, HUB),
     "pipelines.demo.emoji": (
         "pipelines.demo",
         "pipelines.data_preparation",
         "pipelines.generation",
         "pipelines.clip",
+        "pipelines.evaluation",
         CODES,
     ),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),

@@ -18,8 +18,10 @@ from hub_tools.places import local_folder
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.task import Batch
-from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches
+from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches, training_blocks
 
 LORA_MODULES = ("qkv", "output", "input")
 """The linear layers that all layers of a group share, so that one adapter serves all of them."""
@@ -48,15 +50,15 @@ class FinetuningSource:
     """Image codes of one picture."""
 
     def batches(self, options: FinetuningOptions) -> Iterator[Batch]:
-        """Yield micro-batches endlessly. Raises ValueError for a dataset smaller than one."""
+        """Yield micro-batches endlessly. Raises ValueError for a dataset without records."""
+        blocks = training_blocks(self.dataset, self.dataset_revision)
         return stream_batches(
-            self.dataset,
-            self.dataset_revision,
+            blocks,
+            WholeDataset(BlockOrder(len(blocks.shards), blocks.sizes, options.seed)),
             self.processor,
             num_codes=self.num_codes,
             batch_size=options.micro_batch_size,
             seed=options.seed,
-            shuffle_buffer_size=options.shuffle_buffer_size,
         )
 
 

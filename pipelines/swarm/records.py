@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
-from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr
+from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr, create_model
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
@@ -130,6 +130,54 @@ class AnchorRecord(BaseModel):
     signature: constr(max_length=128)
 
 
+Whole = conint(ge=0, le=2**31, strict=True)
+
+SpanFields = conlist(Whole, min_items=5, max_items=5)
+"""Pass, shard, row group, first record, the one behind the last; see `ledger.spans`."""
+
+NUM_LEASE_KEYS = 16
+"""Keys over which the leases of a run are spread, by the peers' names."""
+
+MOST_SPANS_LEASED = 64
+MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED = 32, 256
+
+
+class PeerLease(BaseModel):
+    """What is on one peer's lease."""
+
+    name: constr(regex="^[0-9a-f]{16}$")
+    """See `sender_name`."""
+
+    booked_epoch: conint(ge=-1, le=MOST_COUNTED, strict=True)
+    """The newest epoch of which its records are booked."""
+
+    spans: conlist(SpanFields, max_items=MOST_SPANS_LEASED)
+
+
+class LeaseRecord(BaseModel):
+    """What an anchor leases to some peers. Its own signature counts, not the record's; see `ledger.statements`."""
+
+    publisher_key: constr(max_length=96)
+    time: Measured
+    """When this was so, in DHT time."""
+
+    leases: conlist(PeerLease, max_items=256)
+    signature: constr(max_length=128)
+
+
+class EpochRecords(BaseModel):
+    """The records whose gradients a peer sent into the round of one epoch."""
+
+    epoch: Count
+    spans: conlist(SpanFields, max_items=MOST_SPANS_REPORTED)
+
+
+class TrainedRecord(BaseModel):
+    """What a peer has trained on and no anchor has booked yet; without anything it asks for a lease."""
+
+    epochs: conlist(EpochRecords, max_items=MOST_EPOCHS_REPORTED)
+
+
 class StateRecord(BaseModel):
     """Which training state a peer has; see `digest`."""
 
@@ -149,6 +197,14 @@ class _SwarmRecords(BaseModel):
     states: dict[BytesWithPublicKey, StateRecord]
     anchors: dict[BytesWithPublicKey, AnchorRecord]
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
+    trained: dict[BytesWithPublicKey, TrainedRecord]
+
+
+_SwarmLeases = create_model(
+    "_SwarmLeases",
+    __module__=__name__,
+    **{f"leases_{number}": (dict[BytesWithPublicKey, LeaseRecord], ...) for number in range(NUM_LEASE_KEYS)},
+)
 
 
 class SwarmRecords:
@@ -169,7 +225,7 @@ class SwarmRecords:
 
         Without the validators a reader sees the signature as trailing bytes and fails.
         """
-        schemas = (_SwarmRecords, TrainingProgressSchema)
+        schemas = (_SwarmRecords, _SwarmLeases, TrainingProgressSchema)
         keys = frozenset(f"{self._run_id}_{name}" for kind in schemas for name in kind.__fields__)
         self._dht.add_validators(
             [
@@ -186,6 +242,11 @@ class SwarmRecords:
     def owner(self) -> bytes:
         """This process's key in the DHT, under which its own records are found."""
         return self._signature.local_public_key
+
+    @property
+    def now(self) -> float:
+        """The swarm's time, in seconds."""
+        return get_dht_time()
 
     def publish_metrics(self, metrics: PeerMetrics, lifetime_seconds: float) -> None:
         """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""
@@ -206,6 +267,22 @@ class SwarmRecords:
     def publish_anchor(self, statement: AnchorRecord) -> None:
         """Store an anchor's statement for `ANCHOR_SECONDS`."""
         self._publish("anchors", statement, ANCHOR_SECONDS)
+
+    def publish_trained(self, trained: TrainedRecord, lifetime_seconds: float) -> None:
+        """Sign and store what this peer has trained on."""
+        self._publish("trained", trained, lifetime_seconds)
+
+    def trained(self) -> dict[bytes, TrainedRecord]:
+        """Return what the live peers have trained on, by public key."""
+        return self._read("trained", TrainedRecord)
+
+    def publish_leases(self, number: int, leases: LeaseRecord, lifetime_seconds: float) -> None:
+        """Store an anchor's leases under one of `NUM_LEASE_KEYS` keys."""
+        self._publish(f"leases_{number}", leases, lifetime_seconds)
+
+    def leases(self, number: int) -> list[LeaseRecord]:
+        """Return what anybody has stored as leases under one of the keys: who has signed it is up to the reader."""
+        return list(_parse(self._dht.get(f"{self._run_id}_leases_{number}", latest=True), LeaseRecord).values())
 
     def anchors(self) -> list[AnchorRecord]:
         """Return what anybody has stored as an anchor's statement: who has signed it is up to the reader."""

@@ -79,7 +79,9 @@ def stream(kind: str, shards: Path) -> None:
 
     import datasets
 
-    from pipelines.training.tasks.text_to_image.image_code_stream import stream_batches
+    from pipelines.training.run.block_order import BlockOrder
+    from pipelines.training.run.span_source import WholeDataset
+    from pipelines.training.tasks.text_to_image.image_code_stream import stream_batches, training_blocks
 
     prepare_hub_client()
     publish_dataset(shards, "alice/codes")
@@ -90,9 +92,9 @@ def stream(kind: str, shards: Path) -> None:
 
     started = time.process_time()
     if kind == "ours":
-        batches = stream_batches(
-            "alice/codes", "main", tokenise, num_codes=LAYOUT.num_codes, batch_size=64, seed=0, shuffle_buffer_size=512
-        )
+        blocks = training_blocks("alice/codes", "main")
+        source = WholeDataset(BlockOrder(len(blocks.shards), blocks.sizes, 0))
+        batches = stream_batches(blocks, source, tokenise, num_codes=LAYOUT.num_codes, batch_size=64, seed=0)
         count = sum(len(batch["image_codes"]) for batch in itertools.islice(batches, num_records // 64))
     else:
         rows = datasets.load_dataset("alice/codes", split="train", streaming=True).shuffle(seed=0, buffer_size=512)

@@ -210,6 +210,7 @@ class Dashboard:
             num_peers=len(peers) if is_live else None,
             epoch_seconds=usual,
             unit=view.unit,
+            newest_pass=view.newest_pass,
         )
 
     def _problems(self) -> list[tuple[str, str]]:

@@ -15,6 +15,8 @@ from huggingface_hub.utils import disable_progress_bars
 from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
+from pipelines.training.ledger.coverage import NewestPass, newest_pass
+from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.credit.contributions import Contribution
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
@@ -45,6 +47,9 @@ class HubView:
 
     figures: Sequence[CheckpointFigure] = ()
     """Of evaluated checkpoints, by epoch."""
+
+    newest_pass: NewestPass | None = None
+    """How far the data was read; None: nobody keeps a ledger."""
 
     contributions: Mapping[tuple[str, str], Contribution] = field(default_factory=dict)
     """By day and user name; see `contributions.ContributionLedger`."""
@@ -138,6 +143,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
         history=HistoryColumns.from_points(read_history(snapshot), now),
         evaluations=read_evaluations(folder / METRICS_FOLDER),
         figures=read_figures(folder / METRICS_FOLDER),
+        newest_pass=newest_pass(read_state(folder / METRICS_FOLDER / STATE_FILE)),
         contributions=read_contributions(folder / METRICS_FOLDER).days,
         checkpoints=checkpoints,
         pictures={entry["epoch"]: entry["file"] for entry in reel},

@@ -12,6 +12,7 @@ from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.text import counted, escaped, short_number
+from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
 from pipelines.training.metrics.evaluation.held_out_losses import is_few
 from pipelines.training.repository.epoch_tags import epoch_tag
@@ -46,6 +47,17 @@ class Headline:
     evaluation_high: float | None = None
     """The interval of 95 % of the evaluation's loss."""
 
+    newest_pass: NewestPass | None = None
+    """How far the data was read."""
+
+    @property
+    def data(self) -> tuple[str, str, str]:
+        """The pass over the data, and how much of it was trained on."""
+        newest = self.newest_pass
+        if newest is None:
+            return "data", "–", ""
+        return f"of pass {newest.pass_number + 1}", "–" if newest.share is None else f"{100 * newest.share:.0f} %", ""
+
     @property
     def evaluation(self) -> tuple[str, str, str]:
         """The newest evaluation: its name, with a warning if it stands on few records, its figure and interval."""
@@ -70,6 +82,7 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
         (f"epoch{whole}", f"{head.epoch:,}", ""),
         ("loss", short_number(head.loss), ""),
         head.evaluation,
+        *([head.data] if head.newest_pass is not None else []),
         ("peers", short_number(head.num_peers), ""),
         (f"{head.unit} per second", short_number(head.samples_per_second), ""),
         ("time left", duration(left) if left else "–", ""),

@@ -4,6 +4,7 @@ It listens to the rounds and steps by itself, see `anchor`. hivemind's `auxiliar
 as a full peer and refuses to serve its state, so that a run whose trainers all die would be lost.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
 from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator, EvaluationOutcome
+from pipelines.training.auxiliary.ledger_keeper import LedgerKeeper
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publishing.publisher_election import Candidacy, candidacy, elect, proven_keys
@@ -111,7 +113,25 @@ class AuxiliaryPeer:
             self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
         )
         self._rounds = RoundThread(self._anchor.keep_up)
+        self._ledger = self._open_ledger()
         return self
+
+    def _open_ledger(self) -> contextlib.AbstractContextManager:
+        """Return the keeper of the ledger; of nothing, if the run's data has no blocks."""
+        order = self.task.block_order()
+        if order is None:
+            return contextlib.nullcontext()
+        keeper = LedgerKeeper(
+            self.run, order, self.metrics.folder, self.records, self._anchor.rounds, self.publisher.key, self._decides
+        )
+        self.metrics.companion = keeper
+        return keeper
+
+    def _decides(self) -> bool:
+        """Whether this peer is the anchor that says which state the run has, and what is trained on next."""
+        keys = list(self.publisher.anchor_keys())
+        before = self.optimizer.state_transfer.look_at_anchors().present
+        return self.publisher.key.public in keys and before is None
 
     def __exit__(self, *exception: object) -> None:
         self.optimizer.shutdown()
@@ -147,7 +167,7 @@ class AuxiliaryPeer:
             RunRolledBackError: the run has started a new generation.
             OutOfStepError: this peer cannot keep up with the swarm.
         """
-        with self._publishing, self._rounds:
+        with self._publishing, self._rounds, self._ledger:
             while not stop.is_set():
                 report = self.look()
                 yield report

@@ -7,6 +7,8 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
+from pipelines.training.ledger.coverage import PassCoverage, coverage
+from pipelines.training.ledger.ledger_files import read_bookings
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.credit.contributors import Contributor, contributors_of
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
@@ -60,6 +62,9 @@ class RunRecord:
     figures: Sequence[CheckpointFigure] = ()
     """Of evaluated checkpoints, by epoch."""
 
+    passes: Sequence[PassCoverage] = ()
+    """How much of each pass over the data was trained on."""
+
 
 def gather_record(repository: str, now: float) -> RunRecord:
     """Read a run's record from the Hub; `now` is in seconds since 1970.
@@ -80,6 +85,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
         evaluations=read_evaluations(published),
         figures=read_figures(published),
         contributors=contributors_of(ledger, now),
+        passes=coverage(read_bookings(published)),
         checkpoints=[
             PublishedCheckpoint(
                 epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),

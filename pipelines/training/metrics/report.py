@@ -125,6 +125,10 @@ def _data(record: RunRecord) -> str:
     run = record.run
     size = "no longer known" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
     rows = [("dataset", run.dataset_repository), ("revision", f"`{run.dataset_revision}`"), ("shards", size)]
+    rows += [
+        (f"pass {one.pass_number + 1}", f"{one.num_records:,} records trained on, {one.num_twice:,} counted twice")
+        for one in record.passes
+    ]
     return f"## Data\n\n{markdown_table(('', ''), rows)}"
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
@@ -49,11 +49,22 @@ class MetricsMark(NamedTuple):
     """When the newest evaluation of a checkpoint ended, in seconds since 1970."""
 
 
+class Companion(Protocol):
+    """Something else that is published with the metrics, in files of its own in their folder."""
+
+    def write(self) -> None:
+        """Write changes to the folder."""
+
+    def take_over(self, folder: Path) -> None:
+        """Merge what another publisher has published."""
+
+
 class RunMetrics:
     """Observed by one thread, written and published by another. `folder` preserves it across restarts."""
 
     def __init__(self, run: TrainingRun, folder: Path) -> None:
-        self._run, self._folder, self._lock = run, folder, threading.Lock()
+        self._run, self.folder, self._lock = run, folder, threading.Lock()
+        self.companion: Companion | None = None
         self._written_epoch = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._history = read_history_files(folder)
@@ -115,6 +126,8 @@ class RunMetrics:
 
     def take_over(self, folder: Path) -> None:
         """Merge what another publisher has published: its points where we have none, its counts if they are newer."""
+        if self.companion is not None:
+            self.companion.take_over(folder)
         history, evaluations, ledger = read_history_files(folder), read_evaluations(folder), read_contributions(folder)
         figures = read_figures(folder)
         with self._lock:
@@ -129,13 +142,15 @@ class RunMetrics:
 
     def write(self) -> list[Path]:
         """Write changes to the folder; return all current files."""
+        if self.companion is not None:
+            self.companion.write()
         with self._lock:
             history, evaluations, ledger = list(self._history), list(self._evaluations), self._ledger
-            write_history(history, self._folder, self._written_epoch)
+            write_history(history, self.folder, self._written_epoch)
             self._written_epoch = history[-1]["epoch"] if history else 0
-            write_evaluations(evaluations, self._folder)
-            write_figures(self._figures, self._folder)
-            write_contributions(ledger, self._folder)
+            write_evaluations(evaluations, self.folder)
+            write_figures(self._figures, self.folder)
+            write_contributions(ledger, self.folder)
             board = leaderboard(ledger.days, time.time(), MAX_LEADERBOARD)
             text = summary_json(
                 facts=self._facts(),
@@ -145,9 +160,9 @@ class RunMetrics:
                 num_contributors=len(ledger.total()),
                 now=time.time(),
             )
-        write_text_whole(self._folder / SUMMARY_FILE, text)
+        write_text_whole(self.folder / SUMMARY_FILE, text)
         self._remove_lost_shards(history)
-        return sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+        return sorted(path for path in self.folder.iterdir() if not path.name.startswith("."))
 
     def history(self) -> list[dict[str, Any]]:
         """Return the points of the history, one per epoch."""
@@ -199,6 +214,6 @@ class RunMetrics:
 
     def _remove_lost_shards(self, history: list[dict[str, Any]]) -> None:
         current = {shard_name(point["epoch"]) for point in history}
-        for path in self._folder.glob("epochs-*.parquet"):
+        for path in self.folder.glob("epochs-*.parquet"):
             if path.name not in current:
                 path.unlink()

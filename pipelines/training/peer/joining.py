@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
 from pipelines.torch_devices import compute_threads, torch_device
+from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
@@ -38,6 +40,9 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 logger = logging.getLogger(__name__)
+
+LEAST_PATIENCE_SECONDS = 20.0
+"""How long a peer waits for a lease at least before it reads in an order of its own."""
 
 OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
 """Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
@@ -86,7 +91,9 @@ class Membership:
 
     watch: GenerationWatch | None
     seed: int
-    """Seed of the order in which this peer reads the data."""
+    """Seed of the order in which this peer reads the data, where nobody leases it."""
+
+    lease: LeaseBook | None = None
 
     @property
     def found_new_generation(self) -> bool:
@@ -105,11 +112,18 @@ class Membership:
 
         def read() -> Iterator[Batch]:
             return self.peer.task.batches(
-                batch_size=batch_size, seed=self.seed, shuffle_buffer_size=compute.shuffle_buffer_size
+                batch_size=batch_size,
+                seed=self.seed,
+                shuffle_buffer_size=compute.shuffle_buffer_size,
+                spans=self.lease,
             )
 
         with prefetched(read, batch_size, self.stop) as batches:
-            yield from self.peer.train(through(batches), self.stop)
+            try:
+                yield from self.peer.train(through(batches), self.stop)
+            finally:
+                if self.lease is not None:
+                    self.lease.close()
 
 
 @contextlib.contextmanager
@@ -200,6 +214,9 @@ def enter_run(
             open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
         )
         username = parts.username or admission.username
+        own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
+        anchor_keys = anchor_keys or (keys.anchors if keys is not None else tuple)
+        lease = open_lease(task, own_seed, anchor_keys)
         peer = stack.enter_context(
             TrainingPeer(
                 task,
@@ -211,7 +228,8 @@ def enter_run(
                 package_version=parts.package_version,
                 place=name,
                 gradient_averager_type=parts.gradient_averager_type,
-                anchor_keys=anchor_keys or (keys.anchors if keys is not None else tuple),
+                anchor_keys=anchor_keys,
+                lease=lease,
             )
         )
         # Signals must kill hivemind's children, so they are forked before.
@@ -223,10 +241,21 @@ def enter_run(
         parts.hear("synchronising")
         peer.wait_for_word(stop)
         source = peer.synchronise(fetch_checkpoint, parts.show)
-        own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
-        membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed)
+        membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease)
         parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
         yield membership
+
+
+def open_lease(task: TrainingTask, seed: int, anchor_keys: AnchorKeys) -> LeaseBook | None:
+    """Return an empty book for the records that the run's anchors lease; None: this task's data is not leased.
+
+    `seed` is that of the order in which the peer reads while it has no lease.
+    """
+    order = task.block_order("without a lease", seed)
+    if order is None:
+        return None
+    patience = max(LEAST_PATIENCE_SECONDS, 2 * task.run.progress_expiration_seconds)
+    return LeaseBook(order, time.monotonic, patience, waits_first=bool(anchor_keys()))
 
 
 @contextlib.contextmanager

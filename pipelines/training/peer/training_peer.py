@@ -20,6 +20,7 @@ from pipelines.swarm.records import (
     PeerMetrics,
     SuspectRecord,
     SwarmRecords,
+    sender_name,
 )
 from pipelines.torch_devices import describe_device
 from pipelines.training.averaging.reduce.suspects import Suspect
@@ -31,10 +32,12 @@ from pipelines.training.gradients.computation import (
     resolve_precision,
 )
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.training.ledger.lease_book import LeaseBook
+from pipelines.training.ledger.lease_watch import LeaseWatch
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.task import Batch, TrainingTask
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.task import Batch, NamedBatch, TrainingTask
+from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.state.anchors import AnchorKeys
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.state.transfer import ShowProgress
@@ -95,7 +98,9 @@ class TrainingPeer:
         place: str = "",
         gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager,
         anchor_keys: AnchorKeys = tuple,
+        lease: LeaseBook | None = None,
     ) -> None:
+        """`lease`: of the records that this peer is told to train on; None: nobody tells it."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
         self.model = task.new_model().to(compute.device)
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
@@ -103,7 +108,8 @@ class TrainingPeer:
         """What this peer has contributed, in the task's unit."""
 
         self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
-        self._gradient_averager_type, self._anchor_keys = gradient_averager_type, anchor_keys
+        self._gradient_averager_type, self._anchor_keys, self._lease = gradient_averager_type, anchor_keys, lease
+        self._lease_watch: LeaseWatch | None = None
         self._epoch_losses: list[float] = []
         self.pause_switch = PauseSwitch()
         self._parts = contextlib.ExitStack()
@@ -123,6 +129,7 @@ class TrainingPeer:
             bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
             gradient_averager_type=self._gradient_averager_type,
             anchor_keys=self._anchor_keys,
+            lease=self._lease,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self._parts.callback(self.optimizer.shutdown)
@@ -130,6 +137,11 @@ class TrainingPeer:
         backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._computation.backward
         self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
         self._introduce()
+        if self._lease is not None:
+            name = sender_name(self._dht.peer_id.to_base58())
+            self._lease_watch = self._parts.enter_context(
+                LeaseWatch(self._lease, self.records, self.run.swarm_id, name, self._anchor_keys)
+            )
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -233,6 +245,8 @@ class TrainingPeer:
 
         Yields a report after every micro-batch.
         """
+        if self._lease_watch is not None:
+            self._lease_watch.begin()
         limit = last_epoch(self.run, self.compute, self.optimizer.local_epoch)
         deadline = clock() + 3600 * (self.compute.max_hours or math.inf)
         for batch in batches:
@@ -256,10 +270,14 @@ class TrainingPeer:
     def step(self, batch: Batch) -> StepReport:
         """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
         epoch = self.optimizer.local_epoch
+        spans = batch.spans if isinstance(batch, NamedBatch) else ()
+        if spans:  # whatever is drawn for these records is the same wherever they are trained on
+            torch.manual_seed(stable_seed(self.run.seed, *spans))
         loss = self._gradients.compute(batch)
         if loss is None:  # overflowed in float16: neither the gradient nor the loss is usable
+            self.optimizer.drop(spans)
             return self._step_report(epoch, None, was_used=False, ended_epoch=False)
-        self.optimizer.step(batch_size=loss.weight)
+        self.optimizer.step(batch_size=loss.weight, spans=spans)
         self.optimizer.zero_grad()
         was_used = self.optimizer.last_gradient_was_used
         if was_used:

@@ -14,10 +14,21 @@ from PIL.Image import Image
 
 from pipelines.memory_estimate.estimate import MemoryEstimate
 from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.span_source import SpanSource
+from pipelines.training.run.spans import Span
 from pipelines.training.run.training_run import TrainingRun
 
 Batch = Mapping[str, torch.Tensor]
 """A micro-batch: tensors by name, each with the samples along its first dimension."""
+
+
+class NamedBatch(dict[str, torch.Tensor]):
+    """A micro-batch that knows which records of the dataset it was made of."""
+
+    def __init__(self, tensors: Batch, spans: Sequence[Span]) -> None:
+        super().__init__(tensors)
+        self.spans = tuple(spans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +124,17 @@ class TrainingTask(Protocol):
     def compiling_pays(self) -> bool:
         """Tell whether `torch.compile` speeds the model up on a GPU."""
 
-    def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
-        """Yield micro-batches of `batch_size` samples endlessly, in an order that depends only on the seed.
+    def batches(
+        self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+    ) -> Iterator[Batch]:
+        """Yield micro-batches of `batch_size` samples endlessly: of these spans, if this data has blocks.
 
-        Held-out samples are skipped, the same ones on every peer.
+        Otherwise, and without spans, the order depends only on the seed. Held-out samples are skipped, the same ones
+        on every peer.
         """
+
+    def block_order(self, *labels: object) -> BlockOrder | None:
+        """Return the order in which the run's data is leased, with labels another one; None: it has no blocks."""
 
     def held_out_batches(self) -> Sequence[Batch]:
         """Read the samples of the evaluation, the same ones on every peer; empty: the run has no evaluation."""

@@ -11,6 +11,7 @@ import torch
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.ledger.lease_book import LeaseBook, NoLease
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorKeys, AnchorWatch
@@ -46,6 +47,7 @@ def make_optimizer(
     gradient_averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager,
     anchor_keys: AnchorKeys = tuple,
     own_anchor_key: str | None = None,
+    lease: LeaseBook | NoLease | None = None,
     listens: bool = False,
     verbose: bool = False,
 ) -> SwarmOptimizer:
@@ -96,6 +98,7 @@ def make_optimizer(
         round_times=_round_times(run),
         acquaintances=acquaintances,
         anchors=anchors,
+        lease=lease or NoLease(),
         listens=listens,
     )
     return SwarmOptimizer(parts, new_tracker)

@@ -1,11 +1,12 @@
 """The swarm's optimizer: gathers gradients until the swarm has enough samples, and keeps its peer in step."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.gradients.computation import gradients_are_finite
+from pipelines.training.run.spans import Span
 from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts, end_epoch, leave, look_for_group
 from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError
@@ -117,8 +118,10 @@ class SwarmOptimizer:
         for parameter in self.state_averager.main_parameters:
             parameter.grad = None
 
-    def step(self, batch_size: int) -> None:
+    def step(self, batch_size: int, spans: Sequence[Span] = ()) -> None:
         """Count the model's gradient, a mean over this many samples; end the epoch if the swarm has enough.
+
+        `spans` name the records that the gradient was computed on.
 
         Afterwards `last_gradient_was_used` tells whether the gradient counts: not if a value is not finite, nor if it
         was computed with an outdated state; the swarm's newer state is downloaded then.
@@ -127,12 +130,19 @@ class SwarmOptimizer:
         self._note_progress()
         if self.is_out_of_step:
             self.load_state_from_peers()
+            self.drop(spans)
             return
         if not self._gather(batch_size):
+            self.drop(spans)
             return
+        self._parts.lease.gather(spans)
         look_for_group(self._parts)
         if self.tracker.ready_to_update_epoch:
             self._end_epoch()
+
+    def drop(self, spans: Sequence[Span]) -> None:
+        """Note that these records are in no gradient: they are read again."""
+        self._parts.lease.drop(spans)
 
     def listen(self) -> None:
         """Take part in the swarm's rounds without gradients of one's own; call it often.
@@ -268,6 +278,10 @@ class SwarmOptimizer:
     def begin_epoch(self, *, keep_gradient: bool = False) -> None:
         """Discard gathered gradients and report the local epoch; after any change of the state from outside."""
         num_samples = self._parts.gathering.restart(keep_gradient=keep_gradient)
+        if num_samples:
+            self._parts.lease.take_back()
+        else:
+            self._parts.lease.drop_gathered()
         self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
 
     def shutdown(self) -> None:

@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import datasets
 
@@ -13,6 +14,8 @@ from hub_tools.one_line_errors import explain_error
 from pipelines.training.run.task import Batch
 
 logger = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
 
 NUM_OPEN_SHARDS = 2
 """Shards read at the same time. `datasets` would open 10 and fetch them whole before the first record."""
@@ -58,6 +61,23 @@ def passes_through_outages(
             num_failures += 1
             logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
             time.sleep(pause)
+
+
+def through_outages(read: Callable[[], Read], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY) -> Read:
+    """Return what `read` returns; while the Hub is down, try again after a pause.
+
+    pauses: seconds; the last one is repeated.
+    """
+    for number in itertools.count():
+        try:
+            return read()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            pause = pauses[min(number, len(pauses) - 1)]
+            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
+            time.sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def check_pass(num_batches: int, repository: str, batch_size: int, records: str = "records") -> None:

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.run.span_source import SpanSource
 from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
@@ -88,7 +89,12 @@ class LanguageModelingTask:
         """True if all sequences have one length: `torch.compile` recompiles for each new shape."""
         return not self._fills_masks
 
-    def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+    def block_order(self, *_labels: object) -> None:
+        """See `TrainingTask.block_order`: a text is packed with its neighbours, so that blocks have no records."""
+
+    def batches(
+        self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+    ) -> Iterator[Batch]:
         """See `TrainingTask.batches`. A sequence's masks follow from the run's seed and the pass, not from `seed`."""
         source = open_dataset(self.run, self.settings)["train"]
 

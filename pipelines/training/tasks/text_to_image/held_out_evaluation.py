@@ -1,7 +1,6 @@
 """The loss on held-out records: a fixed subset, the same for every epoch and every auxiliary peer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import datasets
 import numpy as np
@@ -13,17 +12,10 @@ from pipelines.image_codes.image_code_record import captions_and_codes
 from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.streaming import prepare_streaming
-from pipelines.training.tasks.text_to_image.image_code_stream import held_out_mask, image_code_batch
+from pipelines.training.tasks.text_to_image.image_code_stream import evaluation_split, held_out_mask, image_code_batch
 
-EVALUATION_SPLITS = ("validation", "test")
 EVALUATION_BATCH_SIZE = 8
 RECORDS_PER_READ = 256
-
-
-def evaluation_split(file_names: Sequence[str]) -> str | None:
-    """Return a dataset's own evaluation split, by the names of its shards; None: it has none."""
-    stems = [Path(name).name for name in file_names]
-    return next((split for split in EVALUATION_SPLITS if any(stem.startswith(f"{split}-") for stem in stems)), None)
 
 
 def held_out_batches(run: TrainingRun, processor: DalleCollabProcessor, num_codes: int) -> list[Batch]:

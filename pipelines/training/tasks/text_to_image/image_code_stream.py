@@ -1,8 +1,8 @@
-"""The streaming reader: image codes from the Dataset Hub, captions tokenised on the fly, each peer in its own order."""
+"""The streaming reader: image codes from the Dataset Hub, captions tokenised on the fly, span by span."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,15 +12,16 @@ from huggingface_hub import HfFileSystem
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
-from pipelines.training.run.task import Batch
-from pipelines.training.run.training_run import stable_seed
-from pipelines.training.tasks.streaming import (
-    NUM_OPEN_SHARDS,
-    check_pass,
-    is_held_out,
-    passes_through_outages,
-    prepare_streaming,
-)
+from pipelines.image_codes.shard_blocks import ShardBlocks
+from pipelines.training.run.span_source import SpanSource
+from pipelines.training.run.spans import Span, record_order
+from pipelines.training.run.task import Batch, NamedBatch
+from pipelines.training.tasks.streaming import is_held_out, through_outages
+
+EVALUATION_SPLITS = ("validation", "test")
+NUM_OPEN_SPANS = 4
+MOST_SKIPPED = 2**20
+"""Records without one to train on among them, after which the stream gives up."""
 
 
 def image_code_batch(input_ids: Sequence[Sequence[int]] | torch.Tensor, image_codes: torch.Tensor) -> Batch:
@@ -50,44 +51,103 @@ def dataset_layout(repository: str, revision: str) -> ImageCodeLayout:
     return layout_from_metadata(metadata, first.rsplit("/", 1)[-1])
 
 
+def training_blocks(repository: str, revision: str) -> ShardBlocks:
+    """The blocks of a dataset's training shards. ValueError if there is no such dataset, or it has no shards."""
+    dataset = dataset_on_hub(repository, revision)
+    return ShardBlocks(dataset, [shard for shard in dataset.shards if evaluation_split([shard.name]) is None])
+
+
+def evaluation_split(file_names: Sequence[str]) -> str | None:
+    """Return a dataset's own evaluation split, by the names of its shards; None: it has none."""
+    stems = [name.rsplit("/", 1)[-1] for name in file_names]
+    return next((split for split in EVALUATION_SPLITS if any(stem.startswith(f"{split}-") for stem in stems)), None)
+
+
 def stream_batches(
-    repository: str,
-    revision: str,
+    blocks: ShardBlocks,
+    spans: SpanSource,
     processor: DalleCollabProcessor,
     *,
     num_codes: int,
     batch_size: int,
     seed: int,
-    shuffle_buffer_size: int,
     held_out_share: float = 0.0,
-) -> Iterator[Batch]:
-    """Yield micro-batches endlessly, pass after pass, each pass in a different order that depends only on the seed.
+) -> Iterator[NamedBatch]:
+    """Yield micro-batches of the spans' records, as long as there come spans; each batch names its records.
 
-    Records held out for the evaluation are skipped, the same ones on every peer. If the Hub is down for longer than the
-    client retries, the next pass starts as soon as it is back.
+    `seed` is that of the run: the order of the records in a block follows from it. Some spans are read at the same
+    time, so that neighbours in the dataset do not meet in a batch. Records held out for the evaluation are skipped, the
+    same ones on every peer. While the Hub is down, the stream waits.
 
     Raises:
-        ValueError: the dataset has fewer records than one batch, or records that are not image codes.
+        ValueError: there are no records to train on, or they are not image codes.
     """
-    prepare_streaming()
-    source = datasets.load_dataset(repository, revision=revision, split="train", streaming=True)
+    opened: list[_OpenSpan] = []
+    waiting: Span | None = None
+    captions, codes, used = [], [], []
+    num_skipped = 0
+    while True:
+        while len(opened) < NUM_OPEN_SPANS and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
+            waiting = None
+            if opened and opened[0].span.pass_number != span.pass_number:  # a pass ends before another one begins
+                waiting = span
+                break
+            table = through_outages(partial(blocks.read, span.shard, span.group))
+            opened.append(_OpenSpan(span, table, num_codes, seed, held_out_share, blocks.shards[span.shard].name))
+        if not opened:
+            if not spans.wait():
+                return
+            continue
+        for reader in list(opened):
+            record = reader.next_record()
+            if record is None:
+                num_skipped += reader.span.num_records
+                used += reader.take_used()
+                opened.remove(reader)
+            else:
+                captions.append(record[0] or "")
+                codes.append(record[1])
+                num_skipped = 0
+            if len(captions) == batch_size:
+                used += [span for reader in opened for span in reader.take_used()]
+                input_ids = processor(text=captions)["input_ids"]
+                yield NamedBatch(image_code_batch(input_ids, torch.from_numpy(np.stack(codes)).long()), used)
+                captions, codes, used = [], [], []
+        if num_skipped > MOST_SKIPPED:
+            raise ValueError("None of so many records is one to train on: they are held out, or there are none.")
 
-    def one_pass(number: int) -> Iterator[Batch]:
-        order = source.shuffle(
-            seed=stable_seed(seed, number) % 2**32,
-            buffer_size=shuffle_buffer_size,
-            max_buffer_input_shards=NUM_OPEN_SHARDS,
-        )
-        num_batches = 0
-        tables = order.with_format("arrow").iter(batch_size)
-        records = (captions_and_codes(table, num_codes=num_codes, shard_name=repository) for table in tables)
-        for captions, codes in whole_batches(records, batch_size, held_out_share):
-            input_ids = processor(text=[caption or "" for caption in captions])["input_ids"]
-            yield image_code_batch(input_ids, torch.from_numpy(codes).long())
-            num_batches += 1
-        check_pass(num_batches, repository, batch_size)
 
-    yield from passes_through_outages(one_pass)
+class _OpenSpan:
+    """Reads a span's records one by one."""
+
+    def __init__(
+        self, span: Span, table: pa.Table, num_codes: int, seed: int, held_out_share: float, shard_name: str
+    ) -> None:
+        self.span = span
+        if span.stop > len(table):
+            raise ValueError(
+                f"Row group {span.group} of shard {shard_name} has {len(table)} records, expected {span.stop}. The "
+                "dataset is another one than that of the run."
+            )
+        rows = record_order(span.block, len(table), seed)[span.start : span.stop]
+        self._captions, self._codes = captions_and_codes(table.take(rows), num_codes=num_codes, shard_name=shard_name)
+        share = held_out_share
+        self._held_out = held_out_mask(self._codes, share) if share else np.zeros(len(rows), bool)
+        self._place = self._taken = 0
+
+    def next_record(self) -> tuple[str | None, np.ndarray] | None:
+        """The next caption with its codes; None after the last one."""
+        while self._place < len(self._captions):
+            place, self._place = self._place, self._place + 1
+            if not self._held_out[place]:
+                return self._captions[place], self._codes[place]
+        return None
+
+    def take_used(self) -> list[Span]:
+        """The records read since the last call, as one span; none, if there are none."""
+        start, self._taken = self._taken, self._place
+        first = self.span.start
+        return [Span(*self.span.block, first + start, first + self._place)] if start < self._place else []
 
 
 def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
@@ -98,18 +158,3 @@ def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:
     """
     rows = np.ascontiguousarray(image_codes, "<i2")
     return np.array([is_held_out(row.tobytes(), share) for row in rows], bool)
-
-
-def whole_batches(
-    records: Iterable[tuple[list[str | None], np.ndarray]], batch_size: int, held_out_share: float
-) -> Iterator[tuple[list[str | None], np.ndarray]]:
-    """Skip held-out records and put the others, in order, into batches of exactly `batch_size`."""
-    captions: list[str | None] = []
-    codes: list[np.ndarray] = []
-    for some_captions, some_codes in records:
-        mask = held_out_mask(some_codes, held_out_share) if held_out_share else np.zeros(len(some_codes), bool)
-        captions += [caption for caption, is_held_out in zip(some_captions, mask, strict=True) if not is_held_out]
-        codes += list(some_codes[~mask])
-        while len(captions) >= batch_size:
-            yield captions[:batch_size], np.stack(codes[:batch_size])
-            captions, codes = captions[batch_size:], codes[batch_size:]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -11,14 +11,23 @@ from PIL.Image import Image
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.codec_code import copy_codec_code
 from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.memory_estimate.estimate import MemoryEstimate, estimate_training_memory
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun, stable_seed
+from pipelines.training.tasks.streaming import through_outages
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
-from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, image_code_batch, stream_batches
+from pipelines.training.tasks.text_to_image.image_code_stream import (
+    dataset_layout,
+    image_code_batch,
+    stream_batches,
+    training_blocks,
+)
 from pipelines.training.tasks.text_to_image.model import initial_model, model_configuration, read_processor
 from pipelines.training.tasks.text_to_image.model_card import card_parts
 from pipelines.training.tasks.text_to_image.reel_drawing import ReelDrawer
@@ -62,16 +71,29 @@ class TextToImageTask:
         """Not with reversible layers, which the compiler skips; see `reversible_dalle_collab`."""
         return self.config.recompute != "reversible"
 
-    def batches(self, *, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+    @cached_property
+    def blocks(self) -> ShardBlocks:
+        """The dataset's blocks."""
+        return through_outages(partial(training_blocks, self.run.dataset_repository, self.run.dataset_revision))
+
+    def block_order(self, *labels: object) -> BlockOrder:
+        """See `TrainingTask.block_order`."""
+        return BlockOrder(len(self.blocks.shards), self._sizes, stable_seed(self.run.seed, *labels))
+
+    def _sizes(self, shard: int) -> Sequence[int]:
+        return through_outages(partial(self.blocks.sizes, shard))
+
+    def batches(
+        self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+    ) -> Iterator[Batch]:
         """See `TrainingTask.batches`."""
         return stream_batches(
-            self.run.dataset_repository,
-            self.run.dataset_revision,
+            self.blocks,
+            spans or WholeDataset(self.block_order(seed)),
             self.processor,
             num_codes=self.layout.num_codes,
             batch_size=batch_size,
-            seed=seed,
-            shuffle_buffer_size=shuffle_buffer_size,
+            seed=self.run.seed,
             held_out_share=self.run.held_out_share,
         )
 

@@ -15,8 +15,7 @@ from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointF
 from pipelines.training.metrics.reel import ProgressReel, read_index, take_over_reel, write_index
 from pipelines.training.metrics.trackers import Trackers, check_trackers
 from pipelines.training.run.task import mean_loss, num_samples
-from pipelines.training.tasks.text_to_image.held_out_evaluation import evaluation_split
-from pipelines.training.tasks.text_to_image.image_code_stream import held_out_mask, whole_batches
+from pipelines.training.tasks.text_to_image.image_code_stream import evaluation_split, held_out_mask
 
 
 @pytest.fixture
@@ -32,19 +31,6 @@ def test_about_the_given_share_is_held_out_and_a_picture_is_on_one_side_wherever
     assert (held_out_mask(codes.astype(np.int64), 0.1) == mask).all()
     assert not held_out_mask(codes, 0.0).any()
     assert (held_out_mask(codes, 0.2) >= mask).all(), "a larger share holds out more, not others"
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25])
-def test_batches_are_whole_in_order_and_without_what_is_held_out(codes, share):
-    codes = codes[:100]
-    captions = [f"caption {number}" for number in range(100)]
-    parts = ((captions[start : start + 7], codes[start : start + 7]) for start in range(0, 100, 7))
-    batches = list(whole_batches(parts, 8, share))
-    kept = [number for number in range(100) if share == 0 or not held_out_mask(codes, share)[number]]
-    expected = kept[: len(kept) // 8 * 8]
-    assert all(len(some) == len(rows) == 8 for some, rows in batches)
-    assert [caption for some, _ in batches for caption in some] == [captions[number] for number in expected]
-    assert (np.concatenate([rows for _, rows in batches]) == codes[expected]).all()
 
 
 def test_a_datasets_own_split_is_used_for_the_evaluation():

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +15,19 @@ from transformers import AutoTokenizer
 
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.chaos.tiny_material import write_shards
-from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.image_codes.dataset_shards import find_dataset
+from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table
+from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.peer.prefetching import prefetched
-from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.span_source import WholeDataset
+from pipelines.training.run.spans import Span, record_order
+from pipelines.training.tasks.text_to_image.image_code_stream import (
+    evaluation_split,
+    held_out_mask,
+    image_code_batch,
+    stream_batches,
+)
 
 READER = SUPPORT / "stream_reader.py"
 BATCH_SIZE = 8
@@ -35,10 +46,10 @@ def processor(training_material, tmp_path_factory):
 def read(commands, processor):
     """A function that streams batches in a process of its own and returns token ids and codes, record by record."""
 
-    def read_stream(repository, num_batches, *, seed=1, batch_size=BATCH_SIZE, shuffle_buffer_size=32, num_codes=16):
+    def read_stream(repository, num_batches, *, seed=1, batch_size=BATCH_SIZE, num_codes=16):
         request = dict(
             repository=repository, processor=str(processor), num_batches=num_batches, seed=seed,
-            batch_size=batch_size, shuffle_buffer_size=shuffle_buffer_size, num_codes=num_codes,
+            batch_size=batch_size, num_codes=num_codes,
         )  # fmt: skip
         done = commands.run_program(READER, "stream", json.dumps(request))
         if done.returncode != 0:
@@ -89,16 +100,15 @@ def publish(material, name, folder):
     return f"org/{name}"
 
 
-def test_a_dataset_smaller_than_a_batch_says_to_choose_a_smaller_batch(training_material, read, tmp_path):
+def test_a_dataset_smaller_than_a_batch_is_read_again_for_it(training_material, read, tmp_path):
     write_shards(tmp_path, training_material.layout, num_records=5)
     repository = publish(training_material, "five-records", tmp_path)
-    assert len(read(repository, 3, batch_size=5)) == 15
-    with pytest.raises(ValueError, match=r"has fewer records than one micro-batch of 6. .*--micro-batch-size"):
-        read(repository, 1, batch_size=6)
+    records = read(repository, 5, batch_size=6)
+    assert Counter(first_codes(records)) == dict.fromkeys(range(5), 6)
 
 
 def test_records_of_another_grid_are_refused(training_material, read):
-    with pytest.raises(ValueError, match=r"org/tiny-dataset has images of 16 codes, expected 64."):
+    with pytest.raises(ValueError, match=r"train-0000\d.parquet has images of 16 codes, expected 64."):
         read(training_material.dataset, 1, num_codes=64)
 
 
@@ -188,3 +198,92 @@ def test_reading_ahead_stops_when_training_does():
         next(batches)
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+@pytest.fixture
+def blocks(training_material, tmp_path):
+    """60 records in shards of 30 in row groups of 10, in a folder."""
+    codes = np.arange(60)[:, None] % 32 + np.zeros((60, 16), np.int64)
+    for shard in range(2):
+        rows = slice(30 * shard, 30 * shard + 30)
+        captions = [f"picture number {number}" for number in range(60)[rows]]
+        table = image_code_table(captions, codes[rows].astype(np.int16), training_material.layout)
+        pq.write_table(table, tmp_path / f"train-{shard:05d}.parquet", row_group_size=10)
+    write_shards(tmp_path / "other", training_material.layout, num_records=8)
+    next((tmp_path / "other").rglob("*.parquet")).rename(tmp_path / "validation-00000.parquet")
+    dataset = find_dataset(str(tmp_path))
+    return ShardBlocks(dataset, [shard for shard in dataset.shards if evaluation_split([shard.name]) is None])
+
+
+class Spans:
+    """A source of the given spans."""
+
+    def __init__(self, spans):
+        self._left = list(spans)
+
+    def next_span(self, *, is_needed):
+        return self._left.pop(0) if self._left else None
+
+    def wait(self):
+        return False
+
+
+def tokens_of(text):
+    return {"input_ids": torch.tensor([[int(caption.split()[-1])] for caption in text])}
+
+
+def numbers_of(batches):
+    return [number for batch in batches for number in batch["input_ids"][:, 0].tolist()]
+
+
+def test_batches_name_the_records_that_they_are_made_of(blocks):
+    spans = [Span(0, 1, 2, 3, 10), Span(0, 0, 0, 0, 10), Span(0, 0, 1, 0, 10), Span(0, 1, 0, 0, 7), Span(4, 1, 2, 0, 2)]
+    batches = list(stream_batches(blocks, Spans(spans), tokens_of, num_codes=16, batch_size=6, seed=3))
+    assert [len(batch["image_codes"]) for batch in batches] == [6] * 6
+    for batch in batches:
+        named = [
+            30 * span.shard + 10 * span.group + row
+            for span in batch.spans
+            for row in record_order(span.block, 10, seed=3)[span.start : span.stop].tolist()
+        ]
+        assert sorted(named) == sorted(numbers_of([batch]))
+    assert sum(span.num_records for batch in batches for span in batch.spans) == 36, "nothing twice"
+    assert len({span.block for span in batches[0].spans}) == 4, "neighbours do not meet in a batch"
+
+
+def test_held_out_records_are_part_of_a_span_and_of_no_batch(blocks):
+    everything = [Span(0, shard, group, 0, 10) for shard in range(2) for group in range(3)]
+    options = dict(num_codes=16, batch_size=2, seed=0)
+    batches = list(stream_batches(blocks, Spans(everything), tokens_of, **options, held_out_share=0.3))
+    codes = np.repeat(np.arange(60)[:, None] % 32, 16, axis=1)
+    held_out = set(np.flatnonzero(held_out_mask(codes, 0.3)).tolist())
+    assert 5 < len(held_out) < 40 and not held_out & set(numbers_of(batches))
+    assert len(numbers_of(batches)) in (60 - len(held_out), 59 - len(held_out))
+    assert sum(span.num_records for batch in batches for span in batch.spans) > len(numbers_of(batches))
+
+
+def test_a_span_of_another_dataset_is_refused_and_one_without_records_ends(blocks):
+    with pytest.raises(ValueError, match="has 10 records, expected 12"):
+        next(stream_batches(blocks, Spans([Span(0, 0, 0, 0, 12)]), tokens_of, num_codes=16, batch_size=2, seed=0))
+    assert list(stream_batches(blocks, Spans([]), tokens_of, num_codes=16, batch_size=2, seed=0)) == []
+
+
+def test_a_dataset_of_held_out_records_alone_is_refused_at_last(blocks, monkeypatch):
+    monkeypatch.setattr("pipelines.training.tasks.text_to_image.image_code_stream.MOST_SKIPPED", 200)
+    source = WholeDataset(BlockOrder(2, blocks.sizes, 0))
+    options = dict(num_codes=16, batch_size=2, seed=0, held_out_share=1.0)
+    with pytest.raises(ValueError, match="None of so many records is one to train on"):
+        next(stream_batches(blocks, source, tokens_of, **options))
+
+
+def test_a_block_is_read_with_its_own_bytes_alone(training_material, commands, tmp_path):
+    rows = 4096
+    codes = np.random.default_rng(0).integers(0, 32, (rows, 16)).astype(np.int16)
+    table = image_code_table([f"a caption of record {n}" for n in range(rows)], codes, training_material.layout)
+    pq.write_table(table, tmp_path / "train-00000.parquet", row_group_size=64, compression="none")
+    size = (tmp_path / "train-00000.parquet").stat().st_size
+    repository = publish(training_material, "many-blocks", tmp_path)
+    done = commands.run_program(READER, "bytes", repository, "5")
+    read, num_requests = json.loads(done.stdout)
+    # A footer, which is read with the file's last 64 KiB, and five of 64 row groups.
+    assert read < 2**16 + 1.2 * 5 * size / 64 and num_requests == 6, done.stdout

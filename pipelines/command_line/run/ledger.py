@@ -1,0 +1,51 @@
+"""`dalle-collab run ledger`: what was trained on, and whether every record counted once."""
+
+from typing import Annotated
+
+import typer
+
+
+def ledger(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+) -> None:
+    """Check a run's published ledger: how many records of each pass were trained on, and that none counted twice.
+
+    The dataset's own footers say how many records a pass has. Exit code 1 if a record counted twice.
+
+    Examples:
+
+      dalle-collab run ledger my-org/birds
+    """
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from hub_tools.run_files import METRICS_FOLDER
+    from pipelines.command_line.terminal.consoles import open_console
+    from pipelines.training.ledger.coverage import coverage
+    from pipelines.training.ledger.ledger_files import read_bookings
+    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.training.tasks.text_to_image.image_code_stream import training_blocks
+
+    snapshot = RunSnapshot.read(repository)
+    bookings = read_bookings(snapshot.download_matching(f"{METRICS_FOLDER}/ledger*") / METRICS_FOLDER)
+    if not bookings:
+        raise ValueError(
+            f"{repository} has no ledger yet: an auxiliary peer publishes it with the metrics, for runs of "
+            "text-to-image. Start one: dalle-collab run assist ORG/RUN"
+        )
+    blocks = training_blocks(snapshot.run.dataset_repository, snapshot.run.dataset_revision)
+    shards = track(range(len(blocks.shards)), "reading footers", console=Console(stderr=True), transient=True)
+    size = sum(sum(blocks.sizes(shard)) for shard in shards)
+    table = Table("pass", "records", "of", "share", "counted twice", "peers", "epochs", title=repository)
+    passes = coverage(bookings)
+    for one in passes:
+        share = f"{100 * one.num_records / size:.2f} %"
+        epochs = f"{one.first_epoch} to {one.last_epoch}"
+        counts = (one.pass_number + 1, one.num_records, size, share, one.num_twice, one.num_peers, epochs)
+        table.add_row(*map(str, counts))
+    open_console().print(table)
+    if any(one.num_twice for one in passes):
+        typer.echo("Some records counted twice: the ledger is damaged, or two anchors led at the same time.", err=True)
+        raise typer.Exit(1)
+    typer.echo("Every record that was trained on counted once.")

@@ -1,0 +1,162 @@
+"""Keeps the run's ledger on an auxiliary peer: books what peers have trained on, and leases the next records.
+
+All anchors keep books; the one that decides which state the run has leases. What was booked before a restart is never
+leased again, since the state is on disk before the swarm hears of a lease.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pipelines.swarm.records import Reporter, SwarmRecords, TrainedRecord
+from pipelines.training.ledger.ledger import Ledger, LedgerOptions
+from pipelines.training.ledger.ledger_files import (
+    STATE_FILE,
+    Booking,
+    read_bookings,
+    read_state,
+    write_bookings,
+    write_state,
+)
+from pipelines.training.ledger.statements import signed_leases, spans_in
+from pipelines.training.metrics.credit.claims import LATE_EPOCHS, RoundLog
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.anchors import SECONDS_FRESH
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS, SECONDS_TO_END = 1.0, 10.0
+RENEWAL_SECONDS = 5.0
+LEAST_HORIZON_SECONDS = 30.0
+LEAST_EXPIRY_SECONDS = 120.0
+EPOCHS_TO_EXPIRE = 6.0
+
+
+def ledger_options(run: TrainingRun) -> LedgerOptions:
+    """How much this run leases at once, and for how long."""
+    horizon = max(LEAST_HORIZON_SECONDS, 4 * run.matchmaking_seconds, run.progress_expiration_seconds)
+    return LedgerOptions(
+        epoch_records=run.samples_per_epoch,
+        horizon_seconds=horizon,
+        expiry_seconds=max(LEAST_EXPIRY_SECONDS, EPOCHS_TO_EXPIRE * run.averaging_timeout_seconds),
+    )
+
+
+class LedgerKeeper:
+    """Books and leases in a thread of its own, which reads the swarm's records; a context manager.
+
+    What is published lies in `folder`; see `RunMetrics.companion`.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        order: BlockOrder,
+        folder: Path,
+        records: SwarmRecords,
+        rounds: RoundLog,
+        key: PublisherKey,
+        may_lease: Callable[[], bool],
+    ) -> None:
+        """`may_lease`: whether this peer is the anchor that decides. Raises ValueError for a damaged ledger."""
+        self._run, self._order, self._folder = run, order, folder
+        self._records, self._rounds, self._key, self._may_lease = records, rounds, key, may_lease
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._thread = threading.Thread(target=self._run_until_over, name="ledger", daemon=True)
+        self.bookings = read_bookings(folder)
+        self._written_epoch = max((booking.epoch for booking in self.bookings), default=0)
+        state = read_state(folder / STATE_FILE)
+        self.ledger, self._written_at = Ledger(order, ledger_options(run)), 0.0
+        if state is not None:
+            self._open(state)
+        self._published_at = float("-inf")
+        self._published: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(SECONDS_TO_END)
+
+    def _open(self, state: Mapping[str, Any]) -> None:
+        self._written_at = float(state["time"])
+        self.ledger = Ledger.from_json(self._order, ledger_options(self._run), state, time.monotonic())
+
+    def _run_until_over(self) -> None:
+        while not self._over.wait(SECONDS_BETWEEN_LOOKS):
+            try:
+                self.look()
+            except Exception as error:  # peers go on with what they have
+                logger.warning("The ledger could not be kept at the moment: %r", error)
+
+    def look(self) -> None:
+        """Read what peers have trained on, book it, and lease more."""
+        trained, now = self._records.trained(), time.monotonic()
+        reporters = self._records.reporters(trained)
+        newest = max((entry.epoch for record in trained.values() for entry in record.epochs), default=0)
+        with self._lock:
+            before = self.ledger.to_json()
+            self.ledger.meet({reporter.sender: reporter.user for reporter in reporters.values()}, now)
+            for owner in trained.keys() & reporters.keys():
+                self._book(reporters[owner], trained[owner], now, newest, is_alone=len(reporters) == 1)
+            self.ledger.expire(now)
+            if self._may_lease():
+                self.ledger.grant(now)
+            if self.ledger.to_json() != before:
+                self._write_state()
+            if self._may_lease():
+                self._publish(now)
+
+    def _book(self, reporter: Reporter, trained: TrainedRecord, now: float, newest: int, *, is_alone: bool) -> None:
+        for entry in sorted(trained.epochs, key=lambda entry: entry.epoch):
+            # Who trains alone has rounds with nobody; of others this anchor has heard the values in the average.
+            if is_alone or self._rounds.names(reporter.sender, entry.epoch):
+                booked = self.ledger.book(reporter.sender, entry.epoch, spans_in(entry.spans), now)
+                self.bookings += [Booking(entry.epoch, span, reporter.sender, reporter.user) for span in booked]
+                self._written_epoch = min(self._written_epoch, entry.epoch)
+            elif entry.epoch + LATE_EPOCHS > newest:
+                return  # it may still come to know that round
+
+    def _publish(self, now: float) -> None:
+        statements = signed_leases(self._key, self._run.swarm_id, self.ledger, self._records.now)
+        is_due = now > self._published_at + RENEWAL_SECONDS
+        for number, statement in statements.items():
+            if is_due or self._published.get(number) != statement.leases:
+                self._records.publish_leases(number, statement, SECONDS_FRESH)
+        self._published = {number: statement.leases for number, statement in statements.items()}
+        self._published_at = now if is_due else self._published_at
+
+    def _write_state(self) -> None:
+        self._written_at = time.time()
+        write_state(
+            self._folder / STATE_FILE,
+            dict(time=self._written_at, pass_records=self._order.num_records, **self.ledger.to_json()),
+        )
+
+    def write(self) -> None:
+        """See `Companion`."""
+        with self._lock:
+            write_bookings(self._folder, self.bookings, since=self._written_epoch)
+            self._written_epoch = max((booking.epoch for booking in self.bookings), default=0)
+            self._write_state()
+
+    def take_over(self, folder: Path) -> None:
+        """See `Companion`: the newer ledger counts, and all bookings."""
+        state, bookings = read_state(folder / STATE_FILE), read_bookings(folder)
+        with self._lock:
+            known = set(self.bookings)
+            self.bookings = sorted(known | set(bookings))
+            self._written_epoch = 0 if set(bookings) - known else self._written_epoch
+            if state is not None and float(state["time"]) > self._written_at:
+                self._open(state)

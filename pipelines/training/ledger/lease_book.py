@@ -1,0 +1,217 @@
+"""A peer's book of its lease: what it reads, what its gradients hold, what a round has averaged. No network.
+
+A span is read, then in a gradient that waits for a round (`gather`), then in a round (`begin_round`), and then averaged
+(`average`), or back in the gradient that waits (`take_back`), or lost (`drop`), in which case it is read again.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.span_source import WholeDataset
+from pipelines.training.run.spans import Block, Intervals, Span
+
+MOST_EPOCHS_REPORTED = 32
+MOST_SPANS_REPORTED = 256
+"""In the report of what is not booked yet; older epochs are left out, and trained on again by somebody."""
+
+SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_LEASES = 2.0
+"""How long a peer that has read its lease waits for more."""
+
+
+class LeaseBook:
+    """What a peer may train on, is training on, and has trained on. Used by several threads.
+
+    A peer that has trained on its whole lease goes on through an order of its own after a moment: who does not train
+    does not come to rounds, either. So does one that has heard of no lease for `patience_seconds`. In that order peers
+    do not all read the same.
+    """
+
+    def __init__(
+        self, own_order: BlockOrder, clock: Callable[[], float], patience_seconds: float, *, waits_first: bool = True
+    ) -> None:
+        """`waits_first`: whether there may be a lease at all; otherwise the own order is all there is."""
+        self._own, self._clock = WholeDataset(own_order), clock
+        self._busy_at = clock()
+        """When this peer last got something of its lease, or computed a gradient."""
+
+        self._largest_batch = 0
+        self._patience = patience_seconds if waits_first else 0.0
+        self._changed = threading.Condition()
+        self._lease: dict[Block, Intervals] = {}
+        self._in_hand: dict[Block, Intervals] = {}
+        """Read, and perhaps in gradients; nothing has come of it yet."""
+
+        self._gathered: list[Span] = []
+        """In the gradients that wait for the next round."""
+
+        self._in_round: list[Span] = []
+        """In the gradients that a round has now."""
+
+        self._averaged: dict[int, list[Span]] = {}
+        """By epoch, what the anchor has not booked yet."""
+
+        self._pass_number = 0
+        self._is_closed = False
+        self.num_without_lease = 0
+        """Records taken from the own order."""
+
+    def renew(self, lease: Sequence[Span], booked_epoch: int) -> None:
+        """Take over what the anchor says: everything on this peer's lease, and up to which epoch it has booked."""
+        with self._changed:
+            if self._patience > SECONDS_BETWEEN_LEASES:  # the first word
+                self._busy_at, self._patience = self._clock(), SECONDS_BETWEEN_LEASES
+            self._lease = _by_block(lease)
+            self._pass_number = max([self._pass_number, *(span.pass_number for span in lease)])
+            self._averaged = {epoch: spans for epoch, spans in self._averaged.items() if epoch > booked_epoch}
+            self._changed.notify_all()
+
+    def next_span(self, *, is_needed: bool) -> Span | None:
+        """See `SpanSource`."""
+        with self._changed:
+            span = next(self._free(), None)
+            if span is not None:
+                self._busy_at = self._clock()
+            elif is_needed and self._is_idle():
+                # In an order of its own it is on a way of its own through the pass that all are in.
+                span = self._own.next_span()._replace(pass_number=self._pass_number)
+                self.num_without_lease += span.num_records
+            if span is not None:
+                self._in_hand.setdefault(span.block, Intervals()).add(span.interval)
+            return span
+
+    def _is_idle(self) -> bool:
+        """Whether what was read ahead is used up, but the rest of a batch, and this peer waits for more."""
+        gathered = sum(span.num_records for span in (*self._gathered, *self._in_round))
+        num_ahead = sum(map(len, self._in_hand.values())) - gathered
+        return num_ahead <= 2 * self._largest_batch and self._clock() >= self._busy_at + self._patience
+
+    def _free(self) -> Iterator[Span]:
+        taken = _by_block(span for spans in self._averaged.values() for span in spans)
+        for block, held in sorted(self._lease.items()):
+            for interval in held:
+                left = Intervals([interval])
+                for others in (self._in_hand, taken):
+                    for other in others.get(block, ()):
+                        left.remove(other)
+                for part in left:
+                    yield Span(*block, *part)
+
+    def wait(self) -> bool:
+        """Wait a moment for a lease; return whether there may still come one."""
+        with self._changed:
+            return not self._is_closed and (self._changed.wait(SECONDS_BETWEEN_LOOKS) or not self._is_closed)
+
+    def close(self) -> None:
+        """End the reading: there comes nothing more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    @property
+    def num_free(self) -> int:
+        """Records on the lease that nobody reads yet."""
+        with self._changed:
+            return sum(span.num_records for span in self._free())
+
+    def gather(self, spans: Iterable[Span]) -> None:
+        """Note that the gradients which wait for a round hold these records."""
+        with self._changed:
+            spans = list(spans)
+            self._gathered += spans
+            self._busy_at = self._clock()
+            self._largest_batch = max(self._largest_batch, sum(span.num_records for span in spans))
+
+    def drop(self, spans: Iterable[Span]) -> None:
+        """Note that nothing came of these records: they are read again, if they are still on the lease."""
+        with self._changed:
+            for span in spans:
+                self._let_go(span)
+            self._changed.notify_all()
+
+    def begin_round(self) -> None:
+        """Note that the gathered gradients go into a round."""
+        with self._changed:
+            self._in_round, self._gathered = [*self._in_round, *self._gathered], []
+
+    def take_back(self) -> None:
+        """Note that nobody has averaged the gradients of the round: they wait for the next one."""
+        with self._changed:
+            self._gathered, self._in_round = [*self._in_round, *self._gathered], []
+
+    def lose_round(self) -> None:
+        """Note that the gradients of the round are lost, those gathered since then are not."""
+        with self._changed:
+            spans, self._in_round = self._in_round, []
+        self.drop(spans)
+
+    def drop_gathered(self) -> None:
+        """Note that all gradients are lost, gathered ones and those of a round."""
+        with self._changed:
+            spans, self._gathered, self._in_round = [*self._in_round, *self._gathered], [], []
+        self.drop(spans)
+
+    def average(self, epoch: int) -> None:
+        """Note that a round has averaged its gradients; `epoch` is that of the state after its step."""
+        with self._changed:
+            for span in self._in_round:
+                self._let_go(span)
+            if self._in_round:
+                self._averaged.setdefault(epoch, []).extend(self._in_round)
+            self._in_round = []
+            self._averaged = {held: self._averaged[held] for held in sorted(self._averaged)[-MOST_EPOCHS_REPORTED:]}
+
+    def report(self) -> dict[int, list[Span]]:
+        """What was averaged and is not booked yet, by epoch: as much of the newest as a record holds."""
+        with self._changed:
+            found: dict[int, list[Span]] = {}
+            for epoch in sorted(self._averaged, reverse=True):
+                spans = _merged(self._averaged[epoch])
+                if sum(map(len, found.values())) + len(spans) > MOST_SPANS_REPORTED:
+                    break
+                found[epoch] = spans
+            return dict(sorted(found.items()))
+
+    def _let_go(self, span: Span) -> None:
+        if (held := self._in_hand.get(span.block)) is not None:
+            held.remove(span.interval)
+            if not held:
+                del self._in_hand[span.block]
+
+
+class NoLease:
+    """Stands for a lease where the data of a gradient has no names."""
+
+    def gather(self, spans: Iterable[Span]) -> None:
+        """See `LeaseBook`."""
+
+    def begin_round(self) -> None:
+        """See `LeaseBook`."""
+
+    def take_back(self) -> None:
+        """See `LeaseBook`."""
+
+    def average(self, epoch: int) -> None:
+        """See `LeaseBook`."""
+
+    def lose_round(self) -> None:
+        """See `LeaseBook`."""
+
+    def drop(self, spans: Iterable[Span]) -> None:
+        """See `LeaseBook`."""
+
+    def drop_gathered(self) -> None:
+        """See `LeaseBook`."""
+
+
+def _by_block(spans: Iterable[Span]) -> dict[Block, Intervals]:
+    held: dict[Block, Intervals] = {}
+    for span in spans:
+        held.setdefault(span.block, Intervals()).add(span.interval)
+    return held
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    held: Mapping[Block, Intervals] = _by_block(spans)
+    return [Span(*block, *interval) for block, intervals in held.items() for interval in intervals]

@@ -1,0 +1,81 @@
+"""Keeps a peer's lease up to date: reads what the run's anchors lease to it, and tells them what came of it."""
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.ledger.lease_book import LeaseBook
+from pipelines.training.ledger.statements import lease_in, lease_key, trained_record, valid_leases
+from pipelines.training.state.anchors import SECONDS_FRESH, AnchorKeys
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 2.0
+REPORT_SECONDS = 30.0
+"""Lifetime of a report, renewed after a third of it, also without news: who reports is leased something."""
+
+SECONDS_TO_END = 10.0
+
+
+class LeaseWatch:
+    """A thread that goes between a peer's book and the swarm's records; a context manager."""
+
+    def __init__(
+        self, book: LeaseBook, records: SwarmRecords, swarm_id: str, name: str, anchor_keys: AnchorKeys
+    ) -> None:
+        self._book, self._records, self._swarm_id, self._name = book, records, swarm_id, name
+        self._keys, self._over = anchor_keys, threading.Event()
+        self._reported: object = {}
+        self._reported_at = float("-inf")
+        self._seen_since: float | None = None
+        self._is_named = False
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def begin(self) -> None:
+        """Ask for a lease: this peer is about to train."""
+        self._seen_since = self._records.now
+        self._report()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(SECONDS_TO_END)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.look()
+            except Exception as error:  # the peer trains on without a lease
+                logger.debug("Leases cannot be read: %r", error)
+            self._over.wait(SECONDS_BETWEEN_LOOKS)
+        self._report()
+
+    def look(self) -> None:
+        """Read the lease, and report once."""
+        number, now = lease_key(self._name), self._records.now
+        keys = list(self._keys())
+        if keys:
+            statements = valid_leases(self._records.leases(number), number, self._swarm_id, keys, now)
+            by_rank = [statements[key] for key in keys if key in statements]
+            fresh = [statement for statement in by_rank if statement.time > now - SECONDS_FRESH]
+            # The first anchor that is alive decides, as it does about the state. What it said before this process could
+            # be seen to train was of a lease that may have ended since then.
+            if fresh and self._seen_since is not None and fresh[0].time > self._seen_since:
+                found = lease_in(fresh[0], self._name)
+                if found is not None or self._is_named:
+                    self._book.renew(*(found or ([], -1)))
+                self._is_named = found is not None
+        self._report()
+
+    def _report(self) -> None:
+        report, now = self._book.report(), self._records.now
+        if self._seen_since is not None and (report != self._reported or now > self._reported_at + REPORT_SECONDS / 3):
+            self._records.publish_trained(trained_record(report), REPORT_SECONDS)
+            self._reported, self._reported_at = report, now

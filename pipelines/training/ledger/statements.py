@@ -1,0 +1,76 @@
+"""What anchors and peers say of leases in the swarm: an anchor's signed leases, a peer's signed report."""
+
+from collections.abc import Mapping, Sequence
+
+from pipelines.swarm.records import (
+    MOST_SPANS_LEASED,
+    NUM_LEASE_KEYS,
+    EpochRecords,
+    LeaseRecord,
+    PeerLease,
+    TrainedRecord,
+)
+from pipelines.training.ledger.ledger import Ledger
+from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
+from pipelines.training.run.spans import Span
+
+LEASE_DOMAIN = b"dalle-collab leases 1\0"
+SECONDS_AHEAD = 30.0
+"""How far in the future a statement may be dated, as an anchor's."""
+
+
+def lease_key(name: str) -> int:
+    """The number of the key under which a peer's lease is."""
+    return int(name, 16) % NUM_LEASE_KEYS
+
+
+def signed_leases(key: PublisherKey, swarm_id: str, ledger: Ledger, now: float) -> dict[int, LeaseRecord]:
+    """An anchor's statements by the numbers of their keys; `now` in DHT time."""
+    held: dict[int, list[PeerLease]] = {}
+    for name in sorted(ledger.names):
+        spans = [list(span) for span in ledger.lease_of(name)[:MOST_SPANS_LEASED]]
+        lease = PeerLease(name=name, booked_epoch=ledger.booked_epoch(name), spans=spans)
+        held.setdefault(lease_key(name), []).append(lease)
+    return {number: _signed(key, swarm_id, number, leases, now) for number, leases in held.items()}
+
+
+def _signed(key: PublisherKey, swarm_id: str, number: int, leases: Sequence[PeerLease], now: float) -> LeaseRecord:
+    record = LeaseRecord(publisher_key=key.public, time=now, leases=list(leases), signature="")
+    return record.copy(update=dict(signature=key.sign(_statement(record, swarm_id, number))))
+
+
+def _statement(record: LeaseRecord, swarm_id: str, number: int) -> bytes:
+    leases = [[lease.name, lease.booked_epoch, lease.spans] for lease in record.leases]
+    fields = dict(swarm_id=swarm_id, number=number, key=record.publisher_key, time=float(record.time), leases=leases)
+    return LEASE_DOMAIN + canonical_json(fields)
+
+
+def valid_leases(
+    records: Sequence[LeaseRecord], number: int, swarm_id: str, keys: Sequence[str], now: float
+) -> dict[str, LeaseRecord]:
+    """The newest statement of each of the anchors' keys, of those that it has signed."""
+    found: dict[str, LeaseRecord] = {}
+    for record in sorted(records, key=lambda record: float(record.time)):
+        is_dated = record.publisher_key in keys and record.time < now + SECONDS_AHEAD
+        if is_dated and is_signed_by(record.publisher_key, _statement(record, swarm_id, number), record.signature):
+            found[record.publisher_key] = record
+    return found
+
+
+def lease_in(record: LeaseRecord, name: str) -> tuple[list[Span], int] | None:
+    """What a statement leases to a peer, and up to which epoch its records are booked; None: it does not name it."""
+    for lease in record.leases:
+        if lease.name == name:
+            return spans_in(lease.spans), lease.booked_epoch
+    return None
+
+
+def trained_record(report: Mapping[int, Sequence[Span]]) -> TrainedRecord:
+    """What a peer says of the records in its gradients."""
+    epochs = [EpochRecords(epoch=epoch, spans=[list(span) for span in spans]) for epoch, spans in report.items()]
+    return TrainedRecord(epochs=epochs)
+
+
+def spans_in(fields: Sequence[Sequence[int]]) -> list[Span]:
+    """Spans from a record's numbers; those of no record are left out."""
+    return [span for span in (Span(*values) for values in fields) if span.start < span.stop]

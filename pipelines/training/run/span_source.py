@@ -1,0 +1,38 @@
+"""What there is to read where nobody else reads: every block of every pass, in the global order."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.spans import Span
+
+
+class SpanSource(Protocol):
+    """Says which records to read next."""
+
+    def next_span(self, *, is_needed: bool) -> Span | None:
+        """Return the next span; None: there is nothing to read now. `is_needed`: whether nothing else is being read."""
+
+    def wait(self) -> bool:
+        """Wait a moment for something to read; return whether there may still come something."""
+
+
+class WholeDataset:
+    """All spans of an order, pass after pass; see `SpanSource`."""
+
+    def __init__(self, order: BlockOrder, first_pass: int = 0) -> None:
+        self._spans = self._all(order, first_pass)
+
+    def _all(self, order: BlockOrder, number: int) -> Iterator[Span]:
+        while True:
+            for window in range(order.num_windows):
+                yield from (Span(*block, 0, size) for block, size in order.window(number, window))
+            number += 1
+
+    def next_span(self, *, is_needed: bool = True) -> Span:
+        """See `SpanSource`: there always is one."""
+        return next(self._spans)
+
+    def wait(self) -> bool:
+        """See `SpanSource`."""
+        return True

@@ -1,0 +1,81 @@
+"""The ledger of a real run: an anchor, trainers that come, die and come back, and what was published of it."""
+
+import contextlib
+import dataclasses
+import json
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+from assistants import assistant
+from published_runs import LOOPBACK
+
+from pipelines.chaos.tiny_material import numbered_records
+from pipelines.image_codes.image_code_record import image_code_table
+from pipelines.training.ledger.ledger_files import overlaps, read_bookings, read_state
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+NUM_RECORDS, RECORDS_PER_SHARD = 12_288, 1024
+
+
+class Trainer:
+    """A `join` command and its events."""
+
+    def __init__(self, process, events):
+        self.process, self._events = process, events
+
+    def epochs(self):
+        lines = self._events.read_text().splitlines(keepends=True) if self._events.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event["epoch"] for event in events if "epoch" in event]
+
+
+@pytest.mark.timeout(600)
+def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_and_comes_back(
+    training_material, tmp_path
+):
+    material = dataclasses.replace(training_material, dataset="org/ledger-dataset")
+    (tmp_path / "dataset").mkdir()
+    for shard in range(NUM_RECORDS // RECORDS_PER_SHARD):
+        records = numbered_records(range(shard * RECORDS_PER_SHARD, (shard + 1) * RECORDS_PER_SHARD), material.layout)
+        path = tmp_path / "dataset" / f"train-{shard:05d}.parquet"
+        pq.write_table(image_code_table(*records, material.layout), path, row_group_size=128)
+    material.api.create_repo("org/ledger-dataset", repo_type="dataset")
+    material.api.upload_folder(repo_id="org/ledger-dataset", repo_type="dataset", folder_path=str(tmp_path / "dataset"))
+    repository = material.create_run("org/ledger-run", num_epochs=30, target_batch_size=1024, run_id="ledger")
+    with contextlib.ExitStack() as stack:
+        anchor = stack.enter_context(assistant(material, repository, tmp_path, "anchor"))
+        anchor.wait_until(lambda look: True, "up")
+
+        def join(name):
+            events, log = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.log"
+            arguments = ["join", repository, "--host", LOOPBACK, "--micro-batch-size", "8", "--events", str(events)]
+            options = ["--identity-file", str(tmp_path / "second.key")] if name.startswith("second") else []
+            process = stack.enter_context(material.commands.started_worker(log, *arguments, *options))
+            return Trainer(process, events)
+
+        join("first")
+        second = join("second")
+        anchor.wait_until(lambda look: len(second.epochs()) >= 2, "both train")
+        second.process.kill()
+        anchor.wait_until(lambda look: look["num_trainers"] == 1, "one is gone", after=len(anchor.looks()))
+        again = join("second-again")
+        anchor.wait_until(lambda look: len(again.epochs()) >= 2, "it is back")
+        anchor.wait_until(lambda look: look["published_epoch"] >= 30, "published", seconds=300)
+    published = material.snapshot(repository) / "metrics"
+    bookings, state = read_bookings(published), read_state(published / "ledger.json")
+    assert overlaps(bookings) == []
+    first_pass = [booking for booking in bookings if booking.span.pass_number == 0]
+    assert sum(booking.span.num_records for booking in first_pass) == NUM_RECORDS
+    assert dict(state["finished_passes"])[0] == NUM_RECORDS and state["num_strange"] == state["num_repeated"] == 0
+    names = Counter(booking.name for booking in bookings)
+    last = {name: max(booking.epoch for booking in bookings if booking.name == name) for name in names}
+    assert len(names) == 2 and min(last.values()) > 10, "the second came back under its name"
+    checked = material.commands.run("run", "ledger", repository)
+    assert checked.returncode == 0 and "Every record that was trained on counted once." in checked.stdout
+    assert "100.00 %" in checked.stdout
+    report = material.commands.run("run", "report", repository, "--output", tmp_path / "report.md")
+    assert report.returncode == 0, report.stderr
+    text = (tmp_path / "report.md").read_text()
+    assert f"| pass 1 | {NUM_RECORDS:,} records trained on, 0 counted twice |" in text
