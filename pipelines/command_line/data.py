@@ -1,6 +1,7 @@
 """`dalle-collab data`: turn captioned pictures into shards of image codes, and inspect them."""
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +24,18 @@ def prepare(
     output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
     codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
     shard_size: Annotated[int, typer.Option(help="Input samples per shard.")] = 8192,
-    batch_size: Annotated[int, typer.Option(help="Pictures encoded together.")] = 64,
-    workers: Annotated[int | None, typer.Option(help="Threads; default: one per core.")] = None,
-    device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, ...")] = "cpu",
+    batch_size: Annotated[
+        int | None, typer.Option(help="Most pictures in flight on a device; default: what its memory holds.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Decoding processes; default: one per core.")] = None,
+    device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, cuda:0,cuda:1 or auto.")] = "cpu",
+    precision: Annotated[
+        str, typer.Option(help="float32, tf32 or bfloat16; the last changes half of the codes.")
+    ] = "float32",
+    fit: Annotated[str, typer.Option(help="crop: the central square; pad: all of it, with white bars.")] = "crop",
+    picture_memory: Annotated[
+        int, typer.Option(help="MiB that decoding a picture may take; larger ones are dropped.")
+    ] = 384,
     min_caption_length: Annotated[int, typer.Option(help="Characters in the shortest caption kept.")] = 3,
     max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
     drop_unlabelled: Annotated[
@@ -44,22 +54,29 @@ def prepare(
     """
     from pipelines.data_preparation.caption_image_sources import find_sources
     from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.data_preparation.pictures.picture_options import PictureOptions
 
+    pictures = PictureOptions(fit=fit, memory_mib=picture_memory)
     found = find_sources(sources)  # before torch is imported, so that a mistyped path is reported at once
     from pipelines.data_preparation.shard_writing import PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.torch_devices import torch_devices
 
+    devices = torch_devices(device)
     options = PreparationOptions(
         shard_size=shard_size,
         batch_size=batch_size,
         num_workers=workers or len(os.sched_getaffinity(0)),
+        devices=devices,
+        precision=precision,
+        pictures=pictures,
         policy=FilterPolicy(
             min_caption_length=min_caption_length,
             max_aspect_ratio=max_aspect_ratio,
             keep_unlabelled=not drop_unlabelled,
         ),
     )
-    loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device)
+    loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=devices[0])
     result = _prepare_with_progress(found, loaded, output, options)
     _print_report(result.report)
     _print_formats_not_read(found)
@@ -160,9 +177,11 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
     )
     with Progress(*columns) as bar:
         task = bar.add_task("opening", total=sum(source.num_bytes for source in found))
+        started = time.monotonic()
 
         def on_progress(progress: PreparationProgress) -> None:
-            words = f"{progress.num_samples} samples, {progress.num_shards} shards"
+            rate = progress.num_new_samples / max(1e-3, time.monotonic() - started)
+            words = f"{progress.num_samples:,} samples, {progress.num_shards:,} shards, {rate:,.0f} pictures/s"
             bar.update(task, completed=progress.bytes_read, description=words)
 
         try:

@@ -1,15 +1,20 @@
 """Turns sources into a folder of shards, one per fixed span of input; a second run continues where it stopped."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from hub_tools.checks import check_counts
+from hub_tools.checks import check_choice, check_counts
 from pipelines.data_preparation.caption_image_sources import CaptionImage, CaptionImageSource, SourceDamage
+from pipelines.data_preparation.device_encoding import PRECISIONS, Encoders, sub_batch_size
 from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
 from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
+from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
+from pipelines.data_preparation.pictures.dropped_pictures import DroppedPictures
+from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
 from pipelines.data_preparation.preparation_manifest import (
     FinishedShard,
     InputPosition,
@@ -31,15 +36,22 @@ class PreparationOptions:
 
     shard_size: int = 8192
     """Samples of input per shard; 8,192 records of 1,024 codes take about 13 MB."""
-    batch_size: int = 64
-    """Pictures encoded together. Decrease if memory runs out."""
+    batch_size: int | None = None
+    """Most pictures in flight on a device; None: what its free memory holds. The result does not depend on it."""
     num_workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    """Threads that decode and encode. The result does not depend on it."""
+    """Processes that decode, and threads that encode on a CPU. The result does not depend on it."""
+    devices: tuple[str, ...] = ()
+    """Where the codec runs; none: where it is."""
+    precision: str = "float32"
+    """Of the codec's network. tf32 and bfloat16 are faster on GPUs; bfloat16 changes half of the codes."""
     policy: FilterPolicy = field(default_factory=FilterPolicy)
     """What is kept."""
+    pictures: PictureOptions = field(default_factory=PictureOptions)
+    """How pictures become squares."""
 
     def __post_init__(self) -> None:
         check_counts(self, "shard_size", "batch_size", "num_workers")
+        check_choice("precision", self.precision, PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +64,8 @@ class PreparationProgress:
     """Bytes of all sources."""
     num_samples: int
     """Samples filtered so far, including earlier runs."""
+    num_new_samples: int
+    """Samples filtered by this run."""
     num_shards: int
     """Shards finished."""
 
@@ -68,12 +82,15 @@ class PreparationResult:
     """Shards that an earlier run had finished."""
 
 
-def layout_of(codec: VQGANCodec) -> ImageCodeLayout:
-    """The layout of records that this codec makes."""
+def layout_of(codec: VQGANCodec, options: PreparationOptions) -> ImageCodeLayout:
+    """The layout of records that this codec makes with these options."""
     return ImageCodeLayout(
         codec_fingerprint=codec.fingerprint,
         codebook_size=codec.config.codebook_size,
         grid_size=codec.config.grid_size,
+        sub_batch_size=sub_batch_size(codec.config),
+        precision=options.precision,
+        fit=options.pictures.fit,
     )
 
 
@@ -90,35 +107,46 @@ def prepare_shards(
     missing or changed shard is made again. PreparationError if output was started with other settings.
     """
     output.mkdir(parents=True, exist_ok=True)
-    layout = layout_of(codec)
+    layout = layout_of(codec, options)
     settings = _settings(sources, layout, options)
     earlier = load_manifest(output) or PreparationManifest(settings=settings)
     check_same_settings(earlier.settings, settings, output)
     _remove_partial_files(output)
-    PreparationManifest(settings=settings, shards=earlier.shards).save(output)
-    shards: list[FinishedShard] = []
-    reader = SpanReader(sources)
-    progress = _ProgressCounter(reader, on_progress)
-    num_kept = 0
-    while not reader.is_at_end():
-        number = len(shards)
-        known = earlier.shards[number] if number < len(earlier.shards) else None
-        if known is not None and known.begin == reader.position and known.is_whole(output):
-            reader.skip_to(known.end)
-            shards.append(known)
-            num_kept += 1
-            progress.add(known.report.seen, len(shards))
-            continue
-        shard = _make_shard(number, reader, codec, layout, output, options, progress.add)
-        shards.append(shard)
-        # Later shards of an earlier run stay listed, so that redoing one shard does not cost the ones after it.
-        PreparationManifest(settings=settings, shards=(*shards, *earlier.shards[len(shards) :])).save(output)
-        progress.add(0, len(shards))
+    earlier = PreparationManifest(settings=settings, shards=earlier.shards)
+    earlier.save(output)
+    with ShardMaker(codec, layout, output, options) as maker:
+        shards, num_kept = _make_shards(maker, SpanReader(sources), earlier, on_progress)
     result = PreparationResult(
         report=sum_reports(shard.report for shard in shards), shards=tuple(shards), num_shards_kept=num_kept
     )
     write_json(output / REPORT_NAME, _report_values(result, layout))
     return result
+
+
+def _make_shards(
+    maker: "ShardMaker",
+    reader: "SpanReader",
+    earlier: PreparationManifest,
+    on_progress: Callable[[PreparationProgress], None],
+) -> tuple[list[FinishedShard], int]:
+    shards: list[FinishedShard] = []
+    progress = _ProgressCounter(reader, on_progress)
+    num_kept = 0
+    while not reader.is_at_end():
+        number = len(shards)
+        known = earlier.shards[number] if number < len(earlier.shards) else None
+        if known is not None and known.begin == reader.position and known.is_whole(maker.output):
+            reader.skip_to(known.end)
+            shards.append(known)
+            num_kept += 1
+            progress.add_earlier(known.report.seen, len(shards))
+            continue
+        shards.append(maker.make(number, reader, progress.add))
+        # Later shards of an earlier run stay listed, so that redoing one shard does not cost the ones after it.
+        kept = (*shards, *earlier.shards[len(shards) :])
+        PreparationManifest(settings=earlier.settings, shards=kept).save(maker.output)
+        progress.add(0, len(shards))
+    return shards, num_kept
 
 
 class SpanReader:
@@ -129,6 +157,7 @@ class SpanReader:
         self.position = InputPosition()
         self.damages: list[SourceDamage] = []
         self._samples: Iterator[CaptionImage | SourceDamage] | None = None
+        self._bytes_of_source = 0
 
     def is_at_end(self) -> bool:
         """Whether every source was read to its end."""
@@ -136,12 +165,15 @@ class SpanReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the sources that are fully read."""
-        return sum(source.num_bytes for source in self.sources[: self.position.source])
+        """Bytes of the sources read so far; of the one being read, those of its pictures."""
+        done = sum(source.num_bytes for source in self.sources[: self.position.source])
+        if self.is_at_end():
+            return done
+        return done + min(self.sources[self.position.source].num_bytes, self._bytes_of_source)
 
     def skip_to(self, position: InputPosition) -> None:
         """Resume from a position; the sources before it are not opened."""
-        self.position, self._samples, self.damages = position, None, []
+        self.position, self._samples, self.damages, self._bytes_of_source = position, None, [], 0
 
     def read_span(self, num_samples: int) -> Iterator[CaptionImage]:
         """At most num_samples more samples; damage found on the way is appended to `damages`."""
@@ -154,6 +186,7 @@ class SpanReader:
                 self.damages.append(sample)
             else:
                 self.position = InputPosition(source=self.position.source, sample=self.position.sample + 1)
+                self._bytes_of_source += len(sample.image_bytes or b"")
                 num_samples -= 1
                 yield sample
 
@@ -166,55 +199,82 @@ class SpanReader:
 
     def _next_source(self) -> None:
         self.position, self._samples = InputPosition(source=self.position.source + 1), None
+        self._bytes_of_source = 0
 
 
 class _ProgressCounter:
     def __init__(self, reader: SpanReader, on_progress: Callable[[PreparationProgress], None]):
         self.reader, self.on_progress = reader, on_progress
-        self.num_samples, self.num_shards = 0, 0
+        self.num_samples, self.num_new_samples, self.num_shards = 0, 0, 0
         self.num_bytes = sum(source.num_bytes for source in reader.sources)
 
+    def add_earlier(self, num_samples: int, num_shards: int) -> None:
+        """Count a shard of an earlier run."""
+        self.num_new_samples -= num_samples
+        self.add(num_samples, num_shards)
+
     def add(self, num_samples: int, num_shards: int | None = None) -> None:
+        """Count samples done now."""
         self.num_samples += num_samples
+        self.num_new_samples += num_samples
         self.num_shards = self.num_shards if num_shards is None else num_shards
         self.on_progress(
             PreparationProgress(
                 bytes_read=self.reader.bytes_read,
                 num_bytes=self.num_bytes,
                 num_samples=self.num_samples,
+                num_new_samples=self.num_new_samples,
                 num_shards=self.num_shards,
             )
         )
 
 
-def _make_shard(
-    number: int,
-    reader: SpanReader,
-    codec: VQGANCodec,
-    layout: ImageCodeLayout,
-    output: Path,
-    options: PreparationOptions,
-    on_samples: Callable[[int], None],
-) -> FinishedShard:
-    begin = reader.position
-    encoded = encode_samples(
-        reader.read_span(options.shard_size),
-        codec,
-        options.policy,
-        batch_size=options.batch_size,
-        num_workers=options.num_workers,
-        on_samples=on_samples,
-    )
-    name = _write(encoded, layout, output / f"train-{number:05d}.parquet")
-    return FinishedShard(
-        name=name,
-        num_rows=len(encoded.captions),
-        num_bytes=(output / name).stat().st_size if name else 0,
-        sha256=file_digest(output / name) if name else "",
-        begin=begin,
-        end=reader.position,
-        report=sum_reports([encoded.report, *map(damage_report, reader.damages)]),
-    )
+class ShardMaker:
+    """Makes shards with a pool of decoders and the codec on its devices, which live as long as it does."""
+
+    def __init__(self, codec: VQGANCodec, layout: ImageCodeLayout, output: Path, options: PreparationOptions):
+        self.layout, self.output, self.shard_size = layout, output, options.shard_size
+        settings = DecodingSettings(side=codec.config.image_size, policy=options.policy, options=options.pictures)
+        self.pool = DecodingPool(settings, options.num_workers)
+        self.encoders = Encoders(
+            codec,
+            devices=options.devices,
+            precision=options.precision,
+            num_threads=options.num_workers,
+            batch_size=options.batch_size,
+        )
+        self.dropped = DroppedPictures(output, self.pool)
+        self._contexts = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._contexts.enter_context(self.pool)
+        self._contexts.enter_context(self.encoders)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._contexts.close()
+
+    def make(self, number: int, reader: "SpanReader", on_samples: Callable[[int], None]) -> FinishedShard:
+        """The next shard of the input, written."""
+        begin = reader.position
+        self.dropped.begin_shard(number)
+        encoded = encode_samples(
+            reader.read_span(self.shard_size),
+            self.pool,
+            self.encoders,
+            on_samples=on_samples,
+            on_drop=self.dropped.keep,
+        )
+        name = _write(encoded, self.layout, self.output / f"train-{number:05d}.parquet")
+        return FinishedShard(
+            name=name,
+            num_rows=len(encoded.captions),
+            num_bytes=(self.output / name).stat().st_size if name else 0,
+            sha256=file_digest(self.output / name) if name else "",
+            begin=begin,
+            end=reader.position,
+            report=sum_reports([encoded.report, *map(damage_report, reader.damages)]),
+        )
 
 
 def _write(encoded: EncodedSamples, layout: ImageCodeLayout, path: Path) -> str | None:
@@ -230,8 +290,8 @@ def _settings(
     return {
         **asdict(layout),
         "shard_size": options.shard_size,
-        "batch_size": options.batch_size,
         "filter": asdict(options.policy),
+        "pictures": asdict(options.pictures),
         "sources": [{"name": source.name, "num_bytes": source.num_bytes} for source in sources],
     }
 

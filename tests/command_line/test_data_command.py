@@ -140,8 +140,10 @@ def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures
     assert process.returncode == 0 or "The same command resumes" in errors
     assert not list(output.glob(".*.partial"))
     assert run(*arguments, "--output", output).returncode == 0
-    for path in (tmp_path / "whole").iterdir():
-        assert (output / path.name).read_bytes() == path.read_bytes()
+    whole = [path for path in (tmp_path / "whole").rglob("*") if path.is_file()]
+    assert any(path.parent.name == "dropped" for path in whole)
+    for path in whole:
+        assert (output / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_shards_of_different_codecs_do_not_mix(tmp_path, prepared, make_codec, c
 
     (prepared / "manifest.json").unlink()
     other = make_codec(seed=1)
-    table = image_code_table(["a picture"], np.zeros((1, 16)), layout_of(other))
+    table = image_code_table(["a picture"], np.zeros((1, 16)), layout_of(other, PreparationOptions()))
     write_image_code_shard(prepared / "train-00003.parquet", table)
     (problem,) = verify_folder(prepared).problems
     assert f"Shard train-00003.parquet was made by codec {other.fingerprint}" in problem

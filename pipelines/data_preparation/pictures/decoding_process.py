@@ -1,0 +1,78 @@
+"""A process that decodes pictures and may die: of a bomb, of a broken decoder, by the kernel.
+
+Usage: python -m pipelines.data_preparation.pictures.decoding_process SOCKET_DESCRIPTOR
+
+It answers over the socket that it inherits, and ends when the other end is closed, so that a parent that was killed
+leaves none behind. What it reads comes from its parent; what it answers is plain, since a picture may have taken it
+over: JSON, then bytes.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from PIL import AvifImagePlugin, Image
+
+from pipelines.data_preparation.filtering import DropReason
+from pipelines.data_preparation.pictures.decoding import square_picture, thumbnail
+from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
+
+SQUARE, THUMBNAIL = b"square", b"thumbnail"
+SPARE_BYTES = 256 * 2**20
+"""Beyond the picture's own limit: its file, and what the estimate from its header leaves out."""
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests until the other end is closed."""
+    settings = DecodingSettings.from_json(json.loads(connection.recv_bytes()))
+    _limit_resources(settings.options)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # decoders print a line for each fault they find
+    connection.send_bytes(b"ready")
+    while True:
+        try:
+            kind, image_bytes = connection.recv_bytes(), connection.recv_bytes()
+        except EOFError:
+            return
+        # The default action of this signal ends the process, which no decoder's loop can prevent.
+        signal.setitimer(signal.ITIMER_PROF, settings.options.cpu_seconds)
+        header, body = _answer(kind, image_bytes, settings)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send_bytes(json.dumps(header).encode())
+        connection.send_bytes(body)
+
+
+def _answer(kind: bytes, image_bytes: bytes, settings: DecodingSettings) -> tuple[dict[str, object], bytes]:
+    try:
+        if kind == THUMBNAIL:
+            return {}, thumbnail(image_bytes, settings.options) or b""
+        squared = square_picture(image_bytes, settings.side, settings.policy, settings.options)
+    except MemoryError:
+        return {"reason": DropReason.DECODING_FAILED.value}, b""
+    if isinstance(squared, DropReason):
+        return {"reason": squared.value}, b""
+    return {"width": squared.width, "height": squared.height}, squared.pixels
+
+
+def _limit_resources(options: PictureOptions) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    num_bytes = _virtual_bytes() + options.memory_mib * 2**20 + SPARE_BYTES
+    num_bytes = num_bytes if hard == resource.RLIM_INFINITY else min(hard, num_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # If the machine runs out of memory, this process is what the kernel should take.
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    Image.MAX_IMAGE_PIXELS = None  # the memory limit decides
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+
+
+def _virtual_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(int(sys.argv[1])))
