@@ -35,7 +35,7 @@ def prepare(
     fit: Annotated[str, typer.Option(help="crop: the central square; pad: all of it, with white bars.")] = "crop",
     picture_memory: Annotated[
         int, typer.Option(help="MiB that decoding a picture may take; larger ones are dropped.")
-    ] = 384,
+    ] = 256,
     min_caption_length: Annotated[int, typer.Option(help="Characters in the shortest caption kept.")] = 3,
     max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
     drop_unlabelled: Annotated[

@@ -18,18 +18,18 @@ class DyingConnection(Connection):
     """Reads pictures, and dies of some."""
 
     def recv_bytes(self, maxlength=None):
-        content = super().recv_bytes(maxlength)
+        request = super().recv_bytes(maxlength)
+        content = request[1:]
         if content.startswith(b"KILL"):
             os.kill(os.getpid(), signal.SIGKILL)
         if content.startswith(b"SEGFAULT"):
             ctypes.string_at(0)
         if content.startswith(b"ONCE "):
             self._die_once(Path(content.split(b"\0")[0][5:].decode()))
-            return content.partition(b"\0")[2]
+            return request[:1] + content.partition(b"\0")[2]
         if content.startswith(b"BABBLE"):
-            self.send_bytes(b'{"width": 3, "height": -1}')
-            self.send_bytes(b"?")
-        return content
+            self.send_bytes(b'{"width": 3, "height": -1}\n?')
+        return request
 
     def _die_once(self, path: Path) -> None:
         if not path.exists():

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -27,9 +28,10 @@ SAMPLES_AHEAD_PER_WORKER = 16
 MOST_BYTES_AHEAD = 64 * 2**20
 """Of pictures that wait for a decoder: more samples are not read until some are done."""
 
-SECONDS_PER_PICTURE = 600.0
+SECONDS_PER_PICTURE = 600
 """Until a process that neither answers nor computes is given up; one that computes ends itself much earlier."""
 
+LARGEST_HEADER_BYTES = 2**10
 LARGEST_THUMBNAIL_BYTES = 2**16
 
 MEMORY_VARIABLES = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**22), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
@@ -50,6 +52,7 @@ class DecodingProcess:
     def __init__(self, settings: DecodingSettings, program: Sequence[str] = PROGRAM):
         self.settings = settings
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SECONDS_PER_PICTURE, 0))
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", *program, str(theirs.fileno())],
@@ -80,11 +83,9 @@ class DecodingProcess:
 
     def _ask(self, kind: bytes, image_bytes: bytes, most_bytes: int) -> tuple[dict, bytes]:
         with self._death_noticed():
-            self.connection.send_bytes(kind)
-            self.connection.send_bytes(image_bytes)
-            if not self.connection.poll(SECONDS_PER_PICTURE):
-                raise TimeoutError(f"no answer within {SECONDS_PER_PICTURE:.0f} s")
-            return json.loads(self.connection.recv_bytes(1024)), self.connection.recv_bytes(most_bytes)
+            self.connection.send_bytes(kind + image_bytes)
+            header, _, body = self.connection.recv_bytes(LARGEST_HEADER_BYTES + most_bytes).partition(b"\n")
+            return json.loads(header), body
 
     @contextlib.contextmanager
     def _death_noticed(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ Usage: python -m pipelines.data_preparation.pictures.decoding_process SOCKET_DES
 
 It answers over the socket that it inherits, and ends when the other end is closed, so that a parent that was killed
 leaves none behind. What it reads comes from its parent; what it answers is plain, since a picture may have taken it
-over: JSON, then bytes.
+over: a line of JSON, then bytes.
 """
 
 import json
@@ -21,7 +21,7 @@ from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.pictures.decoding import square_picture, thumbnail
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
 
-SQUARE, THUMBNAIL = b"square", b"thumbnail"
+SQUARE, THUMBNAIL = b"S", b"T"
 SPARE_BYTES = 256 * 2**20
 """Beyond the picture's own limit: its file, and what the estimate from its header leaves out."""
 
@@ -34,15 +34,14 @@ def serve(connection: Connection) -> None:
     connection.send_bytes(b"ready")
     while True:
         try:
-            kind, image_bytes = connection.recv_bytes(), connection.recv_bytes()
+            request = connection.recv_bytes()
         except EOFError:
             return
         # The default action of this signal ends the process, which no decoder's loop can prevent.
         signal.setitimer(signal.ITIMER_PROF, settings.options.cpu_seconds)
-        header, body = _answer(kind, image_bytes, settings)
+        header, body = _answer(request[:1], request[1:], settings)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send_bytes(json.dumps(header).encode())
-        connection.send_bytes(body)
+        connection.send_bytes(json.dumps(header).encode() + b"\n" + body)
 
 
 def _answer(kind: bytes, image_bytes: bytes, settings: DecodingSettings) -> tuple[dict[str, object], bytes]:

@@ -16,13 +16,13 @@ class PictureOptions:
 
     fit: str = "crop"
     """`crop`: the central square; `pad`: the whole picture with white bars. Cut-outs are padded in any case."""
-    memory_mib: int = 384
-    """What decoding one picture may take; a larger one is dropped unread. 384 MiB are 100 million pixels of a coloured
-    PNG, 25 million of a WebP or AVIF, any baseline JPEG. Increase for scans; each worker may take as much."""
+    memory_mib: int = 256
+    """What decoding one picture may take; a larger one is dropped unread. 256 MiB are 67 million pixels of a coloured
+    PNG, 16 million of a WebP or AVIF, any baseline JPEG. Increase for scans; each worker may take as much."""
 
     cpu_seconds: float = 60.0
     """What decoding one picture may take of a core; a slower one is dropped as `decoding_failed`. The slowest within
-    384 MiB take 4; a progressive JPEG of thousands of scans takes hours."""
+    256 MiB take 3; a progressive JPEG of thousands of scans takes hours."""
 
     def __post_init__(self) -> None:
         check_choice("fit", self.fit, FITS)
