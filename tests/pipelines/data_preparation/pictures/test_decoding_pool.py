@@ -85,7 +85,7 @@ def test_a_picture_whose_decoder_dies_once_is_kept(make_png, tmp_path):
 def test_a_picture_that_takes_too_long_is_dropped(zeros_png, make_png):
     settings = DecodingSettings(side=16, policy=FilterPolicy(), options=PictureOptions(cpu_seconds=0.05))
     with DecodingPool(settings, 1) as pool:
-        assert outcomes(pool, [zeros_png(9000, 9000), make_png(0)]) == [DropReason.DECODING_FAILED, "ok"]
+        assert outcomes(pool, [zeros_png(8000, 8000), make_png(0)]) == [DropReason.DECODING_FAILED, "ok"]
 
 
 def test_a_picture_for_which_there_is_no_memory_is_dropped_and_others_go_on(make_png, stored):
@@ -126,7 +126,7 @@ def test_a_decoder_is_light():
 def test_leaving_the_pool_ends_its_processes_even_in_the_middle_of_a_picture(make_png, zeros_png):
     started = time.monotonic()
     with DecodingPool(SETTINGS, 2) as pool:
-        iterator = pool.decoded(samples([make_png(0)] + [zeros_png(9000, 9000)] * 8))
+        iterator = pool.decoded(samples([make_png(0)] + [zeros_png(8000, 8000)] * 8))
         next(iterator)
         pids = [process.process.pid for process in pool._started]
     assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
