@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
     from pipelines.data_preparation.caption_image_sources import CaptionImageSource
     from pipelines.data_preparation.filtering import FilterReport
     from pipelines.data_preparation.shard_writing import PreparationResult
@@ -114,10 +116,14 @@ def verify(
 def show(
     folder: Annotated[Path, typer.Argument(help="Folder of shards.")],
     codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
-    output: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
+    output: Annotated[
+        Path, typer.Option(help="Picture to write; a page of the same name with .html lies beside it.")
+    ] = Path("grid.png"),
     num_records: Annotated[int, typer.Option(help="Records to show, spread over the folder.")] = 24,
 ) -> None:
-    """Decode some records, to see what the model will see.
+    """Decode some records, to see what the model will see, and write a page about the dataset.
+
+    The page is one file: pictures, codes, captions, what is cut off, what was dropped and why.
 
     Examples:
 
@@ -133,7 +139,9 @@ def show(
     captions, image_codes = spread_records(folder, num_records, codec_fingerprint=loaded.fingerprint)
     pictures = loaded.decode(torch.from_numpy(image_codes).long())
     picture_grid(pictures, columns=6, captions=captions).save(output)
-    typer.echo(f"{output}: {len(captions)} records of {folder}.")
+    page = output.with_suffix(".html")
+    _write_page(page, folder, captions, pictures)
+    typer.echo(f"{output}: {len(captions)} records of {folder}. A page about all of it: {page}")
 
 
 @app.command("train-tokenizer")
@@ -192,6 +200,33 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
             raise
 
 
+def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.Tensor") -> None:
+    """Write the dataset's page. pictures: (picture, 3, side, side) in [0, 1]."""
+    import numpy as np
+    from rich.progress import Progress
+
+    from hub_tools.atomic_files import write_text_whole
+    from pipelines.data_preparation.dataset_facts import collect_facts
+    from pipelines.data_preparation.pictures.dropped_pictures import read_dropped_pictures
+    from pipelines.data_preparation.preparation_manifest import load_manifest, load_report
+    from pipelines.pages.dataset.dataset_page import DatasetPage, dataset_page
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("counting", total=None)
+        facts = collect_facts(folder, lambda done, total: bar.update(task, completed=done, total=total))
+    manifest = load_manifest(folder)
+    page = DatasetPage(
+        name=folder.resolve().name,
+        facts=facts,
+        pictures=(pictures.permute(0, 2, 3, 1).cpu().numpy() * 255 + 0.5).astype(np.uint8),
+        captions=captions,
+        report=load_report(folder),
+        settings=manifest.settings if manifest else None,
+        dropped=read_dropped_pictures(folder),
+    )
+    write_text_whole(path, dataset_page(page))
+
+
 def _print_report(report: "FilterReport") -> None:
     from rich.table import Table
 
@@ -223,4 +258,6 @@ def _print_shards(result: "PreparationResult", output: Path) -> None:
     num_bytes = sum(shard.num_bytes for shard in result.shards)
     written = [shard for shard in result.shards if shard.name]
     per_sample = f", {num_bytes / result.report.kept:.0f} bytes per sample" if result.report.kept else ""
+    if any((output / "dropped").glob("*.txt")):
+        typer.echo(f"Some of what was dropped is in {output / 'dropped'}; `data show` makes a page of it.")
     typer.echo(f"{output}: {len(written)} shards ({result.num_shards_kept} from before), {num_bytes} bytes{per_sample}")

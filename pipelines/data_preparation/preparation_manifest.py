@@ -10,6 +10,7 @@ from hub_tools.atomic_files import write_text_whole
 from pipelines.data_preparation.filtering import FilterReport
 
 MANIFEST_NAME = "manifest.json"
+REPORT_NAME = "report.json"
 MANIFEST_FORMAT = 1
 
 
@@ -95,6 +96,19 @@ def load_manifest(folder: Path) -> PreparationManifest | None:
         return PreparationManifest(settings=values["settings"], shards=shards)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise PreparationError(f"{path} is damaged ({error!r}). Choose another --output or delete {folder}.") from error
+
+
+def load_report(folder: Path) -> dict[str, Any] | None:
+    """The folder's report, with `kept` and `dropped` by reason; None if it has none. PreparationError if damaged."""
+    path = folder / REPORT_NAME
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        FilterReport.from_json(values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PreparationError(f"{path} is damaged ({error!r}). Run the same `data prepare` again.") from error
+    return dict(values)
 
 
 def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:

@@ -16,6 +16,7 @@ from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPictures
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
 from pipelines.data_preparation.preparation_manifest import (
+    REPORT_NAME,
     FinishedShard,
     InputPosition,
     PreparationManifest,
@@ -26,8 +27,6 @@ from pipelines.data_preparation.preparation_manifest import (
 )
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec
-
-REPORT_NAME = "report.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,13 +197,16 @@ def read_layout(path: str | os.PathLike) -> ImageCodeLayout:
 
 def iterate_shard(path: str | os.PathLike, batch_size: int = ROWS_PER_ROW_GROUP) -> Iterator[pa.RecordBatch]:
     """The shard's records in order, at most batch_size at a time; ImageCodeFormatError if its pages are damaged."""
+    num_rows = 0
     with open_shard(path) as shard:
         try:
-            yield from shard.iter_batches(batch_size)
+            for batch in shard.iter_batches(batch_size):
+                yield batch
+                num_rows += batch.num_rows
         except (pa.ArrowInvalid, OSError) as error:
             reason = str(error).splitlines()[0]
             raise ImageCodeFormatError(
-                f"Shard {Path(path).name} is damaged: {reason} "
+                f"Shard {Path(path).name} is damaged after row {num_rows}: {reason} "
                 f"Delete it and run the same command again to remake it: {REPREPARE_COMMAND}"
             ) from error
 
