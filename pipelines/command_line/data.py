@@ -144,6 +144,37 @@ def show(
     typer.echo(f"{output}: {len(captions)} records of {folder}. A page about all of it: {page}")
 
 
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="Folder of shards.")],
+    new: Annotated[Path, typer.Argument(help="Folder of shards of another version.")],
+) -> None:
+    """Compare two versions of a dataset, record by record: added, removed, other captions, other codes.
+
+    Exit code 1 if they differ. Memory stays bounded; a temporary file takes about the size of the keys.
+
+    Examples:
+
+      dalle-collab data diff my-dataset my-dataset-v2
+    """
+    from rich.progress import Progress
+
+    from pipelines.data_preparation.dataset_diff import compare_datasets
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("comparing shards", total=None)
+        found = compare_datasets(old, new, lambda done, total: bar.update(task, completed=done, total=total))
+    typer.echo(
+        f"{old}: {found.num_old:,} records. {new}: {found.num_new:,}. {found.num_same_shards:,} shards are equal."
+    )
+    for kind, number in found.counts.items():
+        keys = found.examples[kind]
+        shown = f": {', '.join(keys)}{', ...' if number > len(keys) else ''}" if keys else ""
+        typer.echo(f"{kind}: {number:,}{shown}")
+    if any(found.counts.values()):
+        raise typer.Exit(1)
+
+
 @app.command("train-tokenizer")
 def train_tokenizer_command(
     folder_or_dataset: Annotated[str, typer.Argument(help="Folder of shards or dataset ORG/NAME on the Hub.")],
