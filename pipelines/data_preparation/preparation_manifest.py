@@ -112,14 +112,18 @@ def load_report(folder: Path) -> dict[str, Any] | None:
 
 
 def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
-    """Pass if a folder made with `seen` may continue with `wanted`; else PreparationError."""
+    """Pass if a folder made with `seen` may continue with `wanted`; else PreparationError.
+
+    More sources after those of `seen` are welcome: their shards are added.
+    """
     if seen.get("codec_fingerprint") != wanted["codec_fingerprint"]:
         raise PreparationError(
             f"{folder} has codes of codec {seen.get('codec_fingerprint')}, this codec is "
             f"{wanted['codec_fingerprint']}. Give the first codec with --codec, or another --output."
         )
+    num_sources = len(seen.get("sources", ()))
     for name, value in wanted.items():
-        if seen.get(name) != value:
+        if seen.get(name) != (value[:num_sources] if name == "sources" else value):
             raise PreparationError(
                 f"{folder} was started with {name} = {_short(seen.get(name))}, now it is {_short(value)}. "
                 "Use the first settings to continue, or another --output."

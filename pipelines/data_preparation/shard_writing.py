@@ -103,7 +103,8 @@ def prepare_shards(
     """Write `train-00000.parquet`, ... with `manifest.json` and `report.json` into output.
 
     Stopped at any moment and restarted, it keeps every finished shard and makes the others, byte for byte the same. A
-    missing or changed shard is made again. PreparationError if output was started with other settings.
+    missing or changed shard is made again. With more sources after the first ones, their shards are added.
+    PreparationError if output was started with other settings.
     """
     output.mkdir(parents=True, exist_ok=True)
     layout = layout_of(codec, options)
@@ -140,7 +141,9 @@ def _make_shards(
             num_kept += 1
             progress.add_earlier(known.report.seen, len(shards))
             continue
-        shards.append(maker.make(number, reader, progress.add))
+        # A span that was finished before keeps its end: it may have been the last one of fewer sources.
+        end = known.end if known is not None and known.begin == reader.position else None
+        shards.append(maker.make(number, reader, progress.add, end))
         # Later shards of an earlier run stay listed, so that redoing one shard does not cost the ones after it.
         kept = (*shards, *earlier.shards[len(shards) :])
         PreparationManifest(settings=earlier.settings, shards=kept).save(maker.output)
@@ -174,10 +177,10 @@ class SpanReader:
         """Resume from a position; the sources before it are not opened."""
         self.position, self._samples, self.damages, self._bytes_of_source = position, None, [], 0
 
-    def read_span(self, num_samples: int) -> Iterator[CaptionImage]:
-        """At most num_samples more samples; damage found on the way is appended to `damages`."""
+    def read_span(self, num_samples: int, end: InputPosition | None = None) -> Iterator[CaptionImage]:
+        """At most num_samples more samples, up to `end`; damage found on the way is appended to `damages`."""
         self.damages = []
-        while num_samples > 0 and not self.is_at_end():
+        while num_samples > 0 and not self.is_at_end() and self.position != end:
             sample = next(self._open(), None)
             if sample is None:
                 self._next_source()
@@ -253,12 +256,14 @@ class ShardMaker:
     def __exit__(self, *exception: object) -> None:
         self._contexts.close()
 
-    def make(self, number: int, reader: "SpanReader", on_samples: Callable[[int], None]) -> FinishedShard:
-        """The next shard of the input, written."""
+    def make(
+        self, number: int, reader: "SpanReader", on_samples: Callable[[int], None], end: InputPosition | None = None
+    ) -> FinishedShard:
+        """The next shard of the input, up to `end`, written."""
         begin = reader.position
         self.dropped.begin_shard(number)
         encoded = encode_samples(
-            reader.read_span(self.shard_size),
+            reader.read_span(self.shard_size, end),
             self.pool,
             self.encoders,
             on_samples=on_samples,
