@@ -1,11 +1,12 @@
 """A decoding process that dies of some pictures: a program for `DecodingPool`.
 
-`KILL` and `SEGFAULT` at the start of a picture do what they say, each time; `ONCE path` only if the path does not exist
-yet; `BABBLE` answers nonsense; `STOP` never starts.
+`KILL` and `SEGFAULT` in a picture do what they say, each time; `ONCE path ` only if the path does not exist yet;
+`BABBLE` answers nonsense.
 """
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -19,16 +20,14 @@ class DyingConnection(Connection):
 
     def recv_bytes(self, maxlength=None):
         request = super().recv_bytes(maxlength)
-        content = request[1:]
-        if content.startswith(b"KILL"):
+        if b"KILL" in request:
             os.kill(os.getpid(), signal.SIGKILL)
-        if content.startswith(b"SEGFAULT"):
+        if b"SEGFAULT" in request:
             ctypes.string_at(0)
-        if content.startswith(b"ONCE "):
-            self._die_once(Path(content.split(b"\0")[0][5:].decode()))
-            return request[:1] + content.partition(b"\0")[2]
-        if content.startswith(b"BABBLE"):
-            self.send_bytes(b'{"width": 3, "height": -1}\n?')
+        if b"BABBLE" in request:
+            self.send_bytes(b'[{"width": 3, "height": -1}]\n?')
+        for path in re.findall(rb"ONCE (\S+)", request):
+            self._die_once(Path(path.decode()))
         return request
 
     def _die_once(self, path: Path) -> None:

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -24,11 +25,15 @@ from pipelines.data_preparation.pictures.decoding import SquarePicture
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings
 
 PROGRAM = ("-m", decoding_process.__name__)
-SAMPLES_AHEAD_PER_WORKER = 16
+SAMPLES_PER_GROUP = 8
+"""Samples that a process decodes for one message: less than that, and messages cost as much as small pictures."""
+
+MOST_BYTES_PER_GROUP = 2**20
+GROUPS_AHEAD_PER_WORKER = 3
 MOST_BYTES_AHEAD = 64 * 2**20
 """Of pictures that wait for a decoder: more samples are not read until some are done."""
 
-SECONDS_PER_PICTURE = 600
+SECONDS_PER_ANSWER = 3600
 """Until a process that neither answers nor computes is given up; one that computes ends itself much earlier."""
 
 LARGEST_HEADER_BYTES = 2**10
@@ -52,7 +57,7 @@ class DecodingProcess:
     def __init__(self, settings: DecodingSettings, program: Sequence[str] = PROGRAM):
         self.settings = settings
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SECONDS_PER_PICTURE, 0))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SECONDS_PER_ANSWER, 0))
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", *program, str(theirs.fileno())],
@@ -66,26 +71,29 @@ class DecodingProcess:
             self.connection.send_bytes(json.dumps(asdict(settings)).encode())
             self.connection.recv_bytes(len(b"ready"))
 
-    def ask_square(self, image_bytes: bytes) -> SquarePicture | DropReason:
-        """The picture as a square, or why not; DecoderDiedError if the process died of it."""
-        header, body = self._ask(decoding_process.SQUARE, image_bytes, 3 * self.settings.side**2)
+    def ask_squares(self, pictures: Sequence[bytes]) -> list[SquarePicture | DropReason]:
+        """The pictures as squares, or why not; DecoderDiedError if the process died of one of them."""
+        num_bytes = 3 * self.settings.side**2
         with self._death_noticed():
-            if "reason" in header:
-                return DropReason(header["reason"])
-            width, height = int(header["width"]), int(header["height"])
-            if len(body) != 3 * self.settings.side**2 or min(width, height) < 1 or max(width, height) >= 2**31:
-                raise ValueError(f"{len(body)} bytes for a picture of {width} x {height}")
-            return SquarePicture(pixels=body, width=width, height=height)
+            headers, body = self._ask(decoding_process.SQUARE, pictures, num_bytes)
+            bodies = (body[start : start + num_bytes] for start in itertools.count(0, num_bytes))
+            answers = [
+                DropReason(h["reason"]) if "reason" in h else _square(h, next(bodies), num_bytes) for h in headers
+            ]
+            if len(answers) != len(pictures):
+                raise ValueError(f"{len(answers)} answers for {len(pictures)} pictures")
+            return answers
 
     def ask_thumbnail(self, image_bytes: bytes) -> bytes | None:
         """A small JPEG for people, None if nothing can be seen; DecoderDiedError if the process died of it."""
-        return self._ask(decoding_process.THUMBNAIL, image_bytes, LARGEST_THUMBNAIL_BYTES)[1] or None
-
-    def _ask(self, kind: bytes, image_bytes: bytes, most_bytes: int) -> tuple[dict, bytes]:
         with self._death_noticed():
-            self.connection.send_bytes(kind + image_bytes)
-            header, _, body = self.connection.recv_bytes(LARGEST_HEADER_BYTES + most_bytes).partition(b"\n")
-            return json.loads(header), body
+            return self._ask(decoding_process.THUMBNAIL, [image_bytes], LARGEST_THUMBNAIL_BYTES)[1] or None
+
+    def _ask(self, kind: bytes, pictures: Sequence[bytes], most_bytes: int) -> tuple[list[dict], bytes]:
+        self.connection.send_bytes(decoding_process.request_for(kind, pictures))
+        answer = self.connection.recv_bytes(len(pictures) * (LARGEST_HEADER_BYTES + most_bytes))
+        headers, _, body = answer.partition(b"\n")
+        return json.loads(headers), body
 
     @contextlib.contextmanager
     def _death_noticed(self) -> Iterator[None]:
@@ -100,6 +108,13 @@ class DecodingProcess:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+
+
+def _square(header: dict, pixels: bytes, num_bytes: int) -> SquarePicture:
+    width, height = int(header["width"]), int(header["height"])
+    if len(pixels) != num_bytes or min(width, height) < 1 or max(width, height) >= 2**31:
+        raise ValueError(f"{len(pixels)} bytes for a picture of {width} x {height}")
+    return SquarePicture(pixels=pixels, width=width, height=height)
 
 
 class DecodingPool:
@@ -138,26 +153,34 @@ class DecodingPool:
         """
         waiting: collections.deque = collections.deque()
         num_bytes = 0
-        for sample in samples:
-            waiting.append((sample, self._threads.submit(self.decode, sample)))
-            num_bytes += len(sample.image_bytes or b"")
-            while len(waiting) > SAMPLES_AHEAD_PER_WORKER * self.num_workers or num_bytes > MOST_BYTES_AHEAD:
+        for group in _grouped(samples):
+            waiting.append((group, self._threads.submit(self._decode_group, group)))
+            num_bytes += _num_bytes(group)
+            while len(waiting) > GROUPS_AHEAD_PER_WORKER * self.num_workers or num_bytes > MOST_BYTES_AHEAD:
                 first, future = waiting.popleft()
-                num_bytes -= len(first.image_bytes or b"")
-                yield first, future.result()
+                num_bytes -= _num_bytes(first)
+                yield from zip(first, future.result(), strict=True)
         while waiting:
             first, future = waiting.popleft()
-            yield first, future.result()
+            yield from zip(first, future.result(), strict=True)
 
-    def decode(self, sample: CaptionImage) -> SquarePicture | DropReason:
-        """One sample's square picture, or why it is dropped."""
-        if reason := drop_reason(sample, self.settings.policy):
-            return reason
+    def _decode_group(self, samples: Sequence[CaptionImage]) -> list[SquarePicture | DropReason]:
+        reasons = [drop_reason(sample, self.settings.policy) for sample in samples]
+        pictures = [sample.image_bytes or b"" for sample, reason in zip(samples, reasons, strict=True) if not reason]
+        decoded = iter(self._decode(pictures))
+        return [reason or next(decoded) for reason in reasons]
+
+    def _decode(self, pictures: Sequence[bytes]) -> list[SquarePicture | DropReason]:
+        """Decode pictures together; if the decoder dies, one by one, and then the one of which it dies alone."""
+        if not pictures:
+            return []
         try:
             with self._turns, self._process() as process:
-                return process.ask_square(sample.image_bytes)
+                return process.ask_squares(pictures)
         except DecoderDiedError:
-            return self._decode_alone(sample)
+            if len(pictures) == 1:
+                return [self._decode_alone(pictures[0])]
+            return [squared for picture in pictures for squared in self._decode([picture])]
 
     def thumbnail(self, image_bytes: bytes) -> bytes | None:
         """A small JPEG for people, None if nothing can be seen."""
@@ -167,13 +190,13 @@ class DecodingPool:
         except DecoderDiedError:
             return None
 
-    def _decode_alone(self, sample: CaptionImage) -> SquarePicture | DropReason:
+    def _decode_alone(self, picture: bytes) -> SquarePicture | DropReason:
         with self._alone, contextlib.ExitStack() as turns:
             for _ in range(self.num_workers):
                 turns.enter_context(self._turns)
             try:
                 with self._process() as process:
-                    return process.ask_square(sample.image_bytes)
+                    return process.ask_squares([picture])[0]
             except DecoderDiedError:
                 return DropReason.DECODING_FAILED
 
@@ -206,3 +229,18 @@ class DecodingPool:
             ) from error
         self._started.append(process)
         return process
+
+
+def _grouped(samples: Iterable[CaptionImage]) -> Iterator[list[CaptionImage]]:
+    group: list[CaptionImage] = []
+    for sample in samples:
+        group.append(sample)
+        if len(group) == SAMPLES_PER_GROUP or _num_bytes(group) > MOST_BYTES_PER_GROUP:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _num_bytes(samples: Sequence[CaptionImage]) -> int:
+    return sum(len(sample.image_bytes or b"") for sample in samples)

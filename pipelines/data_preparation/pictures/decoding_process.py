@@ -11,7 +11,9 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -37,20 +39,35 @@ def serve(connection: Connection) -> None:
             request = connection.recv_bytes()
         except EOFError:
             return
-        # The default action of this signal ends the process, which no decoder's loop can prevent.
-        signal.setitimer(signal.ITIMER_PROF, settings.options.cpu_seconds)
-        header, body = _answer(request[:1], request[1:], settings)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send_bytes(json.dumps(header).encode() + b"\n" + body)
+        answers = [_answer(request[:1], picture, settings) for picture in _pictures_in(request)]
+        headers, bodies = zip(*answers, strict=True)
+        connection.send_bytes(b"".join([json.dumps(headers).encode(), b"\n", *bodies]))
+
+
+def request_for(kind: bytes, pictures: Sequence[bytes]) -> bytes:
+    """The message that asks for something about these pictures."""
+    return b"".join([kind, struct.pack(f"<I{len(pictures)}I", len(pictures), *map(len, pictures)), *pictures])
+
+
+def _pictures_in(request: bytes) -> Iterator[bytes]:
+    (number,) = struct.unpack_from("<I", request, 1)
+    start = 5 + 4 * number
+    for length in struct.unpack_from(f"<{number}I", request, 5):
+        yield request[start : start + length]
+        start += length
 
 
 def _answer(kind: bytes, image_bytes: bytes, settings: DecodingSettings) -> tuple[dict[str, object], bytes]:
+    # The default action of this signal ends the process, which no decoder's loop can prevent.
+    signal.setitimer(signal.ITIMER_PROF, settings.options.cpu_seconds)
     try:
         if kind == THUMBNAIL:
             return {}, thumbnail(image_bytes, settings.options) or b""
         squared = square_picture(image_bytes, settings.side, settings.policy, settings.options)
     except MemoryError:
         return {"reason": DropReason.DECODING_FAILED.value}, b""
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if isinstance(squared, DropReason):
         return {"reason": squared.value}, b""
     return {"width": squared.width, "height": squared.height}, squared.pixels
