@@ -21,12 +21,14 @@ OTHER_FORMATS = {
     "HEIC": (4, (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1")),
     "JPEG XL": (0, (b"\xff\x0a", b"\0\0\0\x0cJXL ")),
     "JPEG 2000": (0, (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")),
-    "SVG": (0, (b"<svg", b"<?xml", b"\xef\xbb\xbf<svg", b"\xef\xbb\xbf<?xml", b"<!DOCTYPE svg")),
+    "SVG": (0, (b"<svg", b"<?xml", b"<!DOCTYPE svg", b"\x1f\x8b")),
     "Photoshop": (0, (b"8BPS",)),
     "PDF": (0, (b"%PDF",)),
     "icon": (0, (b"\0\0\1\0",)),
 }
 """Pictures that are not read, by where in the file they begin with what."""
+
+WHITE_SPACE = b" \t\r\n\xef\xbb\xbf"
 
 DAMAGE = (
     OSError,
@@ -61,6 +63,9 @@ TIFF_COPIES = 3
 
 BYTES_OF_MODE = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
 """What Pillow keeps for a pixel; 4 in all other modes."""
+
+MOST_PIXELS_PER_JPEG_BYTE = 512
+"""Each block of 64 pixels takes a bit at least; with fewer bytes most of the picture would be grey without an error."""
 
 THUMBNAIL_SIDE = 128
 
@@ -106,6 +111,8 @@ def square_picture(
                 return reason
             if _draft(opened, 2 * side) > options.memory_mib * 2**20:
                 return DropReason.TOO_MANY_PIXELS
+            if opened.format in ("JPEG", "MPO") and width * height > MOST_PIXELS_PER_JPEG_BYTE * len(image_bytes):
+                return DropReason.CORRUPT_IMAGE
             squared = _squared(opened, side, is_padded=options.fit == "pad")
             orientation = _orientation(opened)
             width, height = (height, width) if orientation in LYING else (width, height)
@@ -153,7 +160,7 @@ def other_format(image_bytes: bytes) -> str | None:
         (
             name
             for name, (place, beginnings) in OTHER_FORMATS.items()
-            if image_bytes[place : place + 16].startswith(beginnings)
+            if image_bytes[:256].lstrip(WHITE_SPACE)[place:].startswith(beginnings)
         ),
         None,
     )

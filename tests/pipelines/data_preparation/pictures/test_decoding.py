@@ -1,7 +1,9 @@
 """Decoding: upright, of every depth and mode, of every format by its content, within a bounded memory."""
 
+import gzip
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -172,6 +174,8 @@ def test_the_first_frame_of_an_animation_counts(stored, square, kind):
         b"\0\0\0\x0cJXL \r\n\x87\n",
         b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         b"\xef\xbb\xbf<?xml version='1.0'?><svg/>",
+        b" \r\n<svg/>",
+        gzip.compress(b"<svg/>"),
         b"8BPS\0\1" + bytes(40),
         b"%PDF-1.7",
         b"\0\0\1\0\1\0",
@@ -289,6 +293,54 @@ def test_a_baseline_jpeg_may_be_larger_than_others_and_a_progressive_one_not(sto
     assert np.abs(square(stored(large, "JPEG"), memory_mib=1)[8, 8].astype(int) - (10, 200, 30)).max() < 8
     assert square(stored(large, "JPEG", progressive=True), memory_mib=40) is DropReason.TOO_MANY_PIXELS
     assert square(stored(large, "JPEG", progressive=True), memory_mib=60).shape == (16, 16, 3)
+
+
+def test_a_jpeg_that_announces_more_pixels_than_it_has_bits_is_corrupt_and_not_grey(stored, square):
+    content = stored(four_colours(), "JPEG")
+    at = content.index(b"\xff\xc0") + 5
+    forged = content[:at] + (8000).to_bytes(2) * 2 + content[at + 4 :]
+    assert square(forged) is DropReason.CORRUPT_IMAGE
+    flat = stored(Image.new("L", (8000, 8000)), "JPEG", optimize=True)
+    assert square(flat).shape == (16, 16, 3)
+    flat = stored(Image.new("RGB", (4000, 4000)), "JPEG", progressive=True, optimize=True)
+    assert square(flat).shape == (16, 16, 3)
+
+
+def png_chunk(name: bytes, body: bytes) -> bytes:
+    return len(body).to_bytes(4) + name + body + zlib.crc32(name + body).to_bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning", "is_read"), [(b"zTXt", b"a\0\0", False), (b"iCCP", b"a\0\0", False), (b"IDAT", b"", True)]
+)
+def test_compressed_chunks_that_unpack_to_much_more_cost_no_memory(stored, square, name, beginning, is_read):
+    content, bomb = stored(four_colours(), "PNG"), zlib.compress(bytes(200 * 2**20))
+    at = content.index(b"IDAT") - 4 if not is_read else content.index(b"IEND") - 4
+    tracemalloc.start()
+    seen = square(content[:at] + png_chunk(name, beginning + bomb) + content[at:])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 80 * 2**20 and isinstance(seen, DropReason) == (not is_read)
+
+
+def test_exif_behind_the_pixels_and_orientation_in_xmp_count_too(stored, square):
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    content = stored(four_colours().rotate(180), "PNG")
+    at = content.index(b"IEND") - 4
+    content = content[:at] + png_chunk(b"eXIf", exif.tobytes()[6:]) + content[at:]
+    assert np.array_equal(quadrants(square(content)), CORNERS)
+    xmp = b'<rdf:Description tiff:Orientation="3"/>'
+    assert np.array_equal(quadrants(square(stored(four_colours().rotate(180), "JPEG", xmp=xmp))), CORNERS)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_grey_of_few_bits_with_a_transparent_value(square, bits):
+    rows = b"".join(b"\0" + bytes(16 * bits // 16) + b"\xff" * (16 * bits // 16) for _ in range(16))
+    header = (16).to_bytes(4) * 2 + bytes([bits, 0, 0, 0, 0])
+    chunks = [(b"IHDR", header), (b"tRNS", b"\0\0"), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    seen = square(b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks))
+    assert (seen == 255).all(), "black is transparent, and thus white like the rest"
 
 
 def test_a_gif_whose_first_frame_is_larger_than_its_screen_is_judged_by_the_frame(stored, square):
