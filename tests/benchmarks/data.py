@@ -123,7 +123,6 @@ def measure_precision(case: str, pictures: list[np.ndarray], codec: VQGANCodec) 
     exact = _all_codes(codec, pictures, size, "float32")
     ways = {
         "one picture at a time": lambda: _all_codes(codec, pictures, 1, "float32"),
-        "channels first": lambda: _channels_first(codec, pictures, size),
         "bfloat16": lambda: _all_codes(codec, pictures, size, "bfloat16"),
     }
     rows = [Row(case=case, metric="error of pictures, float32", unit="of 1", ours=_error(codec, pictures, exact))]
@@ -139,13 +138,6 @@ def measure_precision(case: str, pictures: list[np.ndarray], codec: VQGANCodec) 
 def _all_codes(codec: VQGANCodec, pictures: list[np.ndarray], size: int, precision: str) -> np.ndarray:
     parts = [pictures[start : start + size] for start in range(0, len(pictures), size)]
     return np.concatenate([encode_pixels(codec, part, size, precision) for part in parts])
-
-
-def _channels_first(codec: VQGANCodec, pictures: list[np.ndarray], size: int) -> np.ndarray:
-    try:
-        return _all_codes(codec.to(memory_format=torch.contiguous_format), pictures, size, "float32")
-    finally:
-        codec.to(memory_format=torch.channels_last)
 
 
 def _error(codec: VQGANCodec, pictures: list[np.ndarray], codes: np.ndarray) -> float:
