@@ -1,7 +1,8 @@
 """A dataset prepared from dirty pictures by processes that are killed: is it the same to the byte, how much memory?
 
 20,000 pictures, with dirt of every kind and squares of 8,000 and 13,000 pixels among them, are prepared with 1 and 2
-workers and batches of 1, 7 and 64; each run is killed with SIGKILL three times. Writes `results/preparation.json`.
+workers and batches of 1, 7 and 64; each run is killed with SIGKILL three times. Before, one run goes through without
+kills, and says whether memory grows. Writes `results/preparation.json`.
 Usage: python tests/long/preparation.py [--samples N] [--output FILE].
 """
 
@@ -31,15 +32,17 @@ def measure(folder: Path, num_samples: int) -> dict[str, object]:
     dropped = write_dirty_tars(folder / "tars", num_samples, samples_per_tar=5000, side=256, large=(13_000, 8_000))
     arguments = [str(folder / "tars"), "--codec", str(CODEC), "--shard-size", str(SHARD_SIZE)]
     runs = []
-    for workers, batch_size in [(workers, batch_size) for workers in (1, 2) for batch_size in (1, 7, 64)]:
-        output = folder / f"{workers}-{batch_size}"
+    killed = [(NUM_KILLS, workers, batch_size) for workers in (1, 2) for batch_size in (1, 7, 64)]
+    for num_kills, workers, batch_size in [(0, 2, 64), *killed]:
+        output = folder / f"{num_kills}-{workers}-{batch_size}"
         options = ["--workers", str(workers), "--batch-size", str(batch_size)]
         started = time.monotonic()
-        held = prepare_with_kills([*arguments, *options], output, NUM_KILLS, -(-num_samples // SHARD_SIZE))
+        held = prepare_with_kills([*arguments, *options], output, num_kills, -(-num_samples // SHARD_SIZE))
         report = json.loads((output / "report.json").read_text())
-        third = len(held) // 3
+        quarter = len(held) // 4
         runs.append(
             {
+                "kills": num_kills,
                 "workers": workers,
                 "batch_size": batch_size,
                 "seconds": round(time.monotonic() - started, 1),
@@ -47,8 +50,8 @@ def measure(folder: Path, num_samples: int) -> dict[str, object]:
                 "kept": report["kept"],
                 "is_every_sample_counted": report["dropped"] == dropped and report["seen"] == num_samples,
                 "peak_bytes": max(held),
-                "median_bytes_by_third": [
-                    round(statistics.median(held[third * n : third * (n + 1)])) for n in range(3)
+                "median_bytes_by_quarter": [
+                    round(statistics.median(held[quarter * n : quarter * (n + 1)])) for n in range(4)
                 ],
             }
         )
