@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.data_preparation.caption_image_sources import CaptionImageSource
+    from pipelines.data_preparation.dataset_facts import DatasetFacts
     from pipelines.data_preparation.filtering import FilterReport
     from pipelines.data_preparation.shard_writing import PreparationResult
 
@@ -140,8 +141,10 @@ def show(
     pictures = loaded.decode(torch.from_numpy(image_codes).long())
     picture_grid(pictures, columns=6, captions=captions).save(output)
     page = output.with_suffix(".html")
-    _write_page(page, folder, captions, pictures)
+    facts = _write_page(page, folder, captions, pictures)
     typer.echo(f"{output}: {len(captions)} records of {folder}. A page about all of it: {page}")
+    if facts.layout.fit != "pad":
+        typer.echo(f"Cropping cut off {100 * facts.mean_cut_share:.1f} % of a picture's area on average.")
 
 
 @app.command()
@@ -231,8 +234,8 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
             raise
 
 
-def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.Tensor") -> None:
-    """Write the dataset's page. pictures: (picture, 3, side, side) in [0, 1]."""
+def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.Tensor") -> "DatasetFacts":
+    """Write the dataset's page, return its figures. pictures: (picture, 3, side, side) in [0, 1]."""
     import numpy as np
     from rich.progress import Progress
 
@@ -256,6 +259,7 @@ def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.
         dropped=read_dropped_pictures(folder),
     )
     write_text_whole(path, dataset_page(page))
+    return facts
 
 
 def _print_report(report: "FilterReport") -> None:

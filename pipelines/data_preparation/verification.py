@@ -76,7 +76,7 @@ def verify_shard(
     if expected is not None and layout != expected:
         raise ImageCodeFormatError(
             f"Shard {path.name} was made by {_words(layout)}, the shards before it by {_words(expected)}. "
-            "Keep shards of one codec in a folder."
+            "Keep shards that were made in one way in a folder."
         )
     num_rows = 0
     for batch in iterate_shard(path):
@@ -121,4 +121,6 @@ def _check_rows(is_wrong: np.ndarray, words: str, first_row: int) -> None:
 
 
 def _words(layout: ImageCodeLayout) -> str:
-    return f"codec {layout.codec_fingerprint} ({layout.codebook_size} codes, grid {layout.grid_size})"
+    sizes = f"{layout.codebook_size} codes, grid {layout.grid_size}"
+    making = f"precision {layout.precision}, fit {layout.fit}, {layout.sub_batch_size} pictures at a time"
+    return f"codec {layout.codec_fingerprint} ({sizes}, {making})"

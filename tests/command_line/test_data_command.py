@@ -63,6 +63,7 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(run, pictures
     assert shown.returncode == 0, shown.stderr
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.width == 6 * 132 + 4
+    assert "Cropping cut off 0.0 % of a picture's area on average." in shown.stdout
     page = (tmp_path / "grid.html").read_text(encoding="utf-8")
     assert page.count("<img") == 6 + 1 and "picture number 0" in page and "corrupt image" in page
     trained = run("train-tokenizer", output, "--vocab-size", 60, "--output", tmp_path / "tokenizer")

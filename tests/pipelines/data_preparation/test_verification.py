@@ -63,6 +63,14 @@ def test_shards_of_different_codecs_do_not_mix(tmp_path, prepared, make_codec, c
     assert f"the shards before it by codec {codec.fingerprint}" in problem
 
 
+def test_shards_of_different_precisions_do_not_mix(prepared, codec):
+    (prepared / "manifest.json").unlink()
+    layout = layout_of(codec, PreparationOptions(precision="bfloat16"))
+    write_image_code_shard(prepared / "train-00003.parquet", image_code_table(["a picture"], np.zeros((1, 16)), layout))
+    (problem,) = verify_folder(prepared).problems
+    assert "precision bfloat16" in problem and "precision float32" in problem
+
+
 def test_codes_outside_the_codebook_are_found(prepared):
     (prepared / "manifest.json").unlink()
     shard = prepared / "train-00001.parquet"
