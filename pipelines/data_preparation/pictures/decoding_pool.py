@@ -63,7 +63,7 @@ class DecodingProcess:
                 [sys.executable, "-P", *program, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **MEMORY_VARIABLES},
+                env={**os.environ, "PYTHONPATH": _python_path(), **MEMORY_VARIABLES},
                 process_group=0,  # Ctrl-C is for the parent
             )
         self.connection = Connection(ours.detach())
@@ -99,7 +99,7 @@ class DecodingProcess:
     def _death_noticed(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.kill()
             raise DecoderDiedError(f"exit status {self.process.returncode}: {error!r}") from error
 
@@ -108,6 +108,11 @@ class DecodingProcess:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+
+
+def _python_path() -> str:
+    """So that a decoder imports the package of its parent, wherever that comes from."""
+    return os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _square(header: dict, pixels: bytes, num_bytes: int) -> SquarePicture:
@@ -132,6 +137,7 @@ class DecodingPool:
         self._turns = threading.Semaphore(num_workers)
         self._alone = threading.Lock()
         self._started: list[DecodingProcess] = []
+        self._list_changes = threading.Lock()
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -219,7 +225,6 @@ class DecodingPool:
         self._idle.put(process)
 
     def _new_process(self) -> DecodingProcess:
-        self._started = [process for process in self._started if process.process.returncode is None]
         try:
             process = DecodingProcess(self.settings, self.program)
         except DecoderDiedError as error:
@@ -227,7 +232,8 @@ class DecodingPool:
                 f"A decoding process does not start ({error.args[0]}). What it printed is above; "
                 f"try it: {sys.executable} -c 'import {decoding_process.__name__}'"
             ) from error
-        self._started.append(process)
+        with self._list_changes:
+            self._started = [one for one in self._started if one.process.returncode is None] + [process]
         return process
 
 
