@@ -13,7 +13,7 @@ from pipelines.data_preparation.device_encoding import PRECISIONS, Encoders, sub
 from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
 from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
-from pipelines.data_preparation.pictures.dropped_pictures import DroppedPictures
+from pipelines.data_preparation.pictures.dropped_pictures import FOLDER_NAME, DroppedPictures
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
 from pipelines.data_preparation.preparation_manifest import (
     REPORT_NAME,
@@ -313,5 +313,5 @@ def _report_values(result: PreparationResult, layout: ImageCodeLayout) -> dict[s
 
 
 def _remove_partial_files(output: Path) -> None:
-    for leftover in output.glob(".*.partial"):
+    for leftover in [*output.glob(".*.partial"), *(output / FOLDER_NAME).glob(".*.partial")]:
         leftover.unlink()

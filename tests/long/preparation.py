@@ -49,9 +49,10 @@ def measure(folder: Path, num_samples: int) -> dict[str, object]:
                 "digest": folder_digest(output),
                 "kept": report["kept"],
                 "is_every_sample_counted": report["dropped"] == dropped and report["seen"] == num_samples,
-                "peak_bytes": max(held),
-                "median_bytes_by_quarter": [
-                    round(statistics.median(held[quarter * n : quarter * (n + 1)])) for n in range(4)
+                "peak_bytes": max(memory.resident for memory in held),
+                "anonymous_bytes_by_quarter": [
+                    round(statistics.median(memory.anonymous for memory in held[quarter * n : quarter * (n + 1)]))
+                    for n in range(4)
                 ],
             }
         )

@@ -8,19 +8,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "pipelines.command_line.main", "data", "prepare")
 WATCH_SECONDS = 0.1
 
 
-def prepare_with_kills(arguments: Sequence[str], output: Path, num_kills: int, num_shards: int) -> list[int]:
+@dataclass(frozen=True, kw_only=True)
+class HeldMemory:
+    """What processes hold at one moment."""
+
+    resident: int
+    """Bytes; those of libraries count in every process that uses them."""
+    anonymous: int
+    """Bytes of it that are no files."""
+
+    @classmethod
+    def of(cls, pids: set[int]) -> "HeldMemory":
+        """Look at these processes now."""
+        rollups = [_rollup(pid) for pid in pids]
+        resident, anonymous = (sum(rollup.get(kind, 0) for rollup in rollups) for kind in ("Rss", "Anonymous"))
+        return cls(resident=resident, anonymous=anonymous)
+
+
+def prepare_with_kills(arguments: Sequence[str], output: Path, num_kills: int, num_shards: int) -> list[HeldMemory]:
     """Run the command, kill it with SIGKILL when the shards that exist are spread evenly over the run, and start it
-    again, to its end; return the bytes that its processes held together, every WATCH_SECONDS.
+    again, to its end; return what its processes held together, every WATCH_SECONDS.
 
     RuntimeError if it fails, or if a process outlives it.
     """
-    held: list[int] = []
+    held: list[HeldMemory] = []
     for number in range(num_kills + 1):
         stop_at = (number + 1) * num_shards // (num_kills + 1) if number < num_kills else None
         with subprocess.Popen(
@@ -34,12 +52,12 @@ def prepare_with_kills(arguments: Sequence[str], output: Path, num_kills: int, n
     return held
 
 
-def _watch(process: subprocess.Popen, output: Path, stop_at: int | None, held: list[int]) -> set[int]:
+def _watch(process: subprocess.Popen, output: Path, stop_at: int | None, held: list[HeldMemory]) -> set[int]:
     children: set[int] = set()
     while process.poll() is None:
         tree = {process.pid, *_children(process.pid)}
         children |= tree - {process.pid}
-        held.append(sum(map(proportional_bytes, tree)))
+        held.append(HeldMemory.of(tree))
         if stop_at is not None and len(list(output.glob("train-*.parquet"))) >= stop_at:
             process.send_signal(signal.SIGKILL)
             break
@@ -55,12 +73,12 @@ def _wait_for_end(pids: set[int]) -> None:
         time.sleep(WATCH_SECONDS)
 
 
-def proportional_bytes(pid: int) -> int:
-    """What a process holds; memory that it shares counts in parts. 0 if it has ended."""
+def _rollup(pid: int) -> dict[str, int]:
+    """Kinds of memory and their bytes; nothing if the process has ended."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return 0
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+        return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return {}
 
 
 def _children(pid: int) -> set[int]:

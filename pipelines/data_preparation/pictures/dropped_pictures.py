@@ -11,7 +11,8 @@ from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 
 FOLDER_NAME = "dropped"
 MOST_PER_REASON = 8
-MOST_CAPTION_CHARACTERS = 200
+MOST_CHARACTERS = 200
+"""Of a key or caption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class DroppedPictures:
         """What is kept from now on belongs to this shard."""
         places = [path.stem.split("-") for path in self.folder.glob("*-*-*.txt")]
         self._shard, self._num_here = number, Counter()
-        self._num_earlier = Counter(reason for reason, shard, _ in places if int(shard) < number)
+        self._num_earlier = Counter(reason for reason, shard, _ in places if shard.isdecimal() and int(shard) < number)
 
     def keep(self, sample: CaptionImage, reason: DropReason) -> None:
         """Keep this sample if there are few of its kind."""
@@ -56,8 +57,8 @@ class DroppedPictures:
         if can_be_seen and (picture := self.pool.thumbnail(sample.image_bytes)):
             with written_whole(self.folder / f"{name}.jpg") as temporary:
                 temporary.write_bytes(picture)
-        caption = " ".join((sample.caption or "")[:MOST_CAPTION_CHARACTERS].split())
-        text = f"{sample.source}/{sample.key}\n{caption}\n"
+        lines = f"{sample.source}/{sample.key}", sample.caption or ""
+        text = "".join(f"{' '.join(line[:MOST_CHARACTERS].split())}\n" for line in lines)
         write_text_whole(self.folder / f"{name}.txt", text.encode(errors="replace").decode())
 
     def _is_unsafe(self, sample: CaptionImage, reason: DropReason) -> bool:

@@ -15,13 +15,13 @@ def test_killed_preparations_give_the_same_bytes_and_count_every_sample(codec, t
     dropped = write_dirty_tars(tmp_path / "tars", NUM_SAMPLES, samples_per_tar=200, side=40, large=(13_000, 3_000))
     codec.save_pretrained(tmp_path / "codec")
     arguments = [str(tmp_path / "tars"), "--codec", str(tmp_path / "codec"), "--shard-size", "48"]
-    digests, peaks = {}, []
+    digests, held = {}, []
     for num_kills, workers, batch_size in [(0, 1, 1), (3, 2, 7), (2, 1, 64)]:
         output = tmp_path / f"out-{workers}-{batch_size}"
         options = ["--workers", str(workers), "--batch-size", str(batch_size)]
-        peaks += prepare_with_kills([*arguments, *options], output, num_kills, NUM_SAMPLES // 48)
+        held += prepare_with_kills([*arguments, *options], output, num_kills, NUM_SAMPLES // 48)
         digests[output.name] = folder_digest(output)
     assert len(set(digests.values())) == 1, digests
     report = json.loads((output / "report.json").read_text())
     assert report["dropped"] == dropped and report["kept"] == NUM_SAMPLES - dropped.total()
-    assert max(peaks) < 1.5e9
+    assert max(memory.resident for memory in held) < 1.5e9

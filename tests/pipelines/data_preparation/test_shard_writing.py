@@ -136,8 +136,9 @@ def test_only_the_damaged_shard_is_made_again(tars, codec, tmp_path, damage):
 def test_leftovers_of_a_killed_run_are_removed(tars, codec, tmp_path):
     prepare(tars, codec, tmp_path / "out")
     (tmp_path / "out" / ".train-00004.parquet.123.partial").write_bytes(b"half a shard")
+    (tmp_path / "out" / "dropped" / ".nsfw-00000-0.jpg.123.partial").write_bytes(b"half a picture")
     prepare(tars, codec, tmp_path / "out")
-    assert not list((tmp_path / "out").glob(".*"))
+    assert not list((tmp_path / "out").rglob(".*"))
 
 
 def test_a_truncated_tar_is_read_as_far_as_it_goes_and_named(tars, codec, tmp_path):

@@ -62,8 +62,9 @@ def test_what_cannot_be_seen_is_still_named(kept, tmp_path, make_png):
     kept.begin_shard(0)
     kept.keep(sample(0, b"<html>"), DropReason.CORRUPT_IMAGE)
     kept.keep(sample(1, None, caption=None), DropReason.MISSING_IMAGE)
-    kept.keep(sample(2, make_png(0), caption="a\ud800b\n" + "long " * 100), DropReason.DECODING_FAILED)
+    strange = CaptionImage(key="a\nb", source="a.tar", caption="a\ud800b\n" + "long " * 100, image_bytes=make_png(0))
+    kept.keep(strange, DropReason.DECODING_FAILED)
     corrupt, failed, missing = read_dropped_pictures(tmp_path)
     assert [one.picture for one in (corrupt, failed, missing)] == [None] * 3
     assert corrupt.reason == "corrupt_image" and missing.caption == ""
-    assert failed.caption.startswith("a?b long long") and len(failed.caption) <= 200
+    assert failed.key == "a.tar/a b" and failed.caption.startswith("a?b long long") and len(failed.caption) <= 200
