@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from browsing import needs_browser, serious_findings, take_picture, watched_page
 
 from pipelines.data_preparation.dataset_facts import DatasetFacts
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPicture
@@ -127,3 +128,18 @@ def test_large_pictures_are_made_small(page):
 def test_only_a_part_of_a_large_folder_is_said_to_be_a_part(page):
     text = dataset_page(replace(page, facts=facts(num_records=10**8)))
     assert "100,000,000" in text and "those of 1,000 records of evenly spread shards" in text
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_readable_in_a_browser(page, tmp_path, size, scheme):
+    place = tmp_path / "page.html"
+    place.write_text(dataset_page(page), encoding="utf-8")
+    with watched_page(place.as_uri(), size) as shown:
+        shown.emulate_media(color_scheme=scheme)
+        assert shown.locator("h1").inner_text().startswith("birds <script>")
+        assert shown.locator("img").count() == 4
+        take_picture(shown, f"dataset_{scheme}", tmp_path)
+        assert serious_findings(shown) == []
