@@ -151,7 +151,9 @@ def _codes(facts: DatasetFacts) -> str:
 
 
 def _captions(facts: DatasetFacts) -> str:
-    words = "".join(f"<li>{escaped(word)} <small>{short_number(count)}</small></li>" for word, count in facts.words)
+    words = "".join(
+        f"<li><bdi>{escaped(word)}</bdi> <small>{short_number(count)}</small></li>" for word, count in facts.words
+    )
     num_bins = 1 + int(facts.caption_lengths.nonzero()[0].max(initial=0))
     is_open = num_bins == len(facts.caption_lengths)
     last = f"{CAPTION_BIN * (num_bins - 1)} and more" if is_open else f"{CAPTION_BIN * num_bins}"
