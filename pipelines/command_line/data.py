@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.data_preparation.caption_image_sources import CaptionImageSource
-    from pipelines.data_preparation.dataset_facts import DatasetFacts
     from pipelines.data_preparation.filtering import FilterReport
+    from pipelines.data_preparation.inspection.dataset_facts import DatasetFacts
     from pipelines.data_preparation.shard_writing import PreparationResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -98,7 +98,7 @@ def verify(
     """
     from rich.progress import Progress
 
-    from pipelines.data_preparation.verification import verify_folder
+    from pipelines.data_preparation.inspection.verification import verify_folder
 
     with Progress(transient=True) as bar:
         task = bar.add_task("verifying shards", total=None)
@@ -132,7 +132,7 @@ def show(
     """
     import torch
 
-    from pipelines.data_preparation.record_sampling import spread_records
+    from pipelines.data_preparation.inspection.record_sampling import spread_records
     from pipelines.image_codes.picture_grid import picture_grid
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -162,7 +162,7 @@ def diff(
     """
     from rich.progress import Progress
 
-    from pipelines.data_preparation.dataset_diff import compare_datasets
+    from pipelines.data_preparation.inspection.dataset_diff import compare_datasets
 
     with Progress(transient=True) as bar:
         task = bar.add_task("comparing shards", total=None)
@@ -240,7 +240,7 @@ def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.
     from rich.progress import Progress
 
     from hub_tools.atomic_files import write_text_whole
-    from pipelines.data_preparation.dataset_facts import collect_facts
+    from pipelines.data_preparation.inspection.dataset_facts import collect_facts
     from pipelines.data_preparation.pictures.dropped_pictures import read_dropped_pictures
     from pipelines.data_preparation.preparation_manifest import load_manifest, load_report
     from pipelines.pages.dataset.dataset_page import DatasetPage, dataset_page

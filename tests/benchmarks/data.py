@@ -19,10 +19,10 @@ from PIL import Image
 
 from pipelines.data_preparation import device_encoding
 from pipelines.data_preparation.caption_image_sources import find_sources
-from pipelines.data_preparation.dataset_facts import collect_facts
 from pipelines.data_preparation.device_encoding import encode_pixels, sub_batch_size
 from pipelines.data_preparation.encoding import decode_picture
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
+from pipelines.data_preparation.inspection.dataset_facts import collect_facts
 from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
 from pipelines.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
 from pipelines.demo.shipped_models import PRETRAINED_CODEC

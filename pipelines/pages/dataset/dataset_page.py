@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pipelines.data_preparation.dataset_facts import CAPTION_BIN, DatasetFacts
+from pipelines.data_preparation.inspection.dataset_facts import CAPTION_BIN, DatasetFacts
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPicture
 from pipelines.pages.dataset.page_look import STYLE
 from pipelines.pages.text import escaped, short_number

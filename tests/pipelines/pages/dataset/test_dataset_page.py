@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from browsing import needs_browser, serious_findings, take_picture, watched_page
 
-from pipelines.data_preparation.dataset_facts import DatasetFacts
+from pipelines.data_preparation.inspection.dataset_facts import DatasetFacts
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPicture
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.pages.dataset.dataset_page import DatasetPage, dataset_page

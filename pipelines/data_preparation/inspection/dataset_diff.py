@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.data_preparation.dataset_facts import shards_of
+from pipelines.data_preparation.inspection.dataset_facts import shards_of
 from pipelines.data_preparation.preparation_manifest import file_digest
 from pipelines.image_codes.image_code_record import (
     ImageCodeFormatError,

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data_preparation.dataset_diff import MOST_EXAMPLES, compare_datasets
+from pipelines.data_preparation.inspection.dataset_diff import MOST_EXAMPLES, compare_datasets
 from pipelines.image_codes.image_code_record import (
     ImageCodeFormatError,
     ImageCodeLayout,

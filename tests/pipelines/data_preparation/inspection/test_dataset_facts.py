@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipelines.data_preparation import dataset_facts
-from pipelines.data_preparation.dataset_facts import collect_facts, evenly_spread
+from pipelines.data_preparation.inspection import dataset_facts
+from pipelines.data_preparation.inspection.dataset_facts import collect_facts, evenly_spread
 from pipelines.image_codes.image_code_record import (
     ImageCodeFormatError,
     ImageCodeLayout,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.data_preparation.dataset_facts import evenly_spread, shards_of
+from pipelines.data_preparation.inspection.dataset_facts import evenly_spread, shards_of
 from pipelines.image_codes.image_code_record import ImageCodeFormatError, captions_and_codes, iterate_shard, read_layout
 
 
