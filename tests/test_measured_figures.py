@@ -79,6 +79,16 @@ def test_the_vqgans_shares_are_as_measured():
     assert said == [f"| the same: the VQGAN's share (%) | {_short(share)} |" for share in shares]
 
 
+def test_the_memory_of_killed_preparations_is_as_measured():
+    found = json.loads((ROOT / "tests/long/results/preparation.json").read_text(encoding="utf-8"))
+    runs = found["runs"]
+    assert f"held at most {max(run['peak_bytes'] for run in runs) / 1e9:.2f} GB" in page("measurements")
+    assert len({run["digest"] for run in runs}) == 1 and all(run["is_every_sample_counted"] for run in runs)
+    assert {(run["workers"], run["batch_size"]) for run in runs if run["kills"] == 3} == {
+        (workers, batch_size) for workers in (1, 2) for batch_size in (1, 7, 64)
+    }
+
+
 @pytest.mark.parametrize("label", ATTACKS)
 def test_a_row_of_the_losses_under_attack_is_as_measured(label):
     rows = {
