@@ -171,7 +171,9 @@ def publish_dataset(
     credits: Annotated[str, typer.Option(help="Who made the pictures, for the card.")] = "",
     message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
 ) -> None:
-    """Check Parquet shards and publish them with a dataset card, in one commit. Repeating it makes no new commit.
+    """Check Parquet shards and publish those that the Hub has not, with a dataset card, up to 100 in a commit.
+
+    Stopped, the same command goes on. Repeating it makes no new commit.
 
     \b
     Examples:
@@ -189,9 +191,17 @@ def publish_dataset(
             folder, lambda done, total: progress.update(task, completed=done, total=total)
         )
     typer.echo(f"{len(dataset.shards)} shards, {dataset.num_rows:,} records, {dataset.num_bytes:,} bytes: all readable")
-    published = dataset_publishing.publish_checked_dataset(
-        dataset, repository, private=private, message=message, license=license, credits=credits
-    )
+    with Progress(transient=True) as progress:
+        task = progress.add_task("Publishing shards", total=None)
+        published = dataset_publishing.publish_checked_dataset(
+            dataset,
+            repository,
+            private=private,
+            message=message,
+            license=license,
+            credits=credits,
+            on_shard=lambda done, total: progress.update(task, completed=done, total=total),
+        )
     _say_published(published.url, changed=published.changed)
 
 

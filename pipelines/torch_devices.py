@@ -20,6 +20,13 @@ def torch_device(name: str) -> str:
     return name
 
 
+def torch_devices(names: str) -> tuple[str, ...]:
+    """Return the devices of a list such as `cuda:0,cuda:1`; `auto`: all GPUs, else the CPU. ValueError for others."""
+    if names == "auto" and torch.cuda.is_available():
+        return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+    return tuple(torch_device(name.strip()) for name in names.split(","))
+
+
 def compute_threads(cpu_threads: int | None, environment: Mapping[str, str], num_cores: int | None) -> int:
     """Return with how many threads to compute on the CPU: as many as the person said, else OMP_NUM_THREADS, else all
     cores.

@@ -21,6 +21,23 @@ ROWS = {
 }
 
 
+DATASET_ROWS = {
+    "shipped codec, the demo's pictures: pictures per second": (0, "ours"),
+    "shipped codec, JPEGs of 256 pixels: pictures per second": (2, "ours"),
+    "published size, JPEGs of 256 pixels: pictures per second": (4, "ours"),
+    "bytes of a sample of the demo": (6, "ours"),
+    "the same as raw 16-bit codes, without the caption": (6, "peer"),
+    "the same as a JPEG of 64 x 64 pixels": (7, "peer"),
+    "entropy of its codes": (6, "floor"),
+    "codes that change if pictures are encoded one at a time (%)": (9, "ours"),
+    "codes that bfloat16 changes, shipped codec (%)": (11, "ours"),
+    "codes that bfloat16 changes, published size, random weights (%)": (16, "ours"),
+    "mean error of pictures of the shipped codec, of 1: float32": (8, "ours"),
+    "the same: bfloat16": (12, "ours"),
+}
+"""By their place in the benchmark, whose rows always come in one order."""
+
+
 ATTACKS = {
     "sign flip, ten times as long": "sign flip x10",
     "ALIE, hidden in the noise": "ALIE, z of the paper",
@@ -48,6 +65,28 @@ def test_a_row_of_the_model_beside_dalle_pytorch_is_as_measured(label):
     ratio = ours / peer if row["unit"] == "1/s" else peer / ours
     said = f"{_short(ratio)} x {better}" if ratio >= 1 else f"{_short(1 / ratio)} x {worse}"
     assert f"| {label} | {_short(ours)} | {_short(peer)} | {said} |" in page("measurements")
+
+
+@pytest.mark.parametrize("label", DATASET_ROWS)
+def test_a_row_about_making_a_dataset_is_as_measured(label):
+    number, key = DATASET_ROWS[label]
+    assert f"| {label} | {_short(measured('data')[number][key])} |" in page("measurements")
+
+
+def test_the_vqgans_shares_are_as_measured():
+    shares = [row["ours"] for row in measured("data") if row["metric"].startswith("share of the time")]
+    said = [line for line in page("measurements").splitlines() if line.startswith("| the same: the VQGAN's share")]
+    assert said == [f"| the same: the VQGAN's share (%) | {_short(share)} |" for share in shares]
+
+
+def test_the_memory_of_killed_preparations_is_as_measured():
+    found = json.loads((ROOT / "tests/long/results/preparation.json").read_text(encoding="utf-8"))
+    runs = found["runs"]
+    assert f"held at most {max(run['peak_bytes'] for run in runs) / 1e9:.2f} GB" in page("measurements")
+    assert len({run["digest"] for run in runs}) == 1 and all(run["is_every_sample_counted"] for run in runs)
+    assert {(run["workers"], run["batch_size"]) for run in runs if run["kills"] == 3} == {
+        (workers, batch_size) for workers in (1, 2) for batch_size in (1, 7, 64)
+    }
 
 
 @pytest.mark.parametrize("label", ATTACKS)

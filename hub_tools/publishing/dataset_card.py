@@ -1,5 +1,6 @@
 """The card of an image-code dataset: what is in it, which codec made it, and how to stream it."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,9 +75,10 @@ class DatasetSummary:
 
 
 def dataset_card(dataset: DatasetSummary, repo_id: str, *, license: str | None = None, credits: str = "") -> str:
-    """Return the README.md of a dataset: YAML block for the Hub, text for people, who made the pictures."""
+    """Return the README.md of a dataset: YAML block for the Hub, text for people, filters, licence, who made the
+    pictures."""
     front_matter = yaml.safe_dump(_card_data(dataset, license), sort_keys=False, allow_unicode=True)
-    return f"---\n{front_matter}---\n\n{_text(dataset, repo_id)}{_credits(credits)}"
+    return f"---\n{front_matter}---\n\n{_text(dataset, repo_id)}{_filters(dataset.folder)}{_licence(license, credits)}"
 
 
 def _card_data(dataset: DatasetSummary, license: str | None) -> dict:
@@ -143,7 +145,7 @@ def _text(dataset: DatasetSummary, repo_id: str) -> str:
     facts = [
         f"- {dataset.num_rows:,} records in {len(dataset.shards)} Parquet shards, {dataset.num_bytes:,} bytes "
         f"({per_record:.0f} bytes per record)",
-        *(f"- {key.replace('_', ' ')}: `{value}`" for key, value in sorted(dataset.metadata.items())),
+        *(f"- {_words(key)}: `{value}`" for key, value in sorted(dataset.metadata.items())),
     ]
     listed = "\n".join(facts)
     split = dataset.splits[0]
@@ -169,8 +171,39 @@ for record in dataset.take(3):
 {_codec_note(dataset)}"""
 
 
-def _credits(credits: str) -> str:
-    return f"\n## Credits\n\n{credits.strip()}\n" if credits.strip() else ""
+def _filters(folder: Path) -> str:
+    """What `data prepare` kept and dropped, and by which thresholds, where it has left its report."""
+    report, manifest = (_read_json(folder / name) for name in ("report.json", "manifest.json"))
+    dropped = report.get("dropped")
+    if not isinstance(dropped, dict) or not isinstance(report.get("kept"), int):
+        return ""
+    seen = report["kept"] + sum(dropped.values())
+    rows = [("kept", report["kept"]), *sorted(dropped.items(), key=lambda entry: -entry[1])]
+    counts = "\n".join(f"| {_words(name)} | {count:,} | {count / max(1, seen):.1%} |" for name, count in rows)
+    settings = manifest.get("settings", {})
+    thresholds = [*settings.get("filter", {}).items(), *settings.get("pictures", {}).items()]
+    listed = "\n".join(f"- {_words(name)}: `{value}`" for name, value in thresholds)
+    return (
+        f"\n## Filters\n\nOf {seen:,} samples:\n\n| | samples | share |\n|---|---|---|\n{counts}\n"
+        f"\nThe filters were:\n\n{listed}\n"
+    )
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _licence(license: str | None, credits: str) -> str:
+    licence = f"\n## Licence\n\n{license}\n" if license else ""
+    return licence + (f"\n## Credits\n\n{credits.strip()}\n" if credits.strip() else "")
 
 
 def _codec_note(dataset: DatasetSummary) -> str:

@@ -1,6 +1,11 @@
-"""Publishing a folder of Parquet shards on the Dataset Hub: checked, described in a card, in one commit."""
+"""Publishing a folder of Parquet shards on the Dataset Hub: checked, described in a card, in bounded commits.
 
-from collections.abc import Callable
+Shards that the Hub has are not sent again, so that a stopped publication goes on where it was, and a dataset that has
+grown sends what is new.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
 
 METADATA_PREFIX = b"dalle_collab."
 CARD_NAME = "README.md"
+MOST_FILES_PER_COMMIT = 100
+"""The Hub answers late, or not at all, to commits of thousands of files."""
 
 
 class ShardError(ValueError):
@@ -32,8 +39,9 @@ def publish_dataset(
 ) -> str:
     """Publish a folder of Parquet shards as the dataset `repo_id` and return the address of its commit.
 
-    Every shard is opened first; then everything goes in one commit, with a card. Publishing the same folder again makes
-    no commit. Raises ShardError, which names the shard and the cure, before anything is sent.
+    Every shard is opened first; then what the Hub has not goes in commits of at most MOST_FILES_PER_COMMIT files, the
+    card in the last one. Publishing the same folder again makes no commit. Raises ShardError, which names the shard and
+    the cure, before anything is sent.
     """
     return publish_checked_dataset(
         inspect_shards(Path(folder), on_shard), repo_id, private=private, message=message, license=license
@@ -48,21 +56,28 @@ def publish_checked_dataset(
     message: str | None = None,
     license: str | None = None,
     credits: str = "",
+    on_shard: Callable[[int, int], None] | None = None,
 ) -> Published:
-    """Publish shards that `inspect_shards` has checked. The Hub and the token are those of the environment."""
+    """Publish shards that `inspect_shards` has checked. The Hub and the token are those of the environment.
+
+    `on_shard` gets the number of shards that were compared and sent if need be, and their total.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi()
     api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
     found = api.dataset_info(repo_id)
     check_visibility(repo_id, found.private, wanted=private)
-    operations = _operations(api, dataset, repo_id, dataset_card(dataset, repo_id, license=license, credits=credits))
-    commit = api.create_commit(
-        repo_id,
-        operations,
-        repo_type="dataset",
-        commit_message=message or f"Publish {dataset.num_rows:,} records in {len(dataset.shards)} shards",
-    )
+    card = dataset_card(dataset, repo_id, license=license, credits=credits)
+    title = message or f"Publish {dataset.num_rows:,} records in {len(dataset.shards)} shards"
+    parts = _parts(_changed_shards(api, dataset, repo_id, on_shard), _stale_shards(api, dataset, repo_id), card)
+    for number, operations, is_last in parts:
+        commit = api.create_commit(
+            repo_id,
+            operations,
+            repo_type="dataset",
+            commit_message=title if is_last and number == 1 else f"{title}, part {number}",
+        )
     return Published(url=str(commit.commit_url), changed=commit.oid != found.sha)
 
 
@@ -134,21 +149,46 @@ def _check_same(first: ShardSummary, other: ShardSummary) -> None:
         )
 
 
-def _operations(
-    api: "HfApi", dataset: DatasetSummary, repo_id: str, card: str
-) -> "list[CommitOperationAdd | CommitOperationDelete]":
+def _parts(
+    additions: "Iterable[CommitOperationAdd]", stale: Iterable[str], card: str
+) -> "Iterator[tuple[int, list[CommitOperationAdd | CommitOperationDelete], bool]]":
+    """Yield the number of each commit, what is in it, and whether it is the last one.
+
+    New shards come first: until the last commit readers see the old shards too, and never too few.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    additions = [
-        CommitOperationAdd(path_in_repo=_place(shard), path_or_fileobj=dataset.folder / shard.name)
-        for shard in dataset.shards
-    ]
-    kept = {addition.path_in_repo for addition in additions}
+    deletions = (CommitOperationDelete(path_in_repo=path) for path in stale)
+    last = CommitOperationAdd(path_in_repo=CARD_NAME, path_or_fileobj=card.encode())
+    operations: Iterator[CommitOperationAdd | CommitOperationDelete] = itertools.chain(additions, deletions, [last])
+    number = 0
+    while part := list(itertools.islice(operations, MOST_FILES_PER_COMMIT)):
+        number += 1
+        yield number, part, part[-1] is last
+
+
+def _changed_shards(
+    api: "HfApi", dataset: DatasetSummary, repo_id: str, on_shard: Callable[[int, int], None] | None
+) -> "Iterator[CommitOperationAdd]":
+    """Yield the shards that the Hub has not with equal bytes; `on_shard` gets the number passed, and the total."""
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.hf_api import RepoFile
+
+    tree = api.list_repo_tree(repo_id, repo_type="dataset", recursive=True)
+    there = {file.path: file.lfs.sha256 for file in tree if isinstance(file, RepoFile) and file.lfs}
+    for number, shard in enumerate(dataset.shards, start=1):
+        addition = CommitOperationAdd(path_in_repo=_place(shard), path_or_fileobj=dataset.folder / shard.name)
+        if there.get(addition.path_in_repo) != addition.upload_info.sha256.hex():
+            yield addition
+        if on_shard is not None:
+            on_shard(number, len(dataset.shards))
+
+
+def _stale_shards(api: "HfApi", dataset: DatasetSummary, repo_id: str) -> list[str]:
+    """Return the shards of an earlier publication that the folder no longer has: they would be read with the others."""
+    kept = {_place(shard) for shard in dataset.shards}
     there = api.list_repo_files(repo_id, repo_type="dataset")
-    # Shards of an earlier publication would otherwise be read together with these.
-    stale = [path for path in there if path.endswith(".parquet") and path not in kept]
-    deletions = [CommitOperationDelete(path_in_repo=path) for path in stale]
-    return [*deletions, *additions, CommitOperationAdd(path_in_repo=CARD_NAME, path_or_fileobj=card.encode())]
+    return [path for path in there if path.endswith(".parquet") and path not in kept]
 
 
 def _place(shard: ShardSummary) -> str:

@@ -130,7 +130,7 @@ def _read_picture(path: Path) -> "torch.Tensor":
     import torch
     from PIL import Image
 
-    from pipelines.data_preparation.encoding import on_white
+    from pipelines.data_preparation.pictures.decoding import on_white
 
     try:
         with Image.open(path) as opened:

@@ -17,6 +17,21 @@ class DropReason(StrEnum):
     EXTREME_ASPECT_RATIO = "extreme_aspect_ratio"
     MISSING_IMAGE = "missing_image"
     CORRUPT_IMAGE = "corrupt_image"
+    UNSUPPORTED_FORMAT = "unsupported_format"
+    TOO_MANY_PIXELS = "too_many_pixels"
+    DECODING_FAILED = "decoding_failed"
+
+
+PICTURE_FAULTS = frozenset(
+    {
+        DropReason.MISSING_IMAGE,
+        DropReason.CORRUPT_IMAGE,
+        DropReason.UNSUPPORTED_FORMAT,
+        DropReason.TOO_MANY_PIXELS,
+        DropReason.DECODING_FAILED,
+    }
+)
+"""Reasons for which a sample is named in the report, so that somebody can mend it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +98,7 @@ class FilterReport:
 
 def report_of_drop(sample: CaptionImage, reason: DropReason) -> FilterReport:
     """The report of one dropped sample, with its name if the picture was at fault."""
-    at_fault = reason in (DropReason.MISSING_IMAGE, DropReason.CORRUPT_IMAGE)
+    at_fault = reason in PICTURE_FAULTS
     names = (f"{sample.source}: {sample.key} ({reason.value})",) if at_fault else ()
     return FilterReport(dropped={reason.value: 1}, unreadable=names)
 

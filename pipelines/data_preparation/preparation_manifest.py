@@ -10,6 +10,7 @@ from hub_tools.atomic_files import write_text_whole
 from pipelines.data_preparation.filtering import FilterReport
 
 MANIFEST_NAME = "manifest.json"
+REPORT_NAME = "report.json"
 MANIFEST_FORMAT = 1
 
 
@@ -97,15 +98,32 @@ def load_manifest(folder: Path) -> PreparationManifest | None:
         raise PreparationError(f"{path} is damaged ({error!r}). Choose another --output or delete {folder}.") from error
 
 
+def load_report(folder: Path) -> dict[str, Any] | None:
+    """The folder's report, with `kept` and `dropped` by reason; None if it has none. PreparationError if damaged."""
+    path = folder / REPORT_NAME
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        FilterReport.from_json(values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PreparationError(f"{path} is damaged ({error!r}). Run the same `data prepare` again.") from error
+    return dict(values)
+
+
 def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
-    """Pass if a folder made with `seen` may continue with `wanted`; else PreparationError."""
+    """Pass if a folder made with `seen` may continue with `wanted`; else PreparationError.
+
+    More sources after those of `seen` are welcome: their shards are added.
+    """
     if seen.get("codec_fingerprint") != wanted["codec_fingerprint"]:
         raise PreparationError(
             f"{folder} has codes of codec {seen.get('codec_fingerprint')}, this codec is "
             f"{wanted['codec_fingerprint']}. Give the first codec with --codec, or another --output."
         )
+    num_sources = len(seen.get("sources", ()))
     for name, value in wanted.items():
-        if seen.get(name) != value:
+        if seen.get(name) != (value[:num_sources] if name == "sources" else value):
             raise PreparationError(
                 f"{folder} was started with {name} = {_short(seen.get(name))}, now it is {_short(value)}. "
                 "Use the first settings to continue, or another --output."

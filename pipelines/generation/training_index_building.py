@@ -241,7 +241,7 @@ def _read_shard(path: Path, settings: IndexSettings) -> tuple[list[str], np.ndar
         codebook_size=settings.codebook_size,
         grid_size=settings.grid_size,
     )
-    if layout != expected:
+    if not layout.is_of_same_codec(expected):
         raise ValueError(
             f"Shard {path.name} was made by codec {layout.codec_fingerprint}, this is {expected.codec_fingerprint}. "
             "Name the codec of the dataset: --codec FOLDER_OR_REPOSITORY"

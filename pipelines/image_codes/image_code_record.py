@@ -6,7 +6,7 @@ Axis names: num_records, num_codes (= grid_size * grid_size).
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,12 @@ class ImageCodeLayout:
     """Codes are in [0, codebook_size)."""
     grid_size: int
     """An image is grid_size x grid_size codes, rows first."""
+    sub_batch_size: int | None = None
+    """Pictures that were encoded together: codes depend on it in rare cases. None: unknown."""
+    precision: str | None = None
+    """Of the codec's network when the codes were made: float32, tf32 or bfloat16. None: unknown."""
+    fit: str | None = None
+    """How pictures became squares: crop or pad. None: unknown."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.codebook_size <= LARGEST_CODEBOOK:
@@ -65,13 +71,17 @@ class ImageCodeLayout:
         """Codes of one image."""
         return self.grid_size * self.grid_size
 
+    def is_of_same_codec(self, other: "ImageCodeLayout") -> bool:
+        """Whether one codec decodes the codes of both, however they were made."""
+        sizes = ("codec_fingerprint", "codebook_size", "grid_size")
+        return all(getattr(self, name) == getattr(other, name) for name in sizes)
+
     def to_metadata(self) -> dict[str, str]:
         """The entries of a shard's schema metadata."""
+        known = {name: str(value) for name, value in asdict(self).items() if value is not None}
         return {
-            f"{METADATA_PREFIX}format_version": str(FORMAT_VERSION),
-            f"{METADATA_PREFIX}codec_fingerprint": self.codec_fingerprint,
-            f"{METADATA_PREFIX}codebook_size": str(self.codebook_size),
-            f"{METADATA_PREFIX}grid_size": str(self.grid_size),
+            f"{METADATA_PREFIX}{name}": value
+            for name, value in {"format_version": str(FORMAT_VERSION), **known}.items()
         }
 
 
@@ -90,11 +100,15 @@ def layout_from_metadata(metadata: Mapping[bytes, bytes] | None, shard_name: str
             f"Shard {shard_name} has format {version}, this reader knows {known}. "
             "Update the package: pip install -U dalle-collab"
         )
+    sub_batch_size = entries.get(f"{METADATA_PREFIX}sub_batch_size")
     try:
         return ImageCodeLayout(
             codec_fingerprint=entries[f"{METADATA_PREFIX}codec_fingerprint"],
             codebook_size=int(entries[f"{METADATA_PREFIX}codebook_size"]),
             grid_size=int(entries[f"{METADATA_PREFIX}grid_size"]),
+            sub_batch_size=None if sub_batch_size is None else int(sub_batch_size),
+            precision=entries.get(f"{METADATA_PREFIX}precision"),
+            fit=entries.get(f"{METADATA_PREFIX}fit"),
         )
     except (KeyError, ValueError) as error:
         raise ImageCodeFormatError(
@@ -183,13 +197,16 @@ def read_layout(path: str | os.PathLike) -> ImageCodeLayout:
 
 def iterate_shard(path: str | os.PathLike, batch_size: int = ROWS_PER_ROW_GROUP) -> Iterator[pa.RecordBatch]:
     """The shard's records in order, at most batch_size at a time; ImageCodeFormatError if its pages are damaged."""
+    num_rows = 0
     with open_shard(path) as shard:
         try:
-            yield from shard.iter_batches(batch_size)
+            for batch in shard.iter_batches(batch_size):
+                yield batch
+                num_rows += batch.num_rows
         except (pa.ArrowInvalid, OSError) as error:
             reason = str(error).splitlines()[0]
             raise ImageCodeFormatError(
-                f"Shard {Path(path).name} is damaged: {reason} "
+                f"Shard {Path(path).name} is damaged after row {num_rows}: {reason} "
                 f"Delete it and run the same command again to remake it: {REPREPARE_COMMAND}"
             ) from error
 

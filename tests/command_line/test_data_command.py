@@ -63,9 +63,24 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(run, pictures
     assert shown.returncode == 0, shown.stderr
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.width == 6 * 132 + 4
+    assert "Cropping cut off 0.0 % of a picture's area on average." in shown.stdout
+    page = (tmp_path / "grid.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 6 + 1 and "picture number 0" in page and "corrupt image" in page
     trained = run("train-tokenizer", output, "--vocab-size", 60, "--output", tmp_path / "tokenizer")
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_two_versions_are_compared_and_padding_changes_codes_alone(run, pictures, codec, tmp_path):
+    with Image.open(pictures / "00.png") as picture:
+        picture.resize((30, 16)).save(pictures / "00.png")
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert run("prepare", pictures, "--codec", codec, "--output", old).returncode == 0
+    assert run("prepare", pictures, "--codec", codec, "--output", new, "--fit", "pad").returncode == 0
+    differing = run("diff", old, new)
+    assert differing.returncode == 1 and "changed captions: 0\nchanged codes: 1: pictures/00.png\n" in differing.stdout
+    same = run("diff", old, old)
+    assert same.returncode == 0 and "1 shards are equal" in same.stdout
 
 
 def test_formats_that_are_not_read_are_named(run, pictures, codec, tmp_path):
@@ -140,8 +155,10 @@ def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures
     assert process.returncode == 0 or "The same command resumes" in errors
     assert not list(output.glob(".*.partial"))
     assert run(*arguments, "--output", output).returncode == 0
-    for path in (tmp_path / "whole").iterdir():
-        assert (output / path.name).read_bytes() == path.read_bytes()
+    whole = [path for path in (tmp_path / "whole").rglob("*") if path.is_file()]
+    assert any(path.parent.name == "dropped" for path in whole)
+    for path in whole:
+        assert (output / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +170,11 @@ def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures
             "There is no codec folder no/such/codec",
         ),
         (["prepare", "pictures", "--codec", "codec", "--output", "out", "--shard-size", "0"], "shard_size is 0"),
+        (["prepare", "pictures", "--codec", "codec", "--output", "out", "--fit", "stretch"], "fit is 'stretch'"),
+        (["prepare", "pictures", "--codec", "codec", "--output", "out", "--precision", "tf32"], "Only GPUs know tf32"),
+        (["prepare", "pictures", "--codec", "codec", "--output", "out", "--device", "cuda:0,cpu"], "torch sees no GPU"),
         (["verify", "absent"], "absent has no Parquet shards"),
+        (["diff", "absent", "pictures"], "absent has no Parquet shards"),
         (["show", "absent", "--codec", "codec"], "absent has no Parquet shards"),
         (["train-tokenizer", "absent", "--output", "out"], "There is no folder absent"),
     ],

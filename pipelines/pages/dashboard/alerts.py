@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import StateVerdict
-from pipelines.pages.dashboard.text import counted
+from pipelines.pages.text import counted
 from pipelines.training.run.training_run import TrainingRun
 
 NUM_BEFORE = 50

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.pages.dashboard.history_columns import Buckets, thin_out
-from pipelines.pages.dashboard.text import escaped, short_number
+from pipelines.pages.text import escaped, short_number
 
 WIDTH, HEIGHT = 1000, 200
 NUM_BUCKETS = 300

@@ -22,7 +22,7 @@ from pipelines.pages.dashboard.peer_table import TrackedPeer, alive, page_of, su
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.swarm.swarm_process import SwarmReader, SwarmView
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
-from pipelines.pages.dashboard.text import date
+from pipelines.pages.text import date
 from pipelines.training.metrics.epoch_summary import EpochSummary, bounded_speeds
 from pipelines.training.metrics.history import append_point
 from pipelines.training.optimizers.schedule import learning_rate

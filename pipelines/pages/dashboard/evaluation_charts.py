@@ -8,7 +8,7 @@ import numpy as np
 from pipelines.pages.dashboard.charts import Chart
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.hub_reading import HubView
-from pipelines.pages.dashboard.text import short_number
+from pipelines.pages.text import short_number
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.training.metrics.evaluation.held_out_losses import is_few
 

@@ -11,7 +11,7 @@ from pipelines.pages.dashboard.alerts import Alert, duration
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.pages.dashboard.text import counted, escaped, short_number
+from pipelines.pages.text import counted, escaped, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
 from pipelines.training.metrics.evaluation.held_out_losses import is_few

@@ -137,6 +137,83 @@ def test_mistakes_in_publishing_give_one_line_and_change_nothing(run_client, api
     assert api.dataset_info(repo_id).sha == head
 
 
+PUBLISH_IN_PARTS = """
+import sys
+from pathlib import Path
+from hub_tools.endpoint import prepare_hub_client
+from hub_tools.publishing import dataset_publishing as publishing
+prepare_hub_client()
+publishing.MOST_FILES_PER_COMMIT = 3
+stop_at = {stop_at}
+def on_shard(done, total):
+    if done == stop_at:
+        raise KeyboardInterrupt
+print(publishing.publish_checked_dataset(publishing.inspect_shards(Path({folder!r})), {repo_id!r}, on_shard=on_shard))
+"""
+
+
+@pytest.mark.slow
+def test_many_shards_go_in_bounded_commits_and_a_stopped_publication_goes_on(run_client, api, tokens, repo_id, shards):
+    for number in range(2, 8):
+        write_shard(shards / f"train-{number:05}.parquet", 5, first=10 * number)
+
+    def publish_in_parts(stop_at=None, check=True):
+        code = PUBLISH_IN_PARTS.format(stop_at=stop_at, folder=str(shards), repo_id=repo_id)
+        return run_client(code=code, token=tokens.alice, check=check)
+
+    def titles():
+        return [commit.title for commit in api.list_repo_commits(repo_id, repo_type="dataset")][:-1][::-1]
+
+    def changes():
+        tree = api.list_repo_tree(repo_id, "data", repo_type="dataset", expand=True)
+        return {file.path: file.last_commit.title for file in tree}
+
+    assert publish_in_parts(stop_at=5, check=False).returncode != 0
+    assert titles() == ["Publish 180 records in 8 shards, part 1"] and len(changes()) == 3
+    publish_in_parts()
+    assert titles()[1:] == ["Publish 180 records in 8 shards, part 1", "Publish 180 records in 8 shards, part 2"]
+    assert "Nothing to do" in publish(run_client, tokens.alice, shards, repo_id).stdout
+
+    before = changes()
+    write_shard(shards / "train-00008.parquet", 7, first=500)
+    publish(run_client, tokens.alice, shards, repo_id)
+    after = changes()
+    assert {path: title for path, title in after.items() if path in before} == before
+    assert after["data/train-00008.parquet"] == titles()[-1] == "Publish 187 records in 9 shards"
+
+
+@pytest.mark.slow
+def test_stale_shards_go_when_the_new_ones_are_there(run_client, api, tokens, repo_id, shards):
+    publish(run_client, tokens.alice, shards, repo_id)
+    for path in sorted(shards.glob("*.parquet")):
+        path.unlink()
+    for number in range(10, 15):
+        write_shard(shards / f"train-{number:05}.parquet", 5, first=10 * number)
+    code = PUBLISH_IN_PARTS.format(stop_at=None, folder=str(shards), repo_id=repo_id)
+    run_client(code=code, token=tokens.alice)
+    files = api.list_repo_files(repo_id, repo_type="dataset")
+    assert [path for path in files if path.endswith(".parquet")] == [
+        f"data/train-{n:05}.parquet" for n in range(10, 15)
+    ]
+
+
+def test_the_card_says_what_the_filters_dropped_and_how_they_were_set(shards):
+    (shards / "report.json").write_text('{"kept": 150, "dropped": {"nsfw": 10, "corrupt_image": 40}}')
+    settings = {"filter": {"min_caption_length": 3}, "pictures": {"fit": "crop"}}
+    (shards / "manifest.json").write_text(json.dumps({"settings": settings}))
+    card = dataset_card(inspect_shards(shards), "org/birds", license="cc-by-4.0")
+    for line in ("Of 200 samples:", "| kept | 150 | 75.0% |", "| corrupt image | 40 | 20.0% |", "- fit: `crop`"):
+        assert f"\n{line}\n" in card
+    assert "- min caption length: `3`" in card and "\n## Licence\n\ncc-by-4.0\n" in card
+    assert card.index("corrupt image") < card.index("| nsfw | 10")
+
+
+@pytest.mark.parametrize("report", ["{", "[]", '{"kept": "many", "dropped": {}}', '{"dropped": 3, "kept": 1}'])
+def test_a_damaged_report_costs_the_card_its_filters_only(shards, report):
+    (shards / "report.json").write_text(report)
+    assert "Filters" not in dataset_card(inspect_shards(shards), "org/birds")
+
+
 def test_a_truncated_shard_is_named_with_its_cure(shards):
     whole = (shards / "train-00001.parquet").read_bytes()
     (shards / "train-00001.parquet").write_bytes(whole[: len(whole) // 2])

@@ -136,8 +136,9 @@ def test_only_the_damaged_shard_is_made_again(tars, codec, tmp_path, damage):
 def test_leftovers_of_a_killed_run_are_removed(tars, codec, tmp_path):
     prepare(tars, codec, tmp_path / "out")
     (tmp_path / "out" / ".train-00004.parquet.123.partial").write_bytes(b"half a shard")
+    (tmp_path / "out" / "dropped" / ".nsfw-00000-0.jpg.123.partial").write_bytes(b"half a picture")
     prepare(tars, codec, tmp_path / "out")
-    assert not list((tmp_path / "out").glob(".*"))
+    assert not list((tmp_path / "out").rglob(".*"))
 
 
 def test_a_truncated_tar_is_read_as_far_as_it_goes_and_named(tars, codec, tmp_path):
@@ -197,6 +198,23 @@ def test_a_folder_begun_from_other_sources_is_refused(tars, codec, tmp_path):
     (tars / "00001.tar").unlink()
     with pytest.raises(PreparationError, match="was started with sources = "):
         prepare(tars, codec, tmp_path / "out")
+
+
+def test_more_sources_add_shards_and_leave_the_others_alone(codec, tmp_path, make_tar):
+    for number in range(2):
+        make_tar(tmp_path / f"{number}.tar", range(20 * number, 20 * number + 20))
+    first, both = ([tmp_path / f"{number}.tar" for number in range(count)] for count in (1, 2))
+    prepare_shards(find_sources(first), codec, tmp_path / "out", OPTIONS)
+    before = shard_bytes(tmp_path / "out")
+    result = prepare_shards(find_sources(both), codec, tmp_path / "out", OPTIONS)
+    after = shard_bytes(tmp_path / "out")
+    assert result.num_shards_kept == len(before) == 2 and {name: after[name] for name in before} == before
+    assert records(tmp_path / "out")[0] == [f"picture number {i}" for i in range(40)]
+    (tmp_path / "out/train-00001.parquet").unlink()  # the partial one, which ended with the first tar
+    again = prepare_shards(find_sources(both), codec, tmp_path / "out", OPTIONS)
+    assert shard_bytes(tmp_path / "out") == after and again.num_shards_kept == len(result.shards) - 1
+    with pytest.raises(PreparationError, match="was started with sources = "):
+        prepare_shards(find_sources(first), codec, tmp_path / "out", OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.pages.dashboard.charts import Chart, chart_html, nice_ticks
 from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns, thin_out
-from pipelines.pages.dashboard.text import escaped, short_number
+from pipelines.pages.text import escaped, short_number
 
 
 def columns(num_points, **changes):

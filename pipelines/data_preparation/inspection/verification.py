@@ -1,17 +1,20 @@
-"""Checks a folder of shards: every shard opens, has complete records of one codec, and matches the manifest."""
+"""Checks a folder of shards: every shard opens, has complete records of one codec, and matches the manifest.
+
+What is wrong with a shard names its row, counted from 0, where there is one.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.data_preparation.preparation_manifest import FinishedShard, load_manifest
 from pipelines.image_codes.image_code_record import (
     ImageCodeFormatError,
     ImageCodeLayout,
     captions_and_codes,
-    check_code_range,
     iterate_shard,
     read_layout,
 )
@@ -73,9 +76,12 @@ def verify_shard(
     if expected is not None and layout != expected:
         raise ImageCodeFormatError(
             f"Shard {path.name} was made by {_words(layout)}, the shards before it by {_words(expected)}. "
-            "Keep shards of one codec in a folder."
+            "Keep shards that were made in one way in a folder."
         )
-    num_rows = sum(_check_batch(batch, layout, path.name) for batch in iterate_shard(path))
+    num_rows = 0
+    for batch in iterate_shard(path):
+        _check_batch(batch, layout, path.name, num_rows)
+        num_rows += batch.num_rows
     if has_manifest and listed is None:
         raise ImageCodeFormatError(f"Shard {path.name} is not in the manifest. Move it out of this folder.")
     if listed is not None and not listed.is_whole(path.parent):
@@ -86,13 +92,35 @@ def verify_shard(
     return layout, num_rows
 
 
-def _check_batch(batch: object, layout: ImageCodeLayout, name: str) -> int:
-    captions, image_codes = captions_and_codes(batch, num_codes=layout.num_codes, shard_name=f"Shard {name}")
-    check_code_range(image_codes.astype(np.int64), layout.codebook_size, f"shard {name}")
-    if any(caption is None for caption in captions):
-        raise ImageCodeFormatError(f"Shard {name} has a record without a caption. {CURE}")
-    return len(captions)
+def _check_batch(batch: pa.RecordBatch, layout: ImageCodeLayout, name: str, first_row: int) -> None:
+    where = f"Shard {name}"
+    _check_rows(_has_other_length(batch, layout), f"{where} has in row %d not {layout.num_codes} codes.", first_row)
+    captions, image_codes = captions_and_codes(batch, num_codes=layout.num_codes, shard_name=where)
+    is_outside = ((image_codes < 0) | (image_codes >= layout.codebook_size)).any(axis=1)
+    _check_rows(
+        is_outside,
+        f"{where} has in row %d a code outside the codebook, expected 0 to {layout.codebook_size - 1}.",
+        first_row,
+    )
+    is_empty = np.array([not (caption or "").strip() for caption in captions], bool)
+    _check_rows(is_empty, f"{where} has in row %d no caption.", first_row)
+
+
+def _has_other_length(batch: pa.RecordBatch, layout: ImageCodeLayout) -> np.ndarray:
+    if "codes" not in batch.schema.names:
+        return np.zeros(batch.num_rows, bool)
+    lengths = batch["codes"].value_lengths().fill_null(-1)
+    return lengths.to_numpy(zero_copy_only=False) != layout.num_codes
+
+
+def _check_rows(is_wrong: np.ndarray, words: str, first_row: int) -> None:
+    if is_wrong.any():
+        number = int(is_wrong.sum())
+        more = f" {number - 1} of the next {len(is_wrong)} rows have the same fault." if number > 1 else ""
+        raise ImageCodeFormatError(f"{words % (first_row + int(is_wrong.argmax()))}{more} {CURE}")
 
 
 def _words(layout: ImageCodeLayout) -> str:
-    return f"codec {layout.codec_fingerprint} ({layout.codebook_size} codes, grid {layout.grid_size})"
+    sizes = f"{layout.codebook_size} codes, grid {layout.grid_size}"
+    making = f"precision {layout.precision}, fit {layout.fit}, {layout.sub_batch_size} pictures at a time"
+    return f"codec {layout.codec_fingerprint} ({sizes}, {making})"

@@ -1,13 +1,14 @@
 """Verification and previews: what is right is counted, what is wrong is named with its cure."""
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.data_preparation.caption_image_sources import find_sources
-from pipelines.data_preparation.record_sampling import spread_records
-from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
-from pipelines.data_preparation.verification import verify_folder
+from pipelines.data_preparation.inspection.record_sampling import spread_records
+from pipelines.data_preparation.inspection.verification import verify_folder
+from pipelines.data_preparation.shard_writing import PreparationOptions, layout_of, prepare_shards
 from pipelines.image_codes.image_code_record import ImageCodeFormatError, image_code_table, write_image_code_shard
 
 
@@ -53,15 +54,21 @@ def test_a_missing_and_a_foreign_shard_are_named(prepared):
 
 
 def test_shards_of_different_codecs_do_not_mix(tmp_path, prepared, make_codec, codec):
-    from pipelines.data_preparation.shard_writing import layout_of
-
     (prepared / "manifest.json").unlink()
     other = make_codec(seed=1)
-    table = image_code_table(["a picture"], np.zeros((1, 16)), layout_of(other))
+    table = image_code_table(["a picture"], np.zeros((1, 16)), layout_of(other, PreparationOptions()))
     write_image_code_shard(prepared / "train-00003.parquet", table)
     (problem,) = verify_folder(prepared).problems
     assert f"Shard train-00003.parquet was made by codec {other.fingerprint}" in problem
     assert f"the shards before it by codec {codec.fingerprint}" in problem
+
+
+def test_shards_of_different_precisions_do_not_mix(prepared, codec):
+    (prepared / "manifest.json").unlink()
+    layout = layout_of(codec, PreparationOptions(precision="bfloat16"))
+    write_image_code_shard(prepared / "train-00003.parquet", image_code_table(["a picture"], np.zeros((1, 16)), layout))
+    (problem,) = verify_folder(prepared).problems
+    assert "precision bfloat16" in problem and "precision float32" in problem
 
 
 def test_codes_outside_the_codebook_are_found(prepared):
@@ -72,7 +79,60 @@ def test_codes_outside_the_codebook_are_found(prepared):
     for path in prepared.glob("*.parquet"):
         pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
     problems = verify_folder(prepared).problems
-    assert len(problems) == 3 and "in shard train-00000.parquet is outside the codebook, expected 0 to 1" in problems[0]
+    assert (
+        len(problems) == 3
+        and "Shard train-00000.parquet has in row 0 a code outside the codebook, expected 0 to 1" in problems[0]
+    )
+
+
+def change_row(shard, column: str, row: int, value) -> None:
+    table = pq.read_table(shard)
+    values = table[column].to_pylist()
+    values[row] = value
+    position = table.schema.get_field_index(column)
+    field = table.schema.field(column)
+    pq.write_table(table.set_column(position, field, pa.array(values, field.type)), shard)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("codes", [39] * 15 + [40], "has in row 11 a code outside the codebook, expected 0 to 39"),
+        ("codes", [-1] * 16, "has in row 11 a code outside the codebook"),
+        ("codes", [1] * 15, "has in row 11 not 16 codes"),
+        ("codes", None, "has in row 11 not 16 codes"),
+        ("caption", None, "has in row 11 no caption"),
+        ("caption", "  ", "has in row 11 no caption"),
+    ],
+)
+def test_the_bad_row_is_named(prepared, column, value, words):
+    change_row(prepared / "train-00001.parquet", column, 11, value)
+    (problem,) = verify_folder(prepared).problems
+    assert problem.startswith("Shard train-00001.parquet ") and words in problem
+
+
+def test_a_row_far_into_a_shard_is_named_by_its_place_in_the_shard(prepared, codec):
+    layout = layout_of(codec, PreparationOptions())
+    (prepared / "manifest.json").unlink()
+    codes = np.zeros((3000, 16))
+    table = image_code_table([f"caption {i}" for i in range(3000)], codes, layout)
+    write_image_code_shard(prepared / "train-00009.parquet", table)
+    change_row(prepared / "train-00009.parquet", "codes", 2500, [77] * 16)
+    (problem,) = verify_folder(prepared).problems
+    assert "Shard train-00009.parquet has in row 2500 a code outside" in problem
+
+
+def test_a_shard_that_is_damaged_in_the_middle_says_how_far_it_can_be_read(prepared, codec):
+    layout = layout_of(codec, PreparationOptions())
+    codes = np.random.default_rng(0).integers(0, 40, (3000, 16))
+    shard = prepared / "train-00009.parquet"
+    write_image_code_shard(shard, image_code_table([f"caption {i}" for i in range(3000)], codes, layout))
+    start = pq.ParquetFile(shard).metadata.row_group(1).column(0).dictionary_page_offset
+    content = bytearray(shard.read_bytes())
+    content[start : start + 40] = bytes(40)
+    shard.write_bytes(content)
+    (problem,) = verify_folder(prepared).problems
+    assert problem.startswith("Shard train-00009.parquet is damaged after row 1024: ")
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.data_preparation.inspection.dataset_facts import evenly_spread, shards_of
 from pipelines.image_codes.image_code_record import ImageCodeFormatError, captions_and_codes, iterate_shard, read_layout
 
 
 def spread_records(folder: Path, num_records: int, *, codec_fingerprint: str) -> tuple[list[str], np.ndarray]:
-    """Captions and (num_records, num_codes) int16 codes, evenly spread over each of the first shards.
+    """Captions and (num_records, num_codes) int16 codes, evenly spread over evenly spread shards.
 
     FileNotFoundError if there are no shards, ImageCodeFormatError if another codec made them.
     """
-    shards = sorted(folder.glob("*.parquet"))[:num_records]
-    if not shards:
-        raise FileNotFoundError(f"{folder} has no Parquet shards. Make some: dalle-collab data prepare --output DIR")
+    shards = evenly_spread(shards_of(folder), num_records)
     captions: list[str] = []
     image_codes: list[np.ndarray] = []
     for index, shard in enumerate(shards):

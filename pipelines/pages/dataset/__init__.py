@@ -1,0 +1,1 @@
+"""The page about a prepared dataset: one file that anybody can open."""
