@@ -24,7 +24,6 @@ CODEC_CONFIG = VQGANConfig(
     patch_size=4,
     normalisation="position",
     middle_attention=False,
-    linear_encoder=True,
 )
 
 
