@@ -135,8 +135,8 @@ Whole = conint(ge=0, le=2**31, strict=True)
 SpanFields = conlist(Whole, min_items=5, max_items=5)
 """Pass, shard, row group, first record, the one behind the last; see `ledger.spans`."""
 
-NUM_LEASE_KEYS = 16
-"""Keys over which the leases of a run are spread, by the peers' names."""
+NUM_LEASE_KEYS = 64
+"""Keys over which the leases of a run are spread, by the peers' names: as many peers as a key has owners fit."""
 
 MOST_SPANS_LEASED = 64
 MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED = 32, 256

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from pipelines.swarm.record_limits import MOST_BYTES
 from pipelines.swarm.records import (
     MOST_SPANS_LEASED,
     NUM_LEASE_KEYS,
@@ -15,6 +16,9 @@ from pipelines.training.repository.publisher_keys import PublisherKey, canonical
 from pipelines.training.run.spans import Span
 
 LEASE_DOMAIN = b"dalle-collab leases 1\0"
+MOST_LEASE_BYTES = MOST_BYTES - 1024
+"""Of a record's leases, as JSON, which takes more than a record's msgpack; the rest is for signatures and keys."""
+
 SECONDS_AHEAD = 30.0
 """How far in the future a statement may be dated, as an anchor's."""
 
@@ -31,7 +35,16 @@ def signed_leases(key: PublisherKey, swarm_id: str, ledger: Ledger, now: float) 
         spans = [list(span) for span in ledger.lease_of(name)[:MOST_SPANS_LEASED]]
         lease = PeerLease(name=name, booked_epoch=ledger.booked_epoch(name), spans=spans)
         held.setdefault(lease_key(name), []).append(lease)
-    return {number: _signed(key, swarm_id, number, leases, now) for number, leases in held.items()}
+    return {number: _signed(key, swarm_id, number, fitting(leases), now) for number, leases in held.items()}
+
+
+def fitting(leases: Sequence[PeerLease]) -> list[PeerLease]:
+    """The leases with so many spans of each peer that a record holds them: those left out are told of later."""
+    most = MOST_SPANS_LEASED
+    while most and len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES:
+        most //= 2
+        leases = [lease.copy(update=dict(spans=lease.spans[:most])) for lease in leases]
+    return list(leases)
 
 
 def _signed(key: PublisherKey, swarm_id: str, number: int, leases: Sequence[PeerLease], now: float) -> LeaseRecord:
