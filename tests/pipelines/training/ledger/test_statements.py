@@ -1,0 +1,133 @@
+"""Statements of anchors and peers: who is believed, and whether they fit records of the swarm."""
+
+import hashlib
+
+import pytest
+from hivemind.utils import MSGPackSerializer
+
+from pipelines.swarm.record_limits import MOST_BYTES
+from pipelines.swarm.records import (
+    MOST_EPOCHS_REPORTED,
+    MOST_SPANS_LEASED,
+    MOST_SPANS_REPORTED,
+    NUM_LEASE_KEYS,
+    LeaseRecord,
+    PeerLease,
+    TrainedRecord,
+)
+from pipelines.training.ledger import lease_book
+from pipelines.training.ledger.ledger import Ledger, LedgerOptions
+from pipelines.training.ledger.statements import (
+    MOST_LEASE_BYTES,
+    fitting,
+    lease_in,
+    lease_key,
+    signed_leases,
+    spans_in,
+    trained_record,
+    valid_leases,
+)
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.spans import Span
+
+NOW = 1_000_000.0
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    return [PublisherKey.load_or_create(folder / f"{number}.pem") for number in range(2)]
+
+
+def name_of(number):
+    return hashlib.sha256(str(number).encode()).hexdigest()[:16]
+
+
+def ledger_of(num_peers, **options):
+    ledger = Ledger(BlockOrder(12_000, lambda shard: [512] * 16, 0), LedgerOptions(epoch_records=4096, **options))
+    names = [name_of(number) for number in range(num_peers)]
+    for epoch in range(8):
+        ledger.meet({name: name for name in names}, 10.0 * epoch)
+        ledger.grant(10.0 * epoch)
+        for name in names:
+            ledger.book(name, epoch, ledger.lease_of(name)[:1], 10.0 * epoch + 5)
+    ledger.grant(100.0)
+    return ledger, names
+
+
+def test_a_peer_finds_its_lease_in_the_statement_of_its_key(keys):
+    ledger, names = ledger_of(3)
+    statements = signed_leases(keys[0], "swarm", ledger, NOW)
+    for name in names:
+        number = lease_key(name)
+        held = valid_leases([statements[number]], number, "swarm", [keys[0].public], NOW)
+        assert lease_in(held[keys[0].public], name) == (ledger.lease_of(name)[:MOST_SPANS_LEASED], 7)
+        assert lease_in(held[keys[0].public], name_of("stranger")) is None
+
+
+def test_the_leases_of_a_thousand_peers_fit_the_records_of_the_swarm(keys):
+    ledger, _ = ledger_of(1000)
+    statements = signed_leases(keys[0], "a-swarm-with-a-long-name-generation-12", ledger, NOW)
+    sizes = [len(MSGPackSerializer.dumps(statement.dict())) for statement in statements.values()]
+    signed_by_hivemind = 400
+    assert len(statements) == NUM_LEASE_KEYS and max(sizes) < MOST_BYTES - signed_by_hivemind, sizes
+    told = sum(bool(lease.spans) for statement in statements.values() for lease in statement.leases)
+    assert told > 900
+
+
+def test_more_peers_than_fit_have_shorter_leases_and_all_are_named():
+    spans = [[3, 11_000 + place, 15, 0, 511] for place in range(MOST_SPANS_LEASED)]
+    leases = [PeerLease(name=name_of(number), booked_epoch=100_000, spans=spans) for number in range(60)]
+    fitted = fitting(leases)
+    assert [lease.name for lease in fitted] == [lease.name for lease in leases]
+    assert len(MSGPackSerializer.dumps([lease.dict() for lease in fitted])) <= MOST_LEASE_BYTES
+    assert 0 < len(fitted[0].spans) < MOST_SPANS_LEASED and fitting(leases[:5]) == leases[:5]
+
+
+def test_forged_foreign_and_future_statements_do_not_count(keys):
+    ledger, names = ledger_of(1)
+    number = lease_key(names[0])
+    good = signed_leases(keys[0], "swarm", ledger, NOW)[number]
+    listed = [keys[0].public]
+    assert valid_leases([good], number, "swarm", listed, NOW)
+    changed = good.copy(update={"leases": [good.leases[0].copy(update={"booked_epoch": 99})]})
+    for record, key_number, swarm, known, now in (
+        (changed, number, "swarm", listed, NOW),
+        (good.copy(update={"time": NOW + 1}), number, "swarm", listed, NOW),
+        (good, (number + 1) % NUM_LEASE_KEYS, "swarm", listed, NOW),
+        (good, number, "swarm-generation-1", listed, NOW),
+        (good, number, "swarm", [keys[1].public], NOW),
+        (good.copy(update={"publisher_key": keys[1].public}), number, "swarm", [keys[1].public], NOW),
+        (good, number, "swarm", listed, NOW - 60),
+    ):
+        assert valid_leases([record], key_number, swarm, known, now) == {}
+
+
+def test_the_newest_statement_of_each_anchor_counts(keys):
+    ledger, names = ledger_of(1)
+    number = lease_key(names[0])
+    records = [signed_leases(key, "swarm", ledger, NOW + later)[number] for key in keys for later in (2, 1)]
+    held = valid_leases(records, number, "swarm", [key.public for key in keys], NOW + 2)
+    assert {record.time for record in held.values()} == {NOW + 2} and len(held) == 2
+
+
+def test_the_fullest_report_fits_a_record():
+    assert lease_book.MOST_EPOCHS_REPORTED == MOST_EPOCHS_REPORTED
+    assert lease_book.MOST_SPANS_REPORTED == MOST_SPANS_REPORTED
+    spans = [Span(7, 12_000, 16, 256 * place, 256 * place + 255) for place in range(MOST_SPANS_REPORTED // 32)]
+    record = trained_record({100_000 + epoch: spans for epoch in range(32)})
+    assert len(MSGPackSerializer.dumps(record.dict())) < MOST_BYTES - 400
+
+
+@pytest.mark.parametrize(
+    "spans", [[[0, 0, 0, 0]], [[0, 0, 0, 0, 1, 1]], [[0, 0, 0, -1, 1]], [[0, 0, 0, 0, 2**40]], [["a", 0, 0, 0, 1]]]
+)
+def test_spans_that_are_none_do_not_pass_the_schema(spans):
+    with pytest.raises(ValueError):
+        TrainedRecord.parse_obj(dict(epochs=[dict(epoch=1, spans=spans)]))
+    with pytest.raises(ValueError):
+        LeaseRecord.parse_obj(
+            dict(publisher_key="k", time=1.0, signature="", leases=[dict(name="0" * 16, booked_epoch=0, spans=spans)])
+        )
+    assert spans_in([[0, 0, 0, 5, 5], [0, 0, 0, 9, 3], [0, 0, 0, 3, 9]]) == [Span(0, 0, 0, 3, 9)]
