@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from pipelines.data_preparation.caption_image_sources import CaptionImageSource
     from pipelines.data_preparation.filtering import FilterReport
     from pipelines.data_preparation.shard_writing import PreparationResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 MOST_NAMES_SHOWN = 10
+CaptionLines = Annotated[
+    str, typer.Option(help="A caption of several lines: drop the sample, take the first line, or join the lines.")
+]
+ADVICE = {
+    "several_lines": "--caption-lines first keeps their first line, --caption-lines join all lines",
+    "missing_caption": "--caption-column NAME says in which column or JSON field captions are",
+    "unsupported_format": "convert these pictures to PNG, JPEG or WebP to use them",
+}
+"""What to do about samples that were dropped for these reasons."""
 
 
 @app.command()
 def prepare(
-    sources: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    sources: Annotated[list[str], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
     codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
     codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
@@ -27,10 +35,23 @@ def prepare(
     workers: Annotated[int | None, typer.Option(help="Threads; default: one per core.")] = None,
     device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, ...")] = "cpu",
     min_caption_length: Annotated[int, typer.Option(help="Characters in the shortest caption kept.")] = 3,
-    max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
-    drop_unlabelled: Annotated[
-        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label (for web crawls).")
+    max_caption_length: Annotated[int, typer.Option(help="Characters in the longest caption kept.")] = 2000,
+    keep_placeholders: Annotated[
+        bool, typer.Option("--keep-placeholders", help="Keep captions such as nan, IMG_2019.jpg, addresses and lists.")
     ] = False,
+    max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
+    min_side: Annotated[int, typer.Option(help="Pixels of the shorter side of the smallest picture kept.")] = 1,
+    drop_unlabelled: Annotated[
+        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label or score (for web crawls).")
+    ] = False,
+    max_unsafe_score: Annotated[float, typer.Option(help="Highest punsafe kept, where there is one.")] = 0.5,
+    min_similarity: Annotated[
+        float | None, typer.Option(help="Lowest similarity of caption and picture kept; drops samples without one.")
+    ] = None,
+    caption_lines: CaptionLines = "drop",
+    caption_column: Annotated[
+        str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
+    ] = None,
 ) -> None:
     """Filter captioned pictures, encode them and write Brotli Parquet shards.
 
@@ -42,10 +63,23 @@ def prepare(
 
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --shard-size 1024
     """
-    from pipelines.data_preparation.caption_image_sources import find_sources
     from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.data_preparation.reading_options import ReadingOptions
+    from pipelines.data_preparation.sources.finding import find_sources
 
-    found = find_sources(sources)  # before torch is imported, so that a mistyped path is reported at once
+    policy = FilterPolicy(
+        min_caption_length=min_caption_length,
+        max_caption_length=max_caption_length,
+        keep_placeholders=keep_placeholders,
+        max_aspect_ratio=max_aspect_ratio,
+        min_side=min_side,
+        keep_unlabelled=not drop_unlabelled,
+        max_unsafe_score=max_unsafe_score,
+        min_similarity=min_similarity,
+        reading=ReadingOptions(caption_lines=caption_lines, caption_column=caption_column),
+    )
+    # Before torch is imported, so that a mistyped path is reported at once.
+    found = find_sources(sources, policy.reading)
     from pipelines.data_preparation.shard_writing import PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -53,16 +87,12 @@ def prepare(
         shard_size=shard_size,
         batch_size=batch_size,
         num_workers=workers or len(os.sched_getaffinity(0)),
-        policy=FilterPolicy(
-            min_caption_length=min_caption_length,
-            max_aspect_ratio=max_aspect_ratio,
-            keep_unlabelled=not drop_unlabelled,
-        ),
+        policy=policy,
     )
     loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device)
     result = _prepare_with_progress(found, loaded, output, options)
     _print_report(result.report)
-    _print_formats_not_read(found)
+    _print_advice(result.report)
     _print_shards(result, output)
 
 
@@ -191,13 +221,14 @@ def _print_report(report: "FilterReport") -> None:
                 typer.echo(f"  ... and {len(names) - MOST_NAMES_SHOWN} more, all in report.json")
 
 
-def _print_formats_not_read(sources: "list[CaptionImageSource]") -> None:
-    from pipelines.data_preparation.caption_image_sources import FolderSource
-
-    for source in sources:
-        if isinstance(source, FolderSource) and source.not_read:
-            counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(source.not_read.items()))
-            typer.echo(f"{source.name}: not read: {counts}. Convert them to PNG, JPEG or WebP to use them.")
+def _print_advice(report: "FilterReport") -> None:
+    for detail, count in report.details.items():
+        typer.echo(f"  {count} {detail.replace('_', ' ')}")
+    for reason, advice in ADVICE.items():
+        if count := report.dropped.get(reason):
+            typer.echo(f"{count} dropped for {reason.replace('_', ' ')}: {advice}.")
+    if report.kept_unlabelled:
+        typer.echo(f"{report.kept_unlabelled} of {report.kept} kept have no NSFW label: --drop-unlabelled drops them.")
 
 
 def _print_shards(result: "PreparationResult", output: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage, SourceDamage
 from pipelines.data_preparation.filtering import (
     DropReason,
     FilterPolicy,
@@ -22,7 +21,9 @@ from pipelines.data_preparation.filtering import (
     drop_reason,
     drop_reason_of_size,
     report_of_drop,
+    report_of_kept,
 )
+from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 PICTURE_FORMATS = ("JPEG", "PNG", "WEBP")
@@ -85,7 +86,7 @@ def encode_batch(samples: list[CaptionImage], codec: VQGANCodec, policy: FilterP
         captions=tuple(sample.caption.strip() for sample, _, _ in kept),
         image_codes=_encode_pictures(pictures, codec),
         scalars=_scalars(kept),
-        report=report + FilterReport(kept=len(kept)),
+        report=report + report_of_kept(sample for sample, _, _ in kept),
     )
 
 

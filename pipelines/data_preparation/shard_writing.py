@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hub_tools.checks import check_counts
-from pipelines.data_preparation.caption_image_sources import CaptionImage, CaptionImageSource, SourceDamage
 from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
 from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
 from pipelines.data_preparation.preparation_manifest import (
@@ -19,6 +18,7 @@ from pipelines.data_preparation.preparation_manifest import (
     load_manifest,
     write_json,
 )
+from pipelines.data_preparation.sources.sample import CaptionImage, CaptionImageSource, SourceDamage
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data_preparation.caption_image_sources import find_sources
 from pipelines.data_preparation.record_sampling import spread_records
 from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
+from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.verification import verify_folder
 from pipelines.image_codes.image_code_record import ImageCodeFormatError, image_code_table, write_image_code_shard
 
