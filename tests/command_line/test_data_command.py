@@ -70,8 +70,15 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(run, pictures
 
 def test_formats_that_are_not_read_are_named(run, pictures, codec, tmp_path):
     (pictures / "drawing.svg").write_text("<svg/>")
+    (pictures / "00.txt").write_text("one\ntwo\n")
     done = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
-    assert "pictures: not read: 1 .svg. Convert them to PNG, JPEG or WebP to use them." in done.stdout
+    assert "1 unsupported format: SVG" in done.stdout and "convert these pictures to PNG, JPEG or WebP" in done.stdout
+    assert "1 dropped for several lines: --caption-lines first keeps their first line" in done.stdout
+    assert "38 of 38 kept have no NSFW label: --drop-unlabelled drops them." in done.stdout
+    other = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data", "--caption-lines", "first")
+    assert other.returncode == 1 and "was started with filter = " in other.stderr
+    refused = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data", "--caption-lines", "all")
+    assert "caption_lines is 'all'; expected one of drop, first, join." in refused.stderr
 
 
 def test_codec_and_captions_come_from_the_hub(run, hub, pictures, codec, tmp_path):
