@@ -26,7 +26,9 @@ ADVICE = {
 
 @app.command()
 def prepare(
-    sources: Annotated[list[str], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    sources: Annotated[
+        list[str], typer.Argument(help="Tars, Parquet files, folders of them or of pictures, or Hub datasets ORG/NAME.")
+    ],
     codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
     codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
@@ -52,6 +54,9 @@ def prepare(
     caption_column: Annotated[
         str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
     ] = None,
+    image_column: Annotated[
+        str | None, typer.Option(help="Column of pictures in Parquet and Hub datasets; default: image, jpg, ...")
+    ] = None,
 ) -> None:
     """Filter captioned pictures, encode them and write Brotli Parquet shards.
 
@@ -62,6 +67,8 @@ def prepare(
       dalle-collab data prepare shards/*.tar --codec my-org/codec --output my-dataset
 
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --shard-size 1024
+
+      dalle-collab data prepare hub:my-org/photographs --codec my-codec --output my-dataset --caption-column text
     """
     from pipelines.data_preparation.filtering import FilterPolicy
     from pipelines.data_preparation.reading_options import ReadingOptions
@@ -76,7 +83,7 @@ def prepare(
         keep_unlabelled=not drop_unlabelled,
         max_unsafe_score=max_unsafe_score,
         min_similarity=min_similarity,
-        reading=ReadingOptions(caption_lines=caption_lines, caption_column=caption_column),
+        reading=ReadingOptions(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
     )
     # Before torch is imported, so that a mistyped path is reported at once.
     found = find_sources(sources, policy.reading)

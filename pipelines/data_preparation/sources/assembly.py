@@ -25,7 +25,7 @@ from pipelines.data_preparation.sources.file_kinds import (
 )
 from pipelines.data_preparation.sources.sample import CaptionImage
 
-CAPTION_COLUMNS = ("caption", "text", "alt_text", "alttext", "alt", "description", "title", "prompt")
+CAPTION_COLUMNS = ("caption", "text", "alt_text", "alttext", "alt", "description", "title", "prompt", "txt")
 
 Fault = tuple[DropReason, str]
 

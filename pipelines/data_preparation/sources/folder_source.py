@@ -109,7 +109,7 @@ def _listing(folder: Path) -> tuple[dict[str, list[str]], list[str], int, int]:
             path = name if prefix == "." else f"{prefix}/{name}"
             if is_table(name):
                 tables.append(path)
-            elif not path.endswith(TAR_SUFFIXES):  # tars are sources of their own
+            elif not path.lower().endswith(TAR_SUFFIXES):  # tars are sources of their own
                 files.append((split_name(path), path))
                 if files[-1][0].suffix.lower() in PICTURE_SUFFIXES:
                     num_bytes += _state_of(folder / path)[0]

@@ -26,7 +26,7 @@ def test_a_folder_may_have_tars_in_folders_and_pictures_beside_them(tmp_path):
 
 
 def test_paths_with_nothing_to_read_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no .*absent. Expected a tar, a folder of tars"):
+    with pytest.raises(FileNotFoundError, match=r"There is no .*absent. Expected a tar, a Parquet file"):
         find_sources([tmp_path / "absent"])
     with pytest.raises(ValueError, match=r"has no tars .* and no pictures"):
         find_sources([tmp_path])
