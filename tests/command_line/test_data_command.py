@@ -81,6 +81,18 @@ def test_formats_that_are_not_read_are_named(run, pictures, codec, tmp_path):
     assert "caption_lines is 'all'; expected one of drop, first, join." in refused.stderr
 
 
+def test_a_list_of_addresses_is_downloaded_and_prepared(run, codec, tmp_path):
+    rows = [{"URL": f"https://127.0.0.1:1/{number}.jpg", "TEXT": "a cat"} for number in range(3)]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = run("download", tmp_path / "list.jsonl", "--output", tmp_path / "tars")
+    assert done.returncode == 0, done.stderr
+    assert "private address" in done.stdout and "0 pictures of 3 rows" in done.stdout
+    again = run("download", tmp_path / "list.jsonl", "--output", tmp_path / "tars", "--part-size", 2)
+    assert again.returncode == 1 and "was begun with another part_size" in again.stderr
+    prepared = run("prepare", tmp_path / "list.jsonl", "--codec", codec, "--output", tmp_path / "data")
+    assert prepared.returncode == 1 and "dalle-collab data download" in prepared.stderr
+
+
 def test_codec_and_captions_come_from_the_hub(run, hub, pictures, codec, tmp_path):
     def publish(*arguments):
         command = [sys.executable, "-m", "hub_tools.command_line", "publish", *map(str, arguments)]

@@ -15,8 +15,6 @@ TABLE_NAMES = tuple(
     f"{stem}{suffix}" for stem in ("metadata", "captions", "labels") for suffix in (".jsonl", ".csv", ".tsv")
 )
 FILE_COLUMNS = ("file_name", "filename", "file", "image", "image_path", "path", "img")
-MOST_ROWS = 5_000_000
-"""Rows of one table; all are in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ def is_table(name: str) -> bool:
 
 
 def read_table(path: Path) -> Iterator[Row]:
-    """The rows in their order. TableDamage when no more can be read."""
+    """The rows in their order, one at a time. TableDamage when no more can be read."""
     try:
         with path.open("rb") as file:
             encoding = _encoding(file)
@@ -49,8 +47,6 @@ def read_table(path: Path) -> Iterator[Row]:
         with path.open(encoding=encoding, errors="surrogateescape", newline="") as lines:
             values = _json_rows(lines) if path.suffix.lower() == ".jsonl" else _csv_rows(lines)
             for number, row in enumerate(values, 1):
-                if number > MOST_ROWS:
-                    raise TableDamage(f"more than {MOST_ROWS} rows: split it")
                 file_name = first_value(fields_of(row), FILE_COLUMNS) if row else None
                 yield Row(number=number, values=row, file=normalised(file_name) if file_name else None)
     except (csv.Error, UnicodeError) as error:

@@ -20,7 +20,15 @@ METADATA_SUFFIXES = (".json",)
 LARGEST_PICTURE_BYTES = 64 * 2**20
 LONGEST_KEY = 512
 
-READ_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*")
+READ_BEGINNINGS = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG\r\n\x1a\n": ".png",
+    b"GIF87a": ".gif",
+    b"GIF89a": ".gif",
+    b"BM": ".bmp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+}
 OTHER_BEGINNINGS = {
     b"\xff\x0a": "JPEG XL",
     b"\0\0\0\x0cJXL \r\n": "JPEG XL",
@@ -87,18 +95,28 @@ def readable_name(name: str) -> str:
 
 def unsupported_format(suffix: str, content: bytes) -> str | None:
     """The format of a picture that is not read, by content before suffix; None: a reader may try."""
-    start = content[:64]
-    if start.startswith(READ_BEGINNINGS) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP"):
+    if suffix_by_content(content) is not None:
         return None
+    start = content[:64]
     if start[4:8] == b"ftyp":
-        brands = start[8 : max(12, min(int.from_bytes(start[:4], "big"), len(start)))]
-        return None if b"avif" in brands or b"avis" in brands else "HEIC"
+        return "HEIC"
     text = content[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text:
         return "SVG"
     beginnings = (name for beginning, name in OTHER_BEGINNINGS.items() if start.startswith(beginning))
     found = next(beginnings, "SVG" if text.startswith(b"<svg") else None)
     return found or (suffix.lower() if suffix.lower() in OTHER_PICTURE_SUFFIXES else None)
+
+
+def suffix_by_content(content: bytes) -> str | None:
+    """The usual suffix of a format that is read, by the content's beginning; None for everything else."""
+    start = content[:64]
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return ".webp"
+    if start[4:8] == b"ftyp":
+        brands = start[8 : max(12, min(int.from_bytes(start[:4], "big"), len(start)))]
+        return ".avif" if b"avif" in brands or b"avis" in brands else None
+    return next((suffix for beginning, suffix in READ_BEGINNINGS.items() if start.startswith(beginning)), None)
 
 
 def _split_suffix(name: str) -> tuple[str, str]:

@@ -23,6 +23,9 @@ from pipelines.data_preparation.sources.file_kinds import (
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
 from pipelines.data_preparation.sources.tar_source import TAR_SUFFIXES
 
+MOST_ROWS = 5_000_000
+"""Rows of all tables of a folder; they are in memory."""
+
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -70,11 +73,14 @@ class FolderSource:
 
     def _read_tables(self) -> tuple[Rows, list[CaptionImage], list[str]]:
         rows: Rows = defaultdict(list)
-        faulty, damages = [], []
+        faulty, damages, num_rows = [], [], 0
         for name in self._tables:
             folder = name.rpartition("/")[0]
             try:
                 for row in read_table(self.path / name):
+                    num_rows += 1
+                    if num_rows > MOST_ROWS:
+                        raise TableDamage(f"more than {MOST_ROWS} rows in one folder: split it")
                     if row.values is None or row.file is None:
                         faulty.append(self._faulty(name, row))
                     else:

@@ -9,7 +9,7 @@ from captioned_files import JPEG, outcomes, read, write_files
 
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.reading_options import ReadingOptions
-from pipelines.data_preparation.sources import caption_tables
+from pipelines.data_preparation.sources import folder_source
 from pipelines.data_preparation.sources.folder_source import FolderSource
 
 
@@ -118,13 +118,15 @@ def test_names_are_matched_across_systems(tmp_path):
 
 
 def test_a_table_with_endless_rows_or_cells_is_named_as_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(caption_tables, "MOST_ROWS", 2)
+    monkeypatch.setattr(folder_source, "MOST_ROWS", 2)
     cell = f'file,caption\na.jpg,"{"x" * 200_000}"\n'
     write_files(tmp_path, {"a.jpg": JPEG, "captions.csv": "file,text\n" + "a.jpg,one\n" * 3, "metadata.csv": cell})
     samples, damages = read(FolderSource(tmp_path))
     assert len(samples) == 2
     assert [damage.reason.partition(":")[0] for damage in damages] == ["captions.csv", "metadata.csv"]
-    assert "more than 2 rows" in damages[0].reason and "field larger than field limit" in damages[1].reason
+    assert (
+        "more than 2 rows in one folder" in damages[0].reason and "field larger than field limit" in damages[1].reason
+    )
 
 
 def test_pictures_in_all_formats_and_cases_are_seen(tmp_path):
