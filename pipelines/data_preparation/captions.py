@@ -45,9 +45,9 @@ FILE_NAME = re.compile(
     re.I,
 )
 URL = re.compile(r"(?:[a-z][a-z0-9+.-]{1,10}://|www\.|data:[a-z]+/)\S+", re.I)
-# Lists, tuples, dictionaries and bytes as Python, JSON and NumPy write them.
+# Lists, tuples, dictionaries and bytes as Python, JSON and NumPy write them; text of a word processor.
 WRITTEN_LIST = re.compile(
-    r"[\[(]\s*[ub]?(['\"]).*\1\s*,?\s*[\])]|\[\s*\]|\{\s*\}|\{\s*['\"].*:.*\}|b(['\"]).*\2", re.DOTALL
+    r"\{\\rtf.*|[\[(]\s*[ub]?(['\"]).*\1\s*,?\s*[\])]|\[\s*\]|\{\s*\}|\{\s*['\"].*:.*\}|b(['\"]).*\2", re.DOTALL
 )
 
 

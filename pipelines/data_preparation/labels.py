@@ -16,6 +16,9 @@ SAFE, UNSURE, UNSAFE = "UNLIKELY", "UNSURE", "NSFW"
 LABEL_FIELDS = ("nsfw", "is_nsfw", "nsfw_label", "nsfw_prediction")
 SCORE_FIELDS = ("punsafe", "p_unsafe", "unsafe", "is_unsafe", "unsafe_score", "nsfw_score", "nsfw_prob", "prob_nsfw")
 SIMILARITY_FIELDS = ("similarity", "clip_similarity", "clip_score", "clip_similarity_vitb32", "clip_similarity_vitl14")
+SIZE_FIELDS = ("original_width", "original_height")
+ALL_FIELDS = frozenset((*LABEL_FIELDS, *SCORE_FIELDS, *SIMILARITY_FIELDS, *SIZE_FIELDS))
+"""All that labels are read from."""
 MEANINGS = {
     **dict.fromkeys(("unlikely", "safe", "sfw", "no", "false", "neutral", "very_unlikely", "very unlikely"), SAFE),
     **dict.fromkeys(("unsure", "possible", "maybe"), UNSURE),
@@ -44,15 +47,24 @@ class Labels:
 
 
 def parse_metadata(content: bytes | str) -> dict[str, Any] | None:
-    """The JSON object in UTF-8, UTF-16 or UTF-32; None if it is damaged, too large, or no object."""
+    """The JSON object in UTF-8, UTF-16 or UTF-32; None if it is damaged, too large, ambiguous, or no object."""
     if len(content) > LARGEST_METADATA_BYTES:
         return None
     try:
         mark = content.startswith(b"\xef\xbb\xbf") if isinstance(content, bytes) else content.startswith("\ufeff")
-        parsed = json.loads(content[3 if isinstance(content, bytes) else 1 :] if mark else content)
+        text = content[3 if isinstance(content, bytes) else 1 :] if mark else content
+        parsed = json.loads(text, object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError):  # numbers of more than 4,300 digits are a ValueError too
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs as an object; ValueError if a name comes twice: the label that counts may be the one that is lost."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name comes twice")
+    return values
 
 
 def fields_of(*mappings: Mapping[Any, Any]) -> Fields:
@@ -77,7 +89,7 @@ def read_labels(fields: Fields) -> Labels:
     words = sorted({label for label in meant if isinstance(label, str)}, key=_safety)
     scores = [label for label in meant if isinstance(label, float)]
     scores += [score for name, value in fields if name in SCORE_FIELDS and (score := _score(value)) is not None]
-    width, height = (_side(first_value(fields, (f"original_{side}",))) for side in ("width", "height"))
+    width, height = (_side(first_value(fields, (name,))) for name in SIZE_FIELDS)
     similarity = _finite(first_value(fields, SIMILARITY_FIELDS))
     return Labels(
         nsfw=words[0] if words else None,

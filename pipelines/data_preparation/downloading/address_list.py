@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pipelines.data_preparation.labels import Fields, fields_of, first_value, fold_name
 from pipelines.data_preparation.sources.assembly import CAPTION_COLUMNS
 from pipelines.data_preparation.sources.caption_tables import TableDamage, read_table
+from pipelines.data_preparation.sources.parquet_source import plain_values
 
 LIST_SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
 ADDRESS_COLUMNS = ("url", "image_url", "img_url", "photo_image_url", "photo_url", "link")
@@ -58,10 +59,21 @@ def _caption(fields: Fields, caption_column: str | None) -> str | None:
     return None if value is None else str(value)
 
 
+def _values(column: pa.Array) -> list:
+    """A column's values; nothing for times that no calendar has, and the like."""
+    try:
+        return plain_values(column)
+    except (pa.ArrowException, ArithmeticError, ValueError, LookupError):
+        return [None] * len(column)
+
+
 def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with pq.ParquetFile(file) as parquet:
+            if len(set(parquet.schema_arrow.names)) < len(parquet.schema_arrow.names):
+                raise TableDamage("two columns have the same name")
             for batch in parquet.iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+                values = {name: _values(batch.column(index)) for index, name in enumerate(batch.schema.names)}
+                yield from ({name: column[row] for name, column in values.items()} for row in range(batch.num_rows))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise TableDamage(f"damaged ({str(error)[:200]})") from error

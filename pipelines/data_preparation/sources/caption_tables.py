@@ -77,6 +77,8 @@ def _csv_rows(lines: IO[str]) -> Iterator[dict[str, Any] | None]:
     # Spreadsheets of countries that write 1,5 separate columns by semicolons.
     delimiter = max(",;\t", key=header.count)
     names = next(csv.reader([header], delimiter=delimiter), [])
+    if len(set(names)) < len(names):
+        raise TableDamage("two columns have the same name")
     # Cells beyond the header, and rows with too few, make captions of other pictures' words: such rows are damaged.
     for cells in csv.reader(lines, delimiter=delimiter):
         if cells:

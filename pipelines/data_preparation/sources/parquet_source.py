@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import readable_name
-from pipelines.data_preparation.sources.picture_columns import find_image_column, sample_of_row
+from pipelines.data_preparation.sources.picture_columns import find_image_column, is_wanted, sample_of_row
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
 
 ROWS_AT_ONCE = 16
@@ -39,12 +39,14 @@ class ParquetSource:
         number = 0
         try:
             with self._open() as file:
+                names = file.schema_arrow.names
                 column = _image_column(file.schema_arrow, self.reading, self.name)
-                if column is None:
-                    raise OSError("no column of pictures")
+                if column is None or len(set(names)) < len(names):
+                    raise OSError("no column of pictures" if column is None else "two columns have the same name")
+                wanted = [name for name in names if name == column or is_wanted(name, self.reading)]
                 for group in range(file.num_row_groups):
                     end = number + file.metadata.row_group(group).num_rows
-                    for row in _rows(file, group):
+                    for row in _rows(file, group, wanted):
                         yield sample_of_row(row, number, self.name, column, self.reading)
                         number += 1
                     if number < end:
@@ -70,13 +72,22 @@ class ParquetSource:
         )
 
 
-def _rows(file: pq.ParquetFile, group: int) -> Iterator[dict]:
+def _rows(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict]:
     """The rows of a row group, up to damage."""
     try:
-        for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], use_threads=False):
-            yield from batch.to_pylist()
+        for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=columns, use_threads=False):
+            values = {name: plain_values(batch.column(name)) for name in batch.schema.names}
+            yield from ({name: column[row] for name, column in values.items()} for row in range(batch.num_rows))
     except (pa.ArrowException, OSError, ValueError):
         return
+
+
+def plain_values(column: pa.Array) -> list:
+    """A column's values; of texts, bytes that are no UTF-8 become lone surrogates, by which they are known later."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column.to_pylist()
+    texts = column.cast(pa.large_binary()).to_pylist()
+    return [None if text is None else text.decode("utf-8", "surrogateescape") for text in texts]
 
 
 def _image_column(schema: pa.Schema, reading: ReadingOptions, place: str) -> str | None:
@@ -87,7 +98,7 @@ def _image_column(schema: pa.Schema, reading: ReadingOptions, place: str) -> str
 def _can_hold_pictures(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
 
 
 def _short(error: Exception) -> str:

@@ -5,9 +5,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.labels import fields_of, first_value, fold_name, parse_metadata
+from pipelines.data_preparation.labels import ALL_FIELDS, fields_of, first_value, fold_name, parse_metadata
 from pipelines.data_preparation.reading_options import ReadingOptions
-from pipelines.data_preparation.sources.assembly import find_caption, make_sample, picture_fault, with_fault
+from pipelines.data_preparation.sources.assembly import (
+    CAPTION_COLUMNS,
+    find_caption,
+    make_sample,
+    picture_fault,
+    with_fault,
+)
 from pipelines.data_preparation.sources.sample import CaptionImage
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "photo", "image_bytes", "bytes")
@@ -34,6 +40,13 @@ def find_image_column(
     if len(found) > 1 and not usual:
         raise ValueError(f"{place} has several columns of pictures: {', '.join(found)}. Choose one: --image-column.")
     return found[0] if found else None
+
+
+def is_wanted(column: str, reading: ReadingOptions) -> bool:
+    """Whether a sample is made from this column; what else is in a table may be anything."""
+    name = fold_name(column)
+    chosen = None if reading.caption_column is None else fold_name(reading.caption_column)
+    return name == chosen or name in ALL_FIELDS or name in (*CAPTION_COLUMNS, *KEY_COLUMNS, "json")
 
 
 def sample_of_row(

@@ -24,6 +24,7 @@ EXTENSIONS = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
 )
+PLAIN_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 OBSTACLES = ("", "link", "device", "sparse file", "cut")
 """Why a member cannot be read, by its number in the index."""
 
@@ -98,7 +99,7 @@ class TarIndex:
                 return self._look_behind(file, position)
             if len(self) == MOST_MEMBERS:
                 return f"more than {MOST_MEMBERS} members"
-            header = _header_at(tar, position)
+            header = _header_at(tar, position, block)
             if header is None:
                 return f"no header at byte {position}" if position else f"not a tar: it begins with {block[:12]!r}"
             self._add(header)
@@ -138,13 +139,18 @@ class TarIndex:
         return None
 
 
-def _header_at(tar: tarfile.TarFile, position: int) -> tarfile.TarInfo | None:
+def _header_at(tar: tarfile.TarFile, position: int, block: bytes) -> tarfile.TarInfo | None:
     """The member whose headers begin here, None if there is no header; `tar.offset` is then where the next one is."""
-    _check_extensions(tar, position)
-    tar.fileobj.seek(position)
-    tar.offset, tar.pax_headers = position, {}  # fields for all members could grow without end
     try:
-        header = tarfile.TarInfo.fromtarfile(tar)
+        if block[156:157] in PLAIN_TYPES:  # nearly all: a third of the time of the general way
+            header = tarfile.TarInfo.frombuf(block, tar.encoding, tar.errors)
+            header.offset_data = position + BLOCK
+            tar.offset = header.offset_data + -(-header.size // BLOCK) * BLOCK
+        else:
+            _check_extensions(tar, position)
+            tar.fileobj.seek(position)
+            tar.offset, tar.pax_headers = position, {}  # fields for all members could grow without end
+            header = tarfile.TarInfo.fromtarfile(tar)
     except tarfile.SubsequentHeaderError as error:
         raise tarfile.ReadError(f"no header after the long name at byte {position}: {error}") from None
     except tarfile.HeaderError:

@@ -94,7 +94,10 @@ def test_a_text_cut_inside_a_character_is_read_up_to_it():
         ("123e4567-e89b-12d3-a456-426614174000", DropReason.FILE_NAME_CAPTION),
         *((url, DropReason.URL_CAPTION) for url in ("https://a.org/b.jpg", "www.a.org", "HTTP://A.ORG", "data:a/b;x")),
         *((text, DropReason.LIST_CAPTION) for text in ("['a cat', 'a dog']", '["a"]', "{'en': 'a cat'}", "[]", "{}")),
-        *((text, DropReason.LIST_CAPTION) for text in ("b'a cat'", "('a', 'b')", '{"caption": "a"}', "['a' 'b']")),
+        *(
+            (text, DropReason.LIST_CAPTION)
+            for text in ("b'a cat'", "('a', 'b')", r"{\rtf1\ansi a cat}", '{"caption": "a"}', "['a' 'b']")
+        ),
         ("None of us at the beach", None),
         ("Nana", None),
         ("an image of a cat", None),

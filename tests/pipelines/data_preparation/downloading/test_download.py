@@ -218,12 +218,22 @@ def test_damaged_lists_are_named_and_strange_ones_refused(server, tmp_path):
 
 
 def test_strange_columns_do_not_end_the_download(server, tmp_path):
-    columns = {"when": [datetime.datetime(2020, 1, 1)], "raw": [b"\xff"], "nested": [{"a": [1]}]}
+    columns = {
+        "far": pa.array([2**62], pa.timestamp("us")),
+        "when": [datetime.datetime(2020, 1, 1)],
+        "raw": [b"\xff"],
+        "nested": [{"a": [1]}],
+    }
     rows = write_list(tmp_path / "list.parquet", [server.address("/ok")], **columns)
     assert download_list(rows, tmp_path / "out", options()).num_downloaded == 1
     with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
         metadata = json.load(tar.extractfile("0000000000.json"))
-    assert metadata["when"] == "2020-01-01 00:00:00" and metadata["nested"] == {"a": [1]} and "raw" not in metadata
+    assert (
+        metadata["when"] == "2020-01-01 00:00:00"
+        and metadata["nested"] == {"a": [1]}
+        and "raw" not in metadata
+        and metadata["far"] is None
+    )
 
 
 @pytest.mark.parametrize(

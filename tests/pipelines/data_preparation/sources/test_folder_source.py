@@ -96,6 +96,12 @@ def test_a_damaged_row_is_counted_and_shifts_no_caption(tmp_path):
     }
 
 
+def test_a_table_with_two_columns_of_one_name_is_not_believed(tmp_path):
+    write_files(tmp_path, {"a.jpg": JPEG, "captions.csv": "file,text,nsfw,nsfw\na.jpg,a cat,NSFW,UNLIKELY\n"})
+    samples, (damage,) = read(FolderSource(tmp_path))
+    assert [sample.caption for sample in samples] == [None] and "two columns have the same name" in str(damage)
+
+
 def test_a_picture_with_five_captions_is_five_samples(tmp_path):
     table = "image,caption\n" + "".join(f"a.jpg,caption number {number}\n" for number in range(5))
     write_files(tmp_path, {"a.jpg": JPEG, "captions.csv": table})

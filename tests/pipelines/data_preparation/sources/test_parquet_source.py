@@ -1,5 +1,6 @@
 """Parquet files of pictures: img2dataset's, those of `datasets`, damaged ones, and lists that have no pictures."""
 
+import decimal
 import json
 
 import pyarrow as pa
@@ -11,6 +12,10 @@ from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.parquet_source import ParquetSource
+
+NOT_UTF8 = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\3\0\0\0"), pa.py_buffer(b"\xe9\xe9\xe9")]
+)
 
 
 def write_parquet(path, columns: dict, **options) -> ParquetSource:
@@ -62,6 +67,32 @@ def test_columns_can_be_named(tmp_path):
         list(ParquetSource(path, ReadingOptions(image_column="middle")).samples())
     ((sample,), _) = read(ParquetSource(path, ReadingOptions(image_column="RIGHT", caption_column="Long")))
     assert (sample.image_bytes, sample.caption) == (JPEG + b"right", "a very small cat")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"caption": [["a cat"]]}, "kept"),
+        ({"caption": [b"a cat"]}, "kept"),
+        ({"caption": [float("nan")]}, DropReason.MISSING_CAPTION),
+        ({"caption": [{"en": "a cat"}]}, DropReason.LIST_CAPTION),
+        ({"caption": ["a cat"], "punsafe": [decimal.Decimal("0.99")]}, DropReason.NSFW),
+        ({"caption": ["a cat"], "Nsfw": pa.array(["NSFW"]).dictionary_encode()}, DropReason.NSFW),
+        ({"caption": ["a cat"], "seen": pa.array([2**62], pa.timestamp("us"))}, "kept"),
+        ({"caption": ["a cat"], "seen": pa.array([1], pa.timestamp("us", "Nowhere/City"))}, "kept"),
+        ({"caption": ["a cat"], "key": [[7]]}, "kept"),
+        ({"caption": NOT_UTF8}, DropReason.UNREADABLE_TEXT),
+    ],
+)
+def test_columns_of_strange_types_end_nothing(tmp_path, columns, reason):
+    assert outcomes(write_parquet(tmp_path / "a.parquet", {"jpg": [JPEG], **columns})) == {reason: 1}
+
+
+def test_a_file_with_two_columns_of_one_name_is_not_believed(tmp_path):
+    arrays = [pa.array([JPEG]), pa.array(["a cat"]), pa.array(["NSFW"]), pa.array(["UNLIKELY"])]
+    pq.write_table(pa.Table.from_arrays(arrays, ["jpg", "caption", "NSFW", "NSFW"]), tmp_path / "a.parquet")
+    samples, (damage,) = read(ParquetSource(tmp_path / "a.parquet"))
+    assert samples == [] and "two columns have the same name" in str(damage)
 
 
 def test_a_damaged_row_group_is_counted_and_the_others_are_read(tmp_path):

@@ -208,6 +208,7 @@ def test_formats_that_are_read_go_by_content(tmp_path, suffix, content):
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, DropReason.DAMAGED_METADATA),
         (b'{"original_width": ' + b"9" * 5000 + b"}", DropReason.DAMAGED_METADATA),
         (b"[1, 2]", DropReason.DAMAGED_METADATA),
+        (b'{"nsfw": "NSFW", "nsfw": ""}', DropReason.DAMAGED_METADATA),
         (b"", DropReason.DAMAGED_METADATA),
         (b"\xff\xff\xff", DropReason.DAMAGED_METADATA),
         (b'{"original_width": 1000000000000, "original_height": 3, "similarity": NaN}', None),
