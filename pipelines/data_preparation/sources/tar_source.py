@@ -96,7 +96,7 @@ def _unpacked(file: IO[bytes], num_bytes: int, stack: contextlib.ExitStack) -> t
         return file, None
     packed, whole = stack.enter_context(opener(file)), tempfile.TemporaryFile()  # noqa: SIM115
     stack.callback(whole.close)
-    most_bytes = min(LARGEST_UNPACKED_BYTES, 2**20 + MOST_TIMES_LARGER * num_bytes)
+    most_bytes = min(LARGEST_UNPACKED_BYTES, 2**28 + MOST_TIMES_LARGER * num_bytes)
     while True:
         try:
             chunk = packed.read1(2**20)  # unlike read, it gives what it has before it fails
