@@ -2,21 +2,45 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from pipelines.data_preparation.filtering import FilterReport
+    from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
     from pipelines.data_preparation.shard_writing import PreparationResult
+    from pipelines.data_preparation.sources.sample import CaptionImageSource
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 MOST_NAMES_SHOWN = 10
+Places = Annotated[
+    list[str], typer.Argument(help="Tars, Parquet files, folders of them or of pictures, or Hub datasets ORG/NAME.")
+]
+MinCaptionLength = Annotated[int, typer.Option(help="Characters in the shortest caption kept.")]
+MaxCaptionLength = Annotated[int, typer.Option(help="Characters in the longest caption kept.")]
+KeepPlaceholders = Annotated[
+    bool, typer.Option("--keep-placeholders", help="Keep captions such as nan, IMG_2019.jpg, addresses and lists.")
+]
+MaxAspectRatio = Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")]
+MinSide = Annotated[int, typer.Option(help="Pixels of the shorter side of the smallest picture kept.")]
+DropUnlabelled = Annotated[
+    bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label or score (for web crawls).")
+]
+MaxUnsafeScore = Annotated[float, typer.Option(help="Highest punsafe kept, where there is one.")]
+MinSimilarity = Annotated[
+    float | None, typer.Option(help="Lowest similarity of caption and picture kept; drops samples without one.")
+]
 CaptionLines = Annotated[
     str, typer.Option(help="A caption of several lines: drop the sample, take the first line, or join the lines.")
+]
+CaptionColumn = Annotated[
+    str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
+]
+ImageColumn = Annotated[
+    str | None, typer.Option(help="Column of pictures in Parquet and Hub datasets; default: image, jpg, ...")
 ]
 ADVICE = {
     "several_lines": "--caption-lines first keeps their first line, --caption-lines join all lines",
@@ -28,9 +52,7 @@ ADVICE = {
 
 @app.command()
 def prepare(
-    sources: Annotated[
-        list[str], typer.Argument(help="Tars, Parquet files, folders of them or of pictures, or Hub datasets ORG/NAME.")
-    ],
+    sources: Places,
     codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
     codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
@@ -38,26 +60,19 @@ def prepare(
     batch_size: Annotated[int, typer.Option(help="Pictures encoded together.")] = 64,
     workers: Annotated[int | None, typer.Option(help="Threads; default: one per core.")] = None,
     device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, ...")] = "cpu",
-    min_caption_length: Annotated[int, typer.Option(help="Characters in the shortest caption kept.")] = 3,
-    max_caption_length: Annotated[int, typer.Option(help="Characters in the longest caption kept.")] = 2000,
-    keep_placeholders: Annotated[
-        bool, typer.Option("--keep-placeholders", help="Keep captions such as nan, IMG_2019.jpg, addresses and lists.")
-    ] = False,
-    max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
-    min_side: Annotated[int, typer.Option(help="Pixels of the shorter side of the smallest picture kept.")] = 1,
-    drop_unlabelled: Annotated[
-        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label or score (for web crawls).")
-    ] = False,
-    max_unsafe_score: Annotated[float, typer.Option(help="Highest punsafe kept, where there is one.")] = 0.5,
-    min_similarity: Annotated[
-        float | None, typer.Option(help="Lowest similarity of caption and picture kept; drops samples without one.")
-    ] = None,
+    min_caption_length: MinCaptionLength = 3,
+    max_caption_length: MaxCaptionLength = 2000,
+    keep_placeholders: KeepPlaceholders = False,
+    max_aspect_ratio: MaxAspectRatio = 2.0,
+    min_side: MinSide = 1,
+    drop_unlabelled: DropUnlabelled = False,
+    max_unsafe_score: MaxUnsafeScore = 0.5,
+    min_similarity: MinSimilarity = None,
     caption_lines: CaptionLines = "drop",
-    caption_column: Annotated[
-        str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
-    ] = None,
-    image_column: Annotated[
-        str | None, typer.Option(help="Column of pictures in Parquet and Hub datasets; default: image, jpg, ...")
+    caption_column: CaptionColumn = None,
+    image_column: ImageColumn = None,
+    leave_out: Annotated[
+        Path | None, typer.Option(help="List of duplicates to leave out, made by data deduplicate.")
     ] = None,
 ) -> None:
     """Filter captioned pictures, encode them and write Brotli Parquet shards.
@@ -72,11 +87,7 @@ def prepare(
 
       dalle-collab data prepare hub:my-org/photographs --codec my-codec --output my-dataset --caption-column text
     """
-    from pipelines.data_preparation.filtering import FilterPolicy
-    from pipelines.data_preparation.reading_options import ReadingOptions
-    from pipelines.data_preparation.sources.finding import find_sources
-
-    policy = FilterPolicy(
+    policy = _policy(
         min_caption_length=min_caption_length,
         max_caption_length=max_caption_length,
         keep_placeholders=keep_placeholders,
@@ -85,10 +96,10 @@ def prepare(
         keep_unlabelled=not drop_unlabelled,
         max_unsafe_score=max_unsafe_score,
         min_similarity=min_similarity,
-        reading=ReadingOptions(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
+        reading=dict(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
     )
     # Before torch is imported, so that a mistyped path is reported at once.
-    found = find_sources(sources, policy.reading)
+    found = _find_sources(sources, policy, leave_out)
     from pipelines.data_preparation.shard_writing import PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -168,6 +179,66 @@ def download(
 
 
 @app.command()
+def deduplicate(
+    sources: Places,
+    output: Annotated[Path, typer.Option(help="Folder of fingerprints and of the list; an unfinished one continues.")],
+    distance: Annotated[int, typer.Option(help="Bits of 124 in which near duplicates differ at most: 0 to 3.")] = 3,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    min_caption_length: MinCaptionLength = 3,
+    max_caption_length: MaxCaptionLength = 2000,
+    keep_placeholders: KeepPlaceholders = False,
+    max_aspect_ratio: MaxAspectRatio = 2.0,
+    min_side: MinSide = 1,
+    drop_unlabelled: DropUnlabelled = False,
+    max_unsafe_score: MaxUnsafeScore = 0.5,
+    min_similarity: MinSimilarity = None,
+    caption_lines: CaptionLines = "drop",
+    caption_column: CaptionColumn = None,
+    image_column: ImageColumn = None,
+) -> None:
+    """List pictures that come again, the same or nearly, over all sources; `data prepare --leave-out` drops them.
+
+    The first one of each is kept. Give the filter that you prepare with: only what it keeps is compared.
+
+    Examples:
+
+      dalle-collab data deduplicate pictures/ --output duplicates
+
+      dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --leave-out duplicates/duplicates.parquet
+    """
+    from rich.progress import Progress
+
+    policy = _policy(
+        min_caption_length=min_caption_length,
+        max_caption_length=max_caption_length,
+        keep_placeholders=keep_placeholders,
+        max_aspect_ratio=max_aspect_ratio,
+        min_side=min_side,
+        keep_unlabelled=not drop_unlabelled,
+        max_unsafe_score=max_unsafe_score,
+        min_similarity=min_similarity,
+        reading=dict(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
+    )
+    found = _find_sources(sources, policy)
+    from pipelines.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("fingerprinting", total=len(found))
+        report = find_duplicates(
+            found,
+            output,
+            policy,
+            distance=distance,
+            num_workers=workers or len(os.sched_getaffinity(0)),
+            on_source=lambda done: bar.update(task, completed=done),
+        )
+    typer.echo(
+        f"{output / LIST_NAME}: {report.num_exact} exact and {report.num_near} near duplicates among "
+        f"{report.num_compared} pictures"
+    )
+
+
+@app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder of shards.")],
 ) -> None:
@@ -237,6 +308,27 @@ def train_tokenizer_command(
     tokenizer = train_tokenizer(captions_of(folder_or_dataset), vocab_size)
     tokenizer.save_pretrained(output)
     typer.echo(f"{output}: a tokenizer of {len(tokenizer)} tokens.")
+
+
+def _policy(*, reading: dict[str, str | None], **limits: Any) -> "FilterPolicy":
+    from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.data_preparation.reading_options import ReadingOptions
+
+    return FilterPolicy(**limits, reading=ReadingOptions(**reading))
+
+
+def _find_sources(
+    places: list[str], policy: "FilterPolicy", leave_out: Path | None = None
+) -> "Sequence[CaptionImageSource]":
+    from pipelines.data_preparation.sources.finding import find_sources
+
+    found = find_sources(places, policy.reading)
+    if leave_out is None:
+        return found
+    from pipelines.data_preparation.deduplication.duplicates import DuplicatesList, SourceWithoutDuplicates
+
+    duplicates = DuplicatesList(leave_out)
+    return [SourceWithoutDuplicates(source, duplicates) for source in found]
 
 
 def _prepare_with_progress(found: list, codec: object, output: Path, options: object) -> "PreparationResult":

@@ -53,6 +53,8 @@ class DropReason(StrEnum):
     UNREADABLE_FILE = "unreadable_file"
     INCOMPLETE = "incomplete"
     UNKNOWN_KIND = "unknown_kind"
+    EXACT_DUPLICATE = "exact_duplicate"
+    NEAR_DUPLICATE = "near_duplicate"
 
 
 NAMED = frozenset(

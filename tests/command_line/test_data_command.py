@@ -93,6 +93,20 @@ def test_a_list_of_addresses_is_downloaded_and_prepared(run, codec, tmp_path):
     assert prepared.returncode == 1 and "dalle-collab data download" in prepared.stderr
 
 
+def test_duplicates_are_listed_and_left_out(run, pictures, codec, tmp_path):
+    (pictures / "zz.png").write_bytes((pictures / "05.png").read_bytes())
+    (pictures / "zz.txt").write_text("the fifth picture again")
+    done = run("deduplicate", pictures, "--output", tmp_path / "found", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert "1 exact and 0 near duplicates among 4" in done.stdout
+    leave_out = ("--leave-out", tmp_path / "found" / "duplicates.parquet")
+    prepared = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data", *leave_out)
+    assert prepared.returncode == 0 and "exact duplicate" in prepared.stdout
+    assert json.loads((tmp_path / "data" / "report.json").read_text())["dropped"]["exact_duplicate"] == 1
+    other = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
+    assert other.returncode == 1 and "was started with sources = " in other.stderr
+
+
 def test_codec_and_captions_come_from_the_hub(run, hub, pictures, codec, tmp_path):
     def publish(*arguments):
         command = [sys.executable, "-m", "hub_tools.command_line", "publish", *map(str, arguments)]
