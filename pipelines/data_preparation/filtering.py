@@ -151,9 +151,9 @@ class FilterReport:
         """The report that `to_json` gave."""
         return cls(
             kept=values["kept"],
-            kept_unlabelled=values["kept_unlabelled"],
+            kept_unlabelled=values.get("kept_unlabelled", 0),
             dropped=dict(values["dropped"]),
-            details=dict(values["details"]),
+            details=dict(values.get("details", {})),
             unreadable=tuple(values["unreadable"]),
             damaged_sources=tuple(values["damaged_sources"]),
         )

@@ -1,5 +1,6 @@
 """Finds the sources behind what a user names. A new kind of source is a file beside this one and its lines here."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from pipelines.data_preparation.sources.folder_source import FolderSource
 from pipelines.data_preparation.sources.parquet_source import ParquetSource
 from pipelines.data_preparation.sources.sample import CaptionImageSource
 from pipelines.data_preparation.sources.tar_source import TAR_SUFFIXES, TarSource
+
+PARQUET_SUFFIX = ".parquet"
 
 
 def find_sources(places: Sequence[str | Path], reading: ReadingOptions | None = None) -> list[CaptionImageSource]:
@@ -25,7 +28,7 @@ def _sources_at(place: str | Path, reading: ReadingOptions) -> Sequence[CaptionI
     if not Path(place).exists():
         return _hub_sources(str(place), reading)
     path = Path(place)
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = _files_below(path) if path.is_dir() else [path]
     found = [source for file in files if (source := _source_of(file, _name_below(path, file), reading))]
     if path.is_dir():
         folder = FolderSource(path, reading)
@@ -39,13 +42,20 @@ def _sources_at(place: str | Path, reading: ReadingOptions) -> Sequence[CaptionI
     return found
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """The tars and Parquet files of a folder and its folders by name; among millions of pictures there are few."""
+    suffixes = (*TAR_SUFFIXES, PARQUET_SUFFIX)
+    walk = os.walk(folder)
+    return sorted(Path(place) / name for place, _, names in walk for name in names if name.lower().endswith(suffixes))
+
+
 def _source_of(file: Path, name: str, reading: ReadingOptions) -> CaptionImageSource | None:
     """The source that a file is by itself; Parquet files of metadata lie beside img2dataset's tars and folders."""
     if file.name.startswith(".") or not file.is_file():
         return None
     if file.name.lower().endswith(TAR_SUFFIXES):
         return TarSource(file, reading, name)
-    if file.name.lower().endswith(".parquet"):
+    if file.name.lower().endswith(PARQUET_SUFFIX):
         source = ParquetSource(file, reading, name)
         return source if source.has_pictures() else None
     return None

@@ -1,6 +1,7 @@
 """Folders of pictures as people have them, and img2dataset's `files` output."""
 
 import functools
+import itertools
 import os
 import stat
 import unicodedata
@@ -16,7 +17,6 @@ from pipelines.data_preparation.sources.caption_tables import Row, TableDamage, 
 from pipelines.data_preparation.sources.file_kinds import (
     PICTURE_SUFFIXES,
     FileKind,
-    FileName,
     readable_name,
     split_name,
 )
@@ -39,21 +39,34 @@ class FolderSource:
         self.path = path
         self.reading = reading or ReadingOptions()
         self.name = readable_name(path.resolve().name)
-        self._files, self._tables, self.num_bytes, self.num_pictures = _listing(path)
+        self.num_bytes = 0
+        self.num_pictures = 0
+        self._tables: list[str] = []
+        for place, names in _walk(path):
+            self._tables += [place + name for name in names if is_table(name)]
+            pictures = [name for name in names if name.lower().endswith(PICTURE_SUFFIXES)]
+            self.num_pictures += len(pictures)
+            self.num_bytes += sum(_state_of(path / (place + name))[0] for name in pictures)
 
     def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All pictures in the order of their names; then what tables list and the folder lacks."""
+        """All pictures, folder by folder in the order of their names; then what tables list and the folder lacks."""
         rows, faulty_rows, damages = self._read_tables()
         num_samples = 0
-        for key, names in self._files.items():
-            for sample in self._samples_of(key, names, rows):
-                num_samples += 1
-                yield sample
-        for sample in (*self._absent(rows), *faulty_rows):
+        for sample in itertools.chain(self._found(rows), self._absent(rows), faulty_rows):
             num_samples += 1
             yield sample
         for reason in damages:
             yield SourceDamage(source=self.name, reason=reason, num_samples_read=num_samples)
+
+    def _found(self, rows: Rows) -> Iterator[CaptionImage]:
+        for place, names in _walk(self.path):
+            by_key: dict[str, list[str]] = {}
+            for name in names:
+                # Tars are sources of their own.
+                if not is_table(name) and not name.lower().endswith(TAR_SUFFIXES):
+                    by_key.setdefault(split_name(place + name).key, []).append(place + name)
+            for key in sorted(by_key):
+                yield from self._samples_of(key, by_key[key], rows)
 
     def _samples_of(self, key: str, names: list[str], rows: Rows) -> Iterator[CaptionImage]:
         parts = [self._part(name) for name in names]
@@ -105,29 +118,16 @@ class FolderSource:
         return with_fault(sample, None if row.values else (DropReason.DAMAGED_METADATA, "row of a table"))
 
 
-def _listing(folder: Path) -> tuple[dict[str, list[str]], list[str], int, int]:
-    """The files' names by key, in order; the tables; the bytes of all pictures, and their number."""
-    files, tables, num_bytes, num_pictures = [], [], 0, 0
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The folders below with the names of their files, always in the same order; one folder is in memory at a time.
+
+    A link to a folder counts as a file: it is not followed, for it may lead anywhere.
+    """
     for place, folders, names in os.walk(folder):
-        prefix = os.path.relpath(place, folder).replace(os.sep, "/")
-        links = [name for name in folders if (Path(place) / name).is_symlink()]  # not followed: they may lead anywhere
-        for name in (*names, *links):
-            path = name if prefix == "." else f"{prefix}/{name}"
-            if is_table(name):
-                tables.append(path)
-            elif not path.lower().endswith(TAR_SUFFIXES):  # tars are sources of their own
-                files.append((split_name(path), path))
-                if files[-1][0].suffix.lower() in PICTURE_SUFFIXES:
-                    num_bytes += _state_of(folder / path)[0]
-                    num_pictures += 1
-    grouped: dict[str, list[str]] = {}
-    for name, path in sorted(files, key=_order):
-        grouped.setdefault(name.key, []).append(path)
-    return grouped, sorted(tables), num_bytes, num_pictures
-
-
-def _order(file: tuple[FileName, str]) -> tuple[str, str]:
-    return file[0].key, file[1]
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        folders.sort()
+        relative = os.path.relpath(place, folder).replace(os.sep, "/")
+        yield "" if relative == "." else f"{relative}/", sorted((*names, *links))
 
 
 def _state_of(path: Path) -> tuple[int, str | None]:

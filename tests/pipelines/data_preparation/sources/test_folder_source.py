@@ -193,14 +193,16 @@ def test_links_pipes_and_locked_files_are_counted_and_wait_for_nobody(tmp_path):
     }
 
 
-def test_pictures_that_vanish_after_the_listing_are_counted(tmp_path):
-    write_files(tmp_path, {"a.jpg": JPEG, "a.txt": "a cat", "b.jpg": JPEG, "b.txt": "a dog"})
-    source = FolderSource(tmp_path)
-    for name in ("a.jpg", "b.txt"):
+def test_pictures_that_vanish_while_they_are_read_are_counted(tmp_path):
+    files = {".jpg": JPEG, ".txt": b"a caption"}
+    write_files(tmp_path, {name + suffix: content for name in "abc" for suffix, content in files.items()})
+    samples = FolderSource(tmp_path).samples()
+    next(samples)
+    for name in ("b.jpg", "c.txt"):
         (tmp_path / name).unlink()
-    first, second = read(source)[0]
-    assert (first.fault, first.fault_detail) == (DropReason.UNREADABLE_FILE, "No such file or directory")
-    assert (second.fault, second.fault_detail) == (DropReason.UNREADABLE_FILE, "No such file or directory")
+    assert [(one.fault, one.fault_detail) for one in samples] == [
+        (DropReason.UNREADABLE_FILE, "No such file or directory")
+    ] * 2
 
 
 def test_kept_and_dropped_are_all_pictures_and_what_is_left_over(tmp_path):
