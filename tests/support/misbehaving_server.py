@@ -50,6 +50,8 @@ class MisbehavingServer:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.most_at_once = 0
+        self.special: dict[str, bytes] = {}
+        """Answers of this server alone, by path."""
         self._at_once = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -113,7 +115,7 @@ class MisbehavingServer:
             elif path in TWICE and self.asked[path] == 1:
                 writer.write(TWICE[path])
             else:
-                writer.write(ANSWERS.get(path, answer()))
+                writer.write(self.special.get(path) or ANSWERS.get(path, answer()))
         finally:
             self._at_once -= 1
 

@@ -5,7 +5,7 @@ import datetime
 import errno
 import ipaddress
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,8 +15,12 @@ import yarl
 
 from hub_tools.checks import check_counts, check_positive
 from pipelines.data_preparation.downloading.politeness import (
+    LARGEST_RESERVATIONS_BYTES,
+    RESERVATIONS_PATH,
     Hosts,
     is_opted_out,
+    is_reserved,
+    reserved_paths,
     seconds_to_wait,
 )
 from pipelines.data_preparation.sources.file_kinds import suffix_by_content, unsupported_format
@@ -80,6 +84,7 @@ class Fetcher:
         self._session = session
         self._options = options
         self.hosts = Hosts(options.num_at_once_per_host)
+        self._reservations: dict[yarl.URL, asyncio.Future[Sequence[tuple[str, bool]]]] = {}
         self.patience_seconds = 1.0
         """How long a host that asked for a pause is waited for; those that want more fail for now."""
 
@@ -101,6 +106,8 @@ class Fetcher:
         host = str(url.host)
         if self.hosts.is_given_up(host):
             return Failure(reason="host_given_up", is_temporary=True)
+        if is_reserved(url.path, await self._rules(url)):
+            return Failure(reason="opted_out")
         pause = self.hosts.seconds_left(host)
         if pause > self.patience_seconds:
             return Failure(reason="host_busy", is_temporary=True)
@@ -129,6 +136,26 @@ class Fetcher:
             return Failure(reason="cut_off", is_temporary=True)
         except (aiohttp.ClientError, OSError, ValueError):
             return Failure(reason="bad_answer", is_temporary=True)
+
+    async def _rules(self, url: yarl.URL) -> Sequence[tuple[str, bool]]:
+        """What the host reserves; it is asked once, and whoever comes meanwhile waits for the answer."""
+        origin = url.origin()
+        if origin not in self._reservations:
+            self._reservations[origin] = asyncio.ensure_future(self._ask_for_rules(origin))
+        return await asyncio.shield(self._reservations[origin])
+
+    async def _ask_for_rules(self, origin: yarl.URL) -> Sequence[tuple[str, bool]]:
+        try:
+            async with (
+                asyncio.timeout(self._options.timeout_seconds),
+                self._session.get(origin.with_path(RESERVATIONS_PATH), allow_redirects=False) as response,
+            ):
+                content = (
+                    await _read(response, LARGEST_RESERVATIONS_BYTES) if response.status == HTTPStatus.OK else None
+                )
+                return reserved_paths(content or b"")
+        except (aiohttp.ClientError, OSError, ValueError):  # TimeoutError is an OSError
+            return ()
 
     async def _judge(self, response: aiohttp.ClientResponse, host: str) -> Picture | Failure | yarl.URL:
         headers = response.headers

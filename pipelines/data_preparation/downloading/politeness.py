@@ -3,11 +3,16 @@
 import asyncio
 import datetime
 import email.utils
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 
 RESERVING_DIRECTIVES = frozenset(("noai", "noimageai", "noindex", "noimageindex"))
 """Words of X-Robots-Tag after which a picture is left alone; img2dataset has the same."""
+RESERVATIONS_PATH = "/.well-known/tdmrep.json"
+"""Where a host says which of its paths are reserved, by the TDM Reservation Protocol."""
+LARGEST_RESERVATIONS_BYTES = 2**16
+MOST_RULES = 1000
 LONGEST_WAIT_SECONDS = 120.0
 FAILURES_TO_GIVE_UP = 10
 """Failed connections and time-outs in a row after which a host is left alone until the next pass."""
@@ -20,6 +25,42 @@ def is_opted_out(robots_tags: Iterable[str], reservations: Iterable[str]) -> boo
     """
     words = {word.strip().casefold() for tag in robots_tags for part in tag.split(",") for word in part.split(":")}
     return bool(words & RESERVING_DIRECTIVES) or any(value.strip() == "1" for value in reservations)
+
+
+def reserved_paths(content: bytes) -> list[tuple[str, bool]]:
+    """The rules of a host's file RESERVATIONS_PATH: locations, and whether they are reserved. Damage says nothing."""
+    try:
+        rules = json.loads(content)
+    except (ValueError, RecursionError):
+        return []
+    rules = [rule for rule in rules[:MOST_RULES] if isinstance(rule, dict)] if isinstance(rules, list) else []
+    return [
+        (rule["location"], str(rule.get("tdm-reservation")).strip() == "1")
+        for rule in rules
+        if isinstance(rule.get("location"), str)
+    ]
+
+
+def is_reserved(path: str, rules: Iterable[tuple[str, bool]]) -> bool:
+    """Whether the first rule that fits the path reserves it."""
+    return next((is_reserved for location, is_reserved in rules if _fits(path, location)), False)
+
+
+def _fits(path: str, location: str) -> bool:
+    """Whether a path begins as a location says, written as in robots.txt: with stars, and a dollar at its end."""
+    first, *others = location.removesuffix("$").split("*")
+    if not path.startswith(first):
+        return False
+    place = len(first)
+    last = others.pop() if location.endswith("$") and others else None
+    for part in others:  # the first place that fits is the best one: no backtracking, whatever the location is
+        found = path.find(part, place)
+        if found < 0:
+            return False
+        place = found + len(part)
+    if last is not None:
+        return path.endswith(last) and len(path) - len(last) >= place
+    return not location.endswith("$") or place == len(path)
 
 
 def seconds_to_wait(retry_after: str | None, now: datetime.datetime) -> float:

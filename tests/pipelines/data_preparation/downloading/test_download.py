@@ -3,12 +3,13 @@
 import datetime
 import json
 import tarfile
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from captioned_files import read
-from misbehaving_server import JPEG, MisbehavingServer
+from misbehaving_server import JPEG, MisbehavingServer, answer
 
 from pipelines.data_preparation.downloading.download import (
     DownloadError,
@@ -17,7 +18,13 @@ from pipelines.data_preparation.downloading.download import (
     download_list,
 )
 from pipelines.data_preparation.downloading.fetching import FetchingOptions
-from pipelines.data_preparation.downloading.politeness import is_opted_out, seconds_to_wait
+from pipelines.data_preparation.downloading.politeness import (
+    RESERVATIONS_PATH,
+    is_opted_out,
+    is_reserved,
+    reserved_paths,
+    seconds_to_wait,
+)
 from pipelines.data_preparation.sources.finding import find_sources
 
 
@@ -161,8 +168,39 @@ def test_only_what_is_missing_is_downloaded_again(server, tmp_path):
     (tmp_path / "out" / ".00002.tar.7.partial").write_bytes(b"half a tar")
     server.asked.clear()
     assert download_list(rows, tmp_path / "out", options(part_size=10)) == report
-    assert sorted(server.asked) == sorted(f"/ok{n}" for n in range(10, 30))
+    assert sorted(server.asked - Counter({RESERVATIONS_PATH: 9})) == sorted(f"/ok{n}" for n in range(10, 30))
     assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_what_a_host_reserves_in_its_file_is_left_alone_and_the_file_asked_for_once(server, tmp_path):
+    rules = [{"location": "/ok1*", "tdm-reservation": 0}, {"location": "/ok", "tdm-reservation": 1}]
+    server.special[RESERVATIONS_PATH] = answer(body=json.dumps(rules).encode())
+    rows = write_list(tmp_path / "list.parquet", [server.address(f"/ok{n}") for n in range(30)])
+    report = download_list(rows, tmp_path / "out", options())
+    assert (report.num_downloaded, report.failures) == (11, {"opted_out": 19})
+    assert server.asked[RESERVATIONS_PATH] == 1 and sum(server.asked.values()) == 12
+
+
+@pytest.mark.parametrize(
+    ("content", "reserved"),
+    [
+        (b'[{"location": "/", "tdm-reservation": 1}]', ["/a.jpg", "/b/c.png"]),
+        (b'[{"location": "/b/*.png$", "tdm-reservation": "1"}]', ["/b/c.png"]),
+        (b'[{"location": "/*/c", "tdm-reservation": 1}]', ["/b/c.png"]),
+        (b'[{"location": "/a$", "tdm-reservation": 1}, {"location": "/a.jpg$", "tdm-reservation": 1}]', ["/a.jpg"]),
+        (b'[{"location": "/b", "tdm-reservation": 0}, {"location": "*", "tdm-reservation": 1}]', ["/a.jpg"]),
+        (b'[{"location": "/" , "tdm-reservation": 0}]', []),
+        (b'[{"location": 7, "tdm-reservation": 1}, 3, {"tdm-reservation": 1}]', []),
+        (b'[{"location": "' + b"/*a" * 150 + b'", "tdm-reservation": 1}]', []),
+        (b'{"location": "/"}', []),
+        (b"[" * 10**5, []),
+        (b"\xff\xd8\xff", []),
+        (b"", []),
+    ],
+)
+def test_reservation_files_are_read_as_written_or_not_at_all(content, reserved):
+    rules = reserved_paths(content)
+    assert [path for path in ("/a.jpg", "/b/c.png") if is_reserved(path, rules)] == reserved
 
 
 def test_another_list_is_refused(server, tmp_path):
