@@ -68,7 +68,7 @@ def assemble(
     metadata, damage = _read_metadata([part for part in parts if part.name.kind is FileKind.METADATA])
     number = 0
     for picture in pictures or (None,):
-        image_bytes, picture_fault = _read_picture(picture) if picture else (None, None)
+        image_bytes, obstacle = _read_picture(picture) if picture else (None, None)
         for row in rows or ({},):
             fields = fields_of(row, *metadata)
             found = find_caption(fields, texts, reading)
@@ -80,7 +80,7 @@ def assemble(
                 suffix = parts[0].name.suffix.lower()[:8] if parts else ""
                 yield with_fault(sample, (DropReason.UNKNOWN_KIND, suffix or "no suffix"))
             else:
-                yield with_fault(sample, picture_fault or damage)
+                yield with_fault(sample, obstacle or damage)
 
 
 def make_sample(
