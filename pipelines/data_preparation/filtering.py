@@ -179,6 +179,12 @@ def is_labelled(sample: "CaptionImage") -> bool:
     return sample.nsfw is not None or sample.unsafe_score is not None
 
 
+def is_unsafe(sample: "CaptionImage", policy: FilterPolicy) -> bool:
+    """Whether a label or a score says that the picture is unsafe."""
+    has_label = sample.nsfw is not None and sample.nsfw != policy.allowed_nsfw
+    return has_label or (sample.unsafe_score is not None and sample.unsafe_score > policy.max_unsafe_score)
+
+
 def drop_reason(sample: "CaptionImage", policy: FilterPolicy) -> DropReason | None:
     """Why the sample is dropped, as far as known without decoding its picture; None: keep it so far."""
     reason = sample.fault or drop_reason_of_caption(sample.caption, policy) or _drop_reason_of_labels(sample, policy)
@@ -226,9 +232,7 @@ def _drop_reason_of_placeholder(caption: str) -> DropReason | None:
 
 
 def _drop_reason_of_labels(sample: "CaptionImage", policy: FilterPolicy) -> DropReason | None:
-    if sample.nsfw is not None and sample.nsfw != policy.allowed_nsfw:
-        return DropReason.NSFW
-    if sample.unsafe_score is not None and sample.unsafe_score > policy.max_unsafe_score:
+    if is_unsafe(sample, policy):
         return DropReason.NSFW
     if not policy.keep_unlabelled and not is_labelled(sample):
         return DropReason.UNLABELLED
