@@ -109,7 +109,7 @@ def captioned_pictures(
     """
     from pipelines.data_preparation.encoding import decode_picture
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
-    from pipelines.data_preparation.reading_options import ReadingOptions
+    from pipelines.data_preparation.reading.reading_options import ReadingOptions
     from pipelines.data_preparation.sources.finding import find_sources
     from pipelines.data_preparation.sources.sample import SourceDamage
 

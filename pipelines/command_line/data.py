@@ -312,7 +312,7 @@ def train_tokenizer_command(
 
 def _policy(*, reading: dict[str, str | None], **limits: Any) -> "FilterPolicy":
     from pipelines.data_preparation.filtering import FilterPolicy
-    from pipelines.data_preparation.reading_options import ReadingOptions
+    from pipelines.data_preparation.reading.reading_options import ReadingOptions
 
     return FilterPolicy(**limits, reading=ReadingOptions(**reading))
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
-from pipelines.data_preparation.captions import (
+from pipelines.data_preparation.reading.captions import (
     LARGEST_TEXT,
     is_file_name,
     is_placeholder,
@@ -14,8 +14,8 @@ from pipelines.data_preparation.captions import (
     is_written_list,
     visible_length,
 )
-from pipelines.data_preparation.labels import SAFE
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.labels import SAFE
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from pipelines.data_preparation.sources.sample import CaptionImage
@@ -61,6 +61,7 @@ NAMED = frozenset(
     (
         *(DropReason.MISSING_IMAGE, DropReason.CORRUPT_IMAGE, DropReason.TOO_LARGE, DropReason.UNREADABLE_FILE),
         *(DropReason.INCOMPLETE, DropReason.UNREADABLE_TEXT, DropReason.DAMAGED_METADATA),
+        DropReason.UNSUPPORTED_FORMAT,
     )
 )
 """Reasons for which a report names the samples: a file is at fault, and can be mended."""

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.data_preparation.filtering import FilterPolicy, drop_reason
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.folder_source import FolderSource
 from pipelines.demo.codec_and_clip import train_codec_and_clip

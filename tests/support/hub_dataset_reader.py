@@ -11,7 +11,7 @@ import datasets
 from huggingface_hub import HfApi
 from PIL import Image
 
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.sample import CaptionImage
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.data_preparation.labels import Fields, fields_of, first_value, fold_name
+from pipelines.data_preparation.reading.labels import Fields, fields_of, first_value, fold_name
 from pipelines.data_preparation.sources.assembly import CAPTION_COLUMNS
 from pipelines.data_preparation.sources.caption_tables import TableDamage, read_table
 from pipelines.data_preparation.sources.parquet_source import plain_values

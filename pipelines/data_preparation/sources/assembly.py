@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.data_preparation.captions import LARGEST_TEXT, clean_caption, decode_text
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.labels import (
+from pipelines.data_preparation.reading.captions import LARGEST_TEXT, clean_caption, decode_text
+from pipelines.data_preparation.reading.labels import (
     LARGEST_METADATA_BYTES,
     Fields,
     fields_of,
@@ -15,7 +15,7 @@ from pipelines.data_preparation.labels import (
     parse_metadata,
     read_labels,
 )
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import (
     LARGEST_PICTURE_BYTES,
     FileKind,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pipelines.data_preparation.labels import LARGEST_METADATA_BYTES, fields_of, first_value, parse_metadata
+from pipelines.data_preparation.reading.labels import LARGEST_METADATA_BYTES, fields_of, first_value, parse_metadata
 
 TABLE_NAMES = tuple(
     f"{stem}{suffix}" for stem in ("metadata", "captions", "labels") for suffix in (".jsonl", ".csv", ".tsv")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import PICTURE_SUFFIXES, readable_name
 from pipelines.data_preparation.sources.folder_source import FolderSource
 from pipelines.data_preparation.sources.parquet_source import ParquetSource

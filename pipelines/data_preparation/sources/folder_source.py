@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.assembly import Part, assemble, find_caption, make_sample, with_fault
 from pipelines.data_preparation.sources.caption_tables import Row, TableDamage, is_table, read_table
 from pipelines.data_preparation.sources.file_kinds import (

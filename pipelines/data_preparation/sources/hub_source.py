@@ -9,7 +9,7 @@ import datasets
 import huggingface_hub
 
 from hub_tools.hub_client import is_outage
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import LARGEST_PICTURE_BYTES
 from pipelines.data_preparation.sources.picture_columns import find_image_column, sample_of_row
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import readable_name
 from pipelines.data_preparation.sources.picture_columns import find_image_column, is_wanted, sample_of_row
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage

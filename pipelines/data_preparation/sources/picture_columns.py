@@ -5,8 +5,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.labels import ALL_FIELDS, fields_of, first_value, fold_name, parse_metadata
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.labels import ALL_FIELDS, fields_of, first_value, fold_name, parse_metadata
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.assembly import (
     CAPTION_COLUMNS,
     find_caption,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.assembly import Part, assemble, with_fault
 from pipelines.data_preparation.sources.file_kinds import FileKind, readable_name, split_name
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage

@@ -80,7 +80,7 @@ def test_reports_add_up_and_survive_storage():
         kept_unlabelled=1,
         dropped={"nsfw": 2, "corrupt_image": 1, "unsupported_format": 1},
         details={"unsupported_format: HEIC": 1},
-        unreadable=("a.tar: 000 (corrupt_image)",),
+        unreadable=("a.tar: 000 (corrupt_image)", "a.tar: 000 (unsupported_format)"),
         damaged_sources=("b.tar: cut",),
     )
     assert report.seen == 7

@@ -8,7 +8,7 @@ import pytest
 from captioned_files import JPEG, outcomes, read, write_files
 
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources import folder_source
 from pipelines.data_preparation.sources.folder_source import FolderSource
 

@@ -9,7 +9,7 @@ import pytest
 from captioned_files import JPEG, outcomes, read, sample_members, write_files, write_tar
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.parquet_source import ParquetSource
 

@@ -11,7 +11,7 @@ import pytest
 from captioned_files import JPEG, outcomes, read, sample_members, write_tar
 
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
-from pipelines.data_preparation.reading_options import ReadingOptions
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources import tar_index, tar_source
 from pipelines.data_preparation.sources.sample import CaptionImage
 from pipelines.data_preparation.sources.tar_source import TarSource

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
-from pipelines.data_preparation.labels import Labels, fields_of, read_labels
+from pipelines.data_preparation.reading.labels import Labels, fields_of, read_labels
 from pipelines.data_preparation.sources.sample import CaptionImage
 
 

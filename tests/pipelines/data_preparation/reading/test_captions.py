@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from pipelines.data_preparation.captions import clean_caption, decode_text, visible_length
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason_of_caption
+from pipelines.data_preparation.reading.captions import clean_caption, decode_text, visible_length
 
 
 @pytest.mark.parametrize(
