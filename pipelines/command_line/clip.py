@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipelines.command_line.data import CaptionLines
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -32,6 +34,7 @@ def train(
     ] = None,
     code_corruption: Annotated[float, typer.Option(help="Mean share of wrong codes in reconstructed pictures.")] = 0.03,
     max_pictures: Annotated[int | None, typer.Option(help="Read at most this many pictures.")] = None,
+    caption_lines: CaptionLines = "drop",
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
@@ -67,7 +70,7 @@ def train(
         torch.set_num_threads(cpu_threads)
     image_codec = VQGANCodec.from_pretrained(codec) if codec else None
     dropped: Counter[str] = Counter()
-    pairs = captioned_pictures(pictures, dropped, image_size, limit=max_pictures)
+    pairs = captioned_pictures(pictures, dropped, image_size, limit=max_pictures, caption_lines=caption_lines)
     with stage_progress() as on_progress:
         report = train_clip(pairs, output, config, codec=image_codec, on_progress=on_progress)
     _print_report(report, output, dropped)
@@ -98,26 +101,29 @@ def rank(
 
 
 def captioned_pictures(
-    paths: list[Path], dropped: Counter[str], image_size: int, *, limit: int | None = None
+    paths: list[Path], dropped: Counter[str], image_size: int, *, limit: int | None = None, caption_lines: str = "drop"
 ) -> Iterator[tuple[str, "np.ndarray"]]:
     """Yield `(caption, picture (image_size, image_size, 3) uint8)` of all sources; count the others in `dropped`.
 
     The dataset's filter and its way to make squares apply, so that the CLIP sees what the model sees.
     """
-    from pipelines.data_preparation.caption_image_sources import SourceDamage, find_sources
     from pipelines.data_preparation.encoding import decode_picture
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
+    from pipelines.data_preparation.reading.reading_options import ReadingOptions
+    from pipelines.data_preparation.sources.finding import find_sources
+    from pipelines.data_preparation.sources.sample import SourceDamage
 
+    policy = FilterPolicy(reading=ReadingOptions(caption_lines=caption_lines))
     num_yielded = 0
-    for source in find_sources(paths):
+    for source in find_sources(paths, policy.reading):
         for sample in source.samples():
             if num_yielded == limit:
                 return
             if isinstance(sample, SourceDamage):
                 dropped[str(sample)] += 1
                 continue
-            reason = drop_reason(sample, FilterPolicy())
-            decoded = reason or decode_picture(sample.image_bytes, image_size, FilterPolicy())
+            reason = drop_reason(sample, policy)
+            decoded = reason or decode_picture(sample.image_bytes, image_size, policy)
             if isinstance(decoded, DropReason):
                 dropped[decoded.value] += 1
                 continue

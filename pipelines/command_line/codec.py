@@ -48,7 +48,7 @@ def train(
 
       dalle-collab codec train shards/*.tar --output my-codec --codebook-size 2048 --steps 5000
     """
-    from pipelines.data_preparation.caption_image_sources import find_sources
+    from pipelines.data_preparation.sources.finding import find_sources
 
     find_sources(pictures)  # before torch is imported, so that a mistyped path is reported at once
     import torch
@@ -163,7 +163,7 @@ def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "tor
     import torch
     from rich.progress import Progress
 
-    from pipelines.data_preparation.caption_image_sources import find_sources
+    from pipelines.data_preparation.sources.finding import find_sources
 
     sources = find_sources(paths)
     pictures = []
@@ -180,9 +180,9 @@ def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "tor
 
 
 def _decoded_pictures(sources: list, image_size: int) -> Iterator:
-    from pipelines.data_preparation.caption_image_sources import CaptionImage
     from pipelines.data_preparation.encoding import decode_picture
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy
+    from pipelines.data_preparation.sources.sample import CaptionImage
 
     for source in sources:
         for sample in source.samples():

@@ -3,26 +3,60 @@
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import torch
 
-    from pipelines.data_preparation.caption_image_sources import CaptionImageSource
-    from pipelines.data_preparation.filtering import FilterReport
+    from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
     from pipelines.data_preparation.inspection.dataset_facts import DatasetFacts
     from pipelines.data_preparation.shard_writing import PreparationResult
+    from pipelines.data_preparation.sources.sample import CaptionImageSource
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 MOST_NAMES_SHOWN = 10
+Places = Annotated[
+    list[str], typer.Argument(help="Tars, Parquet files, folders of them or of pictures, or Hub datasets ORG/NAME.")
+]
+MinCaptionLength = Annotated[int, typer.Option(help="Characters in the shortest caption kept.")]
+MaxCaptionLength = Annotated[int, typer.Option(help="Characters in the longest caption kept.")]
+KeepPlaceholders = Annotated[
+    bool, typer.Option("--keep-placeholders", help="Keep captions such as nan, IMG_2019.jpg, addresses and lists.")
+]
+MaxAspectRatio = Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")]
+MinSide = Annotated[int, typer.Option(help="Pixels of the shorter side of the smallest picture kept.")]
+DropUnlabelled = Annotated[
+    bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label or score (for web crawls).")
+]
+MaxUnsafeScore = Annotated[float, typer.Option(help="Highest punsafe kept, where there is one.")]
+MinSimilarity = Annotated[
+    float | None, typer.Option(help="Lowest similarity of caption and picture kept; drops samples without one.")
+]
+CaptionLines = Annotated[
+    str, typer.Option(help="A caption of several lines: drop the sample, take the first line, or join the lines.")
+]
+CaptionColumn = Annotated[
+    str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
+]
+ImageColumn = Annotated[
+    str | None, typer.Option(help="Column of pictures in Parquet and Hub datasets; default: image, jpg, ...")
+]
+ADVICE = {
+    "several_lines": "--caption-lines first keeps their first line, --caption-lines join all lines",
+    "missing_caption": "--caption-column NAME says in which column or JSON field captions are",
+    "unsupported_format": "convert these pictures to PNG, JPEG or WebP to use them",
+}
+"""What to do about samples that were dropped for these reasons."""
 
 
 @app.command()
 def prepare(
-    sources: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
+    sources: Places,
     codec: Annotated[str, typer.Option(help="Codec folder or Hub repository ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder of shards; an unfinished one is continued.")],
     codec_revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the codec repository.")] = None,
@@ -39,11 +73,20 @@ def prepare(
     picture_memory: Annotated[
         int, typer.Option(help="MiB that decoding a picture may take; larger ones are dropped.")
     ] = 256,
-    min_caption_length: Annotated[int, typer.Option(help="Characters in the shortest caption kept.")] = 3,
-    max_aspect_ratio: Annotated[float, typer.Option(help="Largest ratio of longer to shorter side kept.")] = 2.0,
-    drop_unlabelled: Annotated[
-        bool, typer.Option("--drop-unlabelled", help="Drop samples without an NSFW label (for web crawls).")
-    ] = False,
+    min_caption_length: MinCaptionLength = 3,
+    max_caption_length: MaxCaptionLength = 2000,
+    keep_placeholders: KeepPlaceholders = False,
+    max_aspect_ratio: MaxAspectRatio = 2.0,
+    min_side: MinSide = 1,
+    drop_unlabelled: DropUnlabelled = False,
+    max_unsafe_score: MaxUnsafeScore = 0.5,
+    min_similarity: MinSimilarity = None,
+    caption_lines: CaptionLines = "drop",
+    caption_column: CaptionColumn = None,
+    image_column: ImageColumn = None,
+    leave_out: Annotated[
+        Path | None, typer.Option(help="List of duplicates to leave out, made by data deduplicate.")
+    ] = None,
 ) -> None:
     """Filter captioned pictures, encode them and write Brotli Parquet shards.
 
@@ -54,13 +97,25 @@ def prepare(
       dalle-collab data prepare shards/*.tar --codec my-org/codec --output my-dataset
 
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --shard-size 1024
+
+      dalle-collab data prepare hub:my-org/photographs --codec my-codec --output my-dataset --caption-column text
     """
-    from pipelines.data_preparation.caption_image_sources import find_sources
-    from pipelines.data_preparation.filtering import FilterPolicy
     from pipelines.data_preparation.pictures.picture_options import PictureOptions
 
     pictures = PictureOptions(fit=fit, memory_mib=picture_memory)
-    found = find_sources(sources)  # before torch is imported, so that a mistyped path is reported at once
+    policy = _policy(
+        min_caption_length=min_caption_length,
+        max_caption_length=max_caption_length,
+        keep_placeholders=keep_placeholders,
+        max_aspect_ratio=max_aspect_ratio,
+        min_side=min_side,
+        keep_unlabelled=not drop_unlabelled,
+        max_unsafe_score=max_unsafe_score,
+        min_similarity=min_similarity,
+        reading=dict(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
+    )
+    # Before torch is imported, so that a mistyped path is reported at once.
+    found = _find_sources(sources, policy, leave_out)
     from pipelines.data_preparation.shard_writing import PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
     from pipelines.torch_devices import torch_devices
@@ -73,17 +128,135 @@ def prepare(
         devices=devices,
         precision=precision,
         pictures=pictures,
-        policy=FilterPolicy(
-            min_caption_length=min_caption_length,
-            max_aspect_ratio=max_aspect_ratio,
-            keep_unlabelled=not drop_unlabelled,
-        ),
+        policy=policy,
     )
     loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=devices[0])
     result = _prepare_with_progress(found, loaded, output, options)
     _print_report(result.report)
-    _print_formats_not_read(found)
+    _print_advice(result.report)
     _print_shards(result, output)
+
+
+@app.command()
+def download(
+    addresses: Annotated[
+        Path, typer.Argument(help="List of URLs and captions: Parquet, CSV, TSV, jsonl, or a folder.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder of tars; an unfinished one is continued.")],
+    part_size: Annotated[int, typer.Option(help="Rows of the list per tar.")] = 10_000,
+    caption_column: Annotated[
+        str | None, typer.Option(help="Column of captions; default: caption, text, alt_text, ...")
+    ] = None,
+    at_once: Annotated[int, typer.Option(help="Pictures on their way at the same time.")] = 32,
+    at_once_per_host: Annotated[int, typer.Option(help="Of these, from one host.")] = 4,
+    timeout_seconds: Annotated[float, typer.Option(help="For one picture.")] = 30.0,
+    largest_megabytes: Annotated[int, typer.Option(help="Of the largest picture; times --at-once bounds memory.")] = 16,
+    user_agent: Annotated[str | None, typer.Option(help="How servers see you; say how to reach you.")] = None,
+    allow_private_addresses: Annotated[
+        bool, typer.Option("--allow-private-addresses", help="Fetch from your own network too.")
+    ] = False,
+) -> None:
+    """Download the pictures of a list into tars that `data prepare` reads.
+
+    Pictures whose servers say `X-Robots-Tag: noai` or `TDM-Reservation: 1` are left alone. What fails for a passing
+    reason is tried a second time. Ctrl-C loses no finished tar: the same command continues.
+
+    Examples:
+
+      dalle-collab data download laion.parquet --output pictures
+
+      dalle-collab data prepare pictures --codec my-codec --output my-dataset --drop-unlabelled
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from pipelines.data_preparation.downloading.download import DownloadOptions, download_list
+    from pipelines.data_preparation.downloading.fetching import USER_AGENT, FetchingOptions
+
+    options = DownloadOptions(
+        part_size=part_size,
+        caption_column=caption_column,
+        fetching=FetchingOptions(
+            num_at_once=at_once,
+            num_at_once_per_host=at_once_per_host,
+            timeout_seconds=timeout_seconds,
+            largest_bytes=largest_megabytes * 2**20,
+            user_agent=user_agent or USER_AGENT,
+            allow_private=allow_private_addresses,
+        ),
+    )
+    columns = (SpinnerColumn(), TextColumn("downloading {task.description}"), TimeElapsedColumn())
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("")
+        report = download_list(
+            addresses,
+            output,
+            options,
+            lambda done: bar.update(task, description=f"{done.num_downloaded} of {done.num_rows} rows"),
+        )
+    _print_counts("downloaded", report.num_downloaded, report.failures)
+    for damage in report.damaged_lists:
+        typer.echo(f"Damaged: {damage}", err=True)
+    typer.echo(f"{output}: {report.num_downloaded} pictures of {report.num_rows} rows")
+
+
+@app.command()
+def deduplicate(
+    sources: Places,
+    output: Annotated[Path, typer.Option(help="Folder of fingerprints and of the list; an unfinished one continues.")],
+    distance: Annotated[int, typer.Option(help="Bits of 124 in which near duplicates differ at most: 0 to 3.")] = 3,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    min_caption_length: MinCaptionLength = 3,
+    max_caption_length: MaxCaptionLength = 2000,
+    keep_placeholders: KeepPlaceholders = False,
+    max_aspect_ratio: MaxAspectRatio = 2.0,
+    min_side: MinSide = 1,
+    drop_unlabelled: DropUnlabelled = False,
+    max_unsafe_score: MaxUnsafeScore = 0.5,
+    min_similarity: MinSimilarity = None,
+    caption_lines: CaptionLines = "drop",
+    caption_column: CaptionColumn = None,
+    image_column: ImageColumn = None,
+) -> None:
+    """List pictures that come again, the same or nearly, over all sources; `data prepare --leave-out` drops them.
+
+    The first one of each is kept. Give the filter that you prepare with: only what it keeps is compared.
+
+    Examples:
+
+      dalle-collab data deduplicate pictures/ --output duplicates
+
+      dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --leave-out duplicates/duplicates.parquet
+    """
+    from rich.progress import Progress
+
+    policy = _policy(
+        min_caption_length=min_caption_length,
+        max_caption_length=max_caption_length,
+        keep_placeholders=keep_placeholders,
+        max_aspect_ratio=max_aspect_ratio,
+        min_side=min_side,
+        keep_unlabelled=not drop_unlabelled,
+        max_unsafe_score=max_unsafe_score,
+        min_similarity=min_similarity,
+        reading=dict(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
+    )
+    found = _find_sources(sources, policy)
+    from pipelines.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("fingerprinting", total=len(found))
+        report = find_duplicates(
+            found,
+            output,
+            policy,
+            distance=distance,
+            num_workers=workers or len(os.sched_getaffinity(0)),
+            on_source=lambda done: bar.update(task, completed=done),
+        )
+    typer.echo(
+        f"{output / LIST_NAME}: {report.num_exact} exact and {report.num_near} near duplicates among "
+        f"{report.num_compared} pictures"
+    )
 
 
 @app.command()
@@ -197,6 +370,27 @@ def train_tokenizer_command(
     typer.echo(f"{output}: a tokenizer of {len(tokenizer)} tokens.")
 
 
+def _policy(*, reading: dict[str, str | None], **limits: Any) -> "FilterPolicy":
+    from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.data_preparation.reading.reading_options import ReadingOptions
+
+    return FilterPolicy(**limits, reading=ReadingOptions(**reading))
+
+
+def _find_sources(
+    places: list[str], policy: "FilterPolicy", leave_out: Path | None = None
+) -> "Sequence[CaptionImageSource]":
+    from pipelines.data_preparation.sources.finding import find_sources
+
+    found = find_sources(places, policy.reading)
+    if leave_out is None:
+        return found
+    from pipelines.data_preparation.deduplication.duplicates import DuplicatesList, SourceWithoutDuplicates
+
+    duplicates = DuplicatesList(leave_out)
+    return [SourceWithoutDuplicates(source, duplicates) for source in found]
+
+
 def _prepare_with_progress(found: list, codec: object, output: Path, options: object) -> "PreparationResult":
     from rich.progress import (
         BarColumn,
@@ -263,14 +457,7 @@ def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.
 
 
 def _print_report(report: "FilterReport") -> None:
-    from rich.table import Table
-
-    from pipelines.command_line.terminal.consoles import open_console
-
-    table = Table("", "samples", "share")
-    for name, count in [("kept", report.kept), *report.dropped.items()]:
-        table.add_row(name.replace("_", " "), str(count), f"{100 * count / max(1, report.seen):.1f} %")
-    open_console().print(table)
+    _print_counts("kept", report.kept, report.dropped)
     for title, names in (("Unreadable pictures", report.unreadable), ("Damaged sources", report.damaged_sources)):
         if names:
             typer.echo(f"{title} ({len(names)}):")
@@ -280,13 +467,26 @@ def _print_report(report: "FilterReport") -> None:
                 typer.echo(f"  ... and {len(names) - MOST_NAMES_SHOWN} more, all in report.json")
 
 
-def _print_formats_not_read(sources: "list[CaptionImageSource]") -> None:
-    from pipelines.data_preparation.caption_image_sources import FolderSource
+def _print_counts(success: str, num_successes: int, others: "Mapping[str, int]") -> None:
+    from rich.table import Table
 
-    for source in sources:
-        if isinstance(source, FolderSource) and source.not_read:
-            counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(source.not_read.items()))
-            typer.echo(f"{source.name}: not read: {counts}. Convert them to PNG, JPEG or WebP to use them.")
+    from pipelines.command_line.terminal.consoles import open_console
+
+    table = Table("", "samples", "share")
+    num_samples = num_successes + sum(others.values())
+    for name, count in [(success, num_successes), *others.items()]:
+        table.add_row(name.replace("_", " "), str(count), f"{100 * count / max(1, num_samples):.1f} %")
+    open_console().print(table)
+
+
+def _print_advice(report: "FilterReport") -> None:
+    for detail, count in report.details.items():
+        typer.echo(f"  {count} {detail.replace('_', ' ')}")
+    for reason, advice in ADVICE.items():
+        if count := report.dropped.get(reason):
+            typer.echo(f"{count} dropped for {reason.replace('_', ' ')}: {advice}.")
+    if report.kept_unlabelled:
+        typer.echo(f"{report.kept_unlabelled} of {report.kept} kept have no NSFW label: --drop-unlabelled drops them.")
 
 
 def _print_shards(result: "PreparationResult", output: Path) -> None:

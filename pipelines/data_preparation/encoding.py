@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage, SourceDamage
 from pipelines.data_preparation.device_encoding import Encoders
-from pipelines.data_preparation.filtering import DropReason, FilterPolicy, FilterReport, report_of_drop
+from pipelines.data_preparation.filtering import DropReason, FilterPolicy, FilterReport, is_labelled, report_of_drop
 from pipelines.data_preparation.pictures.decoding import square_picture
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.picture_options import PictureOptions
+from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
 
 SCALARS = ("key", "width", "height", "NSFW", "similarity")
 
@@ -68,7 +68,7 @@ def encode_samples(
         captions=tuple(collected.captions),
         image_codes=np.concatenate(codes) if codes else np.empty((0, encoders.codec.config.num_codes), np.int16),
         scalars={name: tuple(values) for name, values in collected.scalars.items()},
-        report=sum_reports([*collected.drops, FilterReport(kept=len(collected.captions))]),
+        report=sum_reports([*collected.drops, collected.report_of_kept()]),
     )
 
 
@@ -89,7 +89,11 @@ class _Collected:
         self.captions: list[str] = []
         self.scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
         self.drops: list[FilterReport] = []
-        self._num_new = 0
+        self._num_new = self._num_unlabelled = 0
+
+    def report_of_kept(self) -> FilterReport:
+        """The report of the samples that were kept."""
+        return FilterReport(kept=len(self.captions), kept_unlabelled=self._num_unlabelled)
 
     def take_num_new(self) -> int:
         """The number of samples since the last call."""
@@ -113,6 +117,7 @@ class _Collected:
 
     def _add(self, sample: CaptionImage, width: int, height: int) -> None:
         self.captions.append((sample.caption or "").strip())
+        self._num_unlabelled += not is_labelled(sample)
         values = (f"{sample.source}/{sample.key}", width, height, sample.nsfw, sample.similarity)
         for name, value in zip(SCALARS, values, strict=True):
             self.scalars[name].append(value)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from hub_tools.checks import check_choice, check_counts
-from pipelines.data_preparation.caption_image_sources import CaptionImageSource
 from pipelines.data_preparation.device_encoding import PRECISIONS, Encoders, sub_batch_size
 from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
 from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
@@ -25,6 +24,7 @@ from pipelines.data_preparation.preparation_manifest import (
     load_manifest,
     write_json,
 )
+from pipelines.data_preparation.sources.sample import CaptionImageSource
 from pipelines.data_preparation.span_reader import SpanReader
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage, CaptionImageSource, SourceDamage
 from pipelines.data_preparation.preparation_manifest import InputPosition
+from pipelines.data_preparation.sources.sample import CaptionImage, CaptionImageSource, SourceDamage
 
 
 class SpanReader:

@@ -19,5 +19,6 @@ def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_steps: int, cl
     with stages.stage("clip_training", "Training a CLIP for these pictures"):
         stages.run(
             "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder), "--steps", str(clip_steps),
-            "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder), log_name="clip",
+            "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder),
+            "--caption-lines", plan.caption_lines, log_name="clip",
         )  # fmt: skip

@@ -24,6 +24,9 @@ class DemoPlan:
     own_pictures: Path | None = None
     """Somebody's folder of pictures; None: the demo makes some in `work/pictures`."""
 
+    caption_lines: str = "drop"
+    """What captions of several lines are: drop, first or join."""
+
     codec_folder: Path = Path()
     clip_folder: Path = Path()
 

@@ -6,14 +6,18 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines.data_preparation.caption_image_sources import FolderSource, find_sources
 from pipelines.data_preparation.filtering import FilterPolicy, drop_reason
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
+from pipelines.data_preparation.sources.finding import find_sources
+from pipelines.data_preparation.sources.folder_source import FolderSource
 from pipelines.demo.codec_and_clip import train_codec_and_clip
 from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.summary import DemoSummary, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
 NUM_CAPTIONS = 16
+# Text files of collections hold translations and notes below the caption.
+READING = ReadingOptions(caption_lines="first")
 
 RUN_SETTINGS: dict[str, Any] = dict(
     hidden_size=160,
@@ -50,6 +54,7 @@ def run_photographs_demo(source: Path, output: Path, console: Console) -> DemoSu
         name="photographs",
         output=output,
         own_pictures=source,
+        caption_lines=READING.caption_lines,
         codec_folder=work / "codec",
         clip_folder=work / "clip",
         run_settings=RUN_SETTINGS,
@@ -63,7 +68,7 @@ def run_photographs_demo(source: Path, output: Path, console: Console) -> DemoSu
         console,
     )
     pictures = FolderSource(source)
-    summary = summarise_demo(result, picture_bytes=pictures.num_bytes / len(pictures.pictures))
+    summary = summarise_demo(result, picture_bytes=pictures.num_bytes / pictures.num_pictures)
     write_summary(
         output,
         "Pictures from a folder, drawn by a model that two peers trained together",
@@ -80,6 +85,6 @@ def captions_to_draw(source: Path) -> list[str]:
     Raises:
         FileNotFoundError, ValueError: there is no such folder, or nothing in it can be read.
     """
-    samples = (sample for found in find_sources([source]) for sample in found.samples())
-    captions = {sample.caption for sample in samples if drop_reason(sample, FilterPolicy()) is None}
+    samples = (sample for found in find_sources([source], READING) for sample in found.samples())
+    captions = {sample.caption for sample in samples if drop_reason(sample, FilterPolicy(reading=READING)) is None}
     return sorted(captions, key=lambda caption: hashlib.sha256(caption.encode()).digest())[:NUM_CAPTIONS]

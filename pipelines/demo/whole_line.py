@@ -147,6 +147,7 @@ def _publish_dataset(stages: Stages, plan: DemoPlan, token: str) -> None:
         stages.run(
             "dalle-collab", "data", "prepare", str(plan.pictures_to_train_on), "--codec", plan.repository("-codec"),
             "--output", str(plan.work / "dataset"), "--shard-size", str(plan.shard_size),
+            "--caption-lines", plan.caption_lines,
             token=token, log_name="prepare",
         )  # fmt: skip
     with stages.stage("publishing", "Publishing the dataset in one commit"):

@@ -18,12 +18,12 @@ from measurement import Row, write_results
 from PIL import Image
 
 from pipelines.data_preparation import device_encoding
-from pipelines.data_preparation.caption_image_sources import find_sources
 from pipelines.data_preparation.device_encoding import encode_pixels, sub_batch_size
 from pipelines.data_preparation.encoding import decode_picture
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.inspection.dataset_facts import collect_facts
 from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
+from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
 from pipelines.demo.shipped_models import PRETRAINED_CODEC
 from pipelines.image_codes.vqgan_codec import VQGANCodec, VQGANConfig

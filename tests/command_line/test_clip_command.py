@@ -59,7 +59,7 @@ def test_the_clip_sees_pictures_as_the_codec_does_and_what_the_dataset_leaves_ou
     for name in ("a", "flat"):
         (tmp_path / f"{name}.txt").write_text(f"a picture, {name}\nde.utf8=ein Bild")
     dropped = Counter()
-    ((caption, picture),) = captioned_pictures([tmp_path], dropped, 32)
+    ((caption, picture),) = captioned_pictures([tmp_path], dropped, 32, caption_lines="first")
     assert caption == "a picture, a" and dropped == {"extreme_aspect_ratio": 1}
     seen, _, _ = decode_picture((tmp_path / "a.png").read_bytes(), 32, FilterPolicy())
     assert np.array_equal(picture, seen) and (picture[0] == 255).all() and picture[16, 16].tolist() == [200, 0, 0]
@@ -69,7 +69,7 @@ def test_the_clip_sees_pictures_as_the_codec_does_and_what_the_dataset_leaves_ou
 def test_train_reports_what_was_learnt_and_what_was_left_out(trained):
     output, result = trained
     assert result.exit_code == 0, result.output
-    assert "1 short_caption" in result.output and "1 corrupt_image" in result.output
+    assert "1 empty_caption" in result.output and "1 corrupt_image" in result.output
     assert "the same by chance" in result.output
     assert {"open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json"} <= {
         file.name for file in output.iterdir()

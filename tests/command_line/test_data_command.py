@@ -85,8 +85,41 @@ def test_two_versions_are_compared_and_padding_changes_codes_alone(run, pictures
 
 def test_formats_that_are_not_read_are_named(run, pictures, codec, tmp_path):
     (pictures / "drawing.svg").write_text("<svg/>")
+    (pictures / "00.txt").write_text("one\ntwo\n")
     done = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
-    assert "pictures: not read: 1 .svg. Convert them to PNG, JPEG or WebP to use them." in done.stdout
+    assert "1 unsupported format: SVG" in done.stdout and "convert these pictures to PNG, JPEG or WebP" in done.stdout
+    assert "1 dropped for several lines: --caption-lines first keeps their first line" in done.stdout
+    assert "38 of 38 kept have no NSFW label: --drop-unlabelled drops them." in done.stdout
+    other = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data", "--caption-lines", "first")
+    assert other.returncode == 1 and "was started with filter = " in other.stderr
+    refused = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data", "--caption-lines", "all")
+    assert "caption_lines is 'all'; expected one of drop, first, join." in refused.stderr
+
+
+def test_a_list_of_addresses_is_downloaded_and_prepared(run, codec, tmp_path):
+    rows = [{"URL": f"https://127.0.0.1:1/{number}.jpg", "TEXT": "a cat"} for number in range(3)]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = run("download", tmp_path / "list.jsonl", "--output", tmp_path / "tars")
+    assert done.returncode == 0, done.stderr
+    assert "private address" in done.stdout and "0 pictures of 3 rows" in done.stdout
+    again = run("download", tmp_path / "list.jsonl", "--output", tmp_path / "tars", "--part-size", 2)
+    assert again.returncode == 1 and "was begun with another part_size" in again.stderr
+    prepared = run("prepare", tmp_path / "list.jsonl", "--codec", codec, "--output", tmp_path / "data")
+    assert prepared.returncode == 1 and "dalle-collab data download" in prepared.stderr
+
+
+def test_duplicates_are_listed_and_left_out(run, pictures, codec, tmp_path):
+    (pictures / "zz.png").write_bytes((pictures / "05.png").read_bytes())
+    (pictures / "zz.txt").write_text("the fifth picture again")
+    done = run("deduplicate", pictures, "--output", tmp_path / "found", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert "1 exact and 0 near duplicates among 4" in done.stdout
+    leave_out = ("--leave-out", tmp_path / "found" / "duplicates.parquet")
+    prepared = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data", *leave_out)
+    assert prepared.returncode == 0 and "exact duplicate" in prepared.stdout
+    assert json.loads((tmp_path / "data" / "report.json").read_text())["dropped"]["exact_duplicate"] == 1
+    other = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
+    assert other.returncode == 1 and "was started with sources = " in other.stderr
 
 
 def test_codec_and_captions_come_from_the_hub(run, hub, pictures, codec, tmp_path):

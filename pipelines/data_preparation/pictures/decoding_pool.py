@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage
 from pipelines.data_preparation.filtering import DropReason, drop_reason
 from pipelines.data_preparation.pictures import decoding_process
 from pipelines.data_preparation.pictures.decoding import SquarePicture
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings
+from pipelines.data_preparation.sources.sample import CaptionImage
 
 PROGRAM = ("-m", decoding_process.__name__)
 SAMPLES_PER_GROUP = 8

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub_tools.atomic_files import write_text_whole, written_whole
-from pipelines.data_preparation.caption_image_sources import CaptionImage
-from pipelines.data_preparation.filtering import DropReason
+from pipelines.data_preparation.filtering import DropReason, is_unsafe
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
+from pipelines.data_preparation.sources.sample import CaptionImage
 
 FOLDER_NAME = "dropped"
 MOST_PER_REASON = 8
@@ -47,7 +47,8 @@ class DroppedPictures:
 
     def keep(self, sample: CaptionImage, reason: DropReason) -> None:
         """Keep this sample if there are few of its kind."""
-        if self._num_earlier[reason] + self._num_here[reason] >= MOST_PER_REASON or self._is_unsafe(sample, reason):
+        is_full = self._num_earlier[reason] + self._num_here[reason] >= MOST_PER_REASON
+        if is_full or reason is DropReason.NSFW or is_unsafe(sample, self.pool.settings.policy):
             return
         self.folder.mkdir(exist_ok=True)
         name = f"{reason}-{self._shard:05d}-{self._num_here[reason]}"
@@ -60,9 +61,6 @@ class DroppedPictures:
         lines = f"{sample.source}/{sample.key}", sample.caption or ""
         text = "".join(f"{' '.join(line[:MOST_CHARACTERS].split())}\n" for line in lines)
         write_text_whole(self.folder / f"{name}.txt", text.encode(errors="replace").decode())
-
-    def _is_unsafe(self, sample: CaptionImage, reason: DropReason) -> bool:
-        return reason is DropReason.NSFW or sample.nsfw not in (None, self.pool.settings.policy.allowed_nsfw)
 
 
 def read_dropped_pictures(folder: Path) -> list[DroppedPicture]:

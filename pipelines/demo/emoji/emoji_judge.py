@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from pipelines.clip.clip_pictures import through_the_codec
-from pipelines.data_preparation.caption_image_sources import find_sources
 from pipelines.data_preparation.encoding import decode_picture
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
+from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.demo.emoji.emoji_pairs import name_parts, parse_caption
 from pipelines.evaluation.figures import wilson_interval
 from pipelines.image_codes.vqgan_codec import VQGANCodec

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage
 from pipelines.data_preparation.device_encoding import Encoders
 from pipelines.data_preparation.encoding import decode_picture, encode_samples
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
+from pipelines.data_preparation.sources.sample import CaptionImage
 
 
 def stored(picture: Image.Image, kind: str, **options) -> bytes:

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from pipelines.data_preparation.caption_image_sources import find_sources
 from pipelines.data_preparation.filtering import FilterPolicy
 from pipelines.data_preparation.preparation_manifest import PreparationError
 from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
+from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.image_codes.image_code_record import captions_and_codes, iterate_shard, read_layout
 
 OPTIONS = PreparationOptions(shard_size=16, batch_size=4, num_workers=2)

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data_preparation.caption_image_sources import find_sources
 from pipelines.data_preparation.inspection.record_sampling import spread_records
 from pipelines.data_preparation.inspection.verification import verify_folder
 from pipelines.data_preparation.shard_writing import PreparationOptions, layout_of, prepare_shards
+from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.image_codes.image_code_record import ImageCodeFormatError, image_code_table, write_image_code_shard
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.pictures.decoding import square_picture
 from pipelines.data_preparation.pictures.decoding_pool import DecodingError, DecodingPool
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
+from pipelines.data_preparation.sources.sample import CaptionImage
 
 DYING = (str(Path(__file__).parents[3] / "support/dying_decoder.py"),)
 SETTINGS = DecodingSettings(side=16, policy=FilterPolicy(), options=PictureOptions())

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pipelines.data_preparation.caption_image_sources import CaptionImage
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.dropped_pictures import (
@@ -11,6 +10,7 @@ from pipelines.data_preparation.pictures.dropped_pictures import (
     read_dropped_pictures,
 )
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
+from pipelines.data_preparation.sources.sample import CaptionImage
 
 SHORT, NSFW = DropReason.SHORT_CAPTION, DropReason.NSFW
 

@@ -1,0 +1,1 @@
+"""Downloads the pictures of a list of addresses into tars that `data prepare` reads."""

@@ -1,0 +1,79 @@
+"""Lists of pictures' addresses with captions: LAION's and others' Parquet, CSV, TSV and JSON lines."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.data_preparation.reading.labels import Fields, fields_of, first_value, fold_name
+from pipelines.data_preparation.sources.assembly import CAPTION_COLUMNS
+from pipelines.data_preparation.sources.caption_tables import TableDamage, read_table
+from pipelines.data_preparation.sources.parquet_source import plain_values
+
+LIST_SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
+ADDRESS_COLUMNS = ("url", "image_url", "img_url", "photo_image_url", "photo_url", "link")
+ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedPicture:
+    """One row of a list."""
+
+    address: str | None
+    """Where the picture is; None if the row is damaged or names no place."""
+    caption: str | None
+    """As it is written in the list."""
+    columns: Mapping[str, Any]
+    """All that the row says, its labels among it."""
+
+
+def list_files(place: Path) -> list[Path]:
+    """The files of a list: itself, or those in a folder by name. FileNotFoundError or ValueError if there is none."""
+    if not place.exists():
+        raise FileNotFoundError(f"There is no {place}. Expected a list of addresses: {', '.join(LIST_SUFFIXES)}.")
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
+    found = [file for file in files if file.suffix.lower() in LIST_SUFFIXES and not file.name.startswith(".")]
+    if not found:
+        raise ValueError(f"{place} has no list of addresses. Expected {', '.join(LIST_SUFFIXES)}.")
+    return found
+
+
+def listed_pictures(file: Path, caption_column: str | None = None) -> Iterator[ListedPicture]:
+    """All rows of a file in their order. TableDamage where it cannot be read further."""
+    rows = _parquet_rows(file) if file.suffix.lower() == ".parquet" else (row.values for row in read_table(file))
+    for values in rows:
+        fields = fields_of(values or {})
+        address = first_value(fields, ADDRESS_COLUMNS)
+        yield ListedPicture(
+            address=None if address is None else str(address).strip(),
+            caption=_caption(fields, caption_column),
+            columns={name: value for name, value in (values or {}).items() if not isinstance(value, bytes)},
+        )
+
+
+def _caption(fields: Fields, caption_column: str | None) -> str | None:
+    value = first_value(fields, (fold_name(caption_column),) if caption_column else CAPTION_COLUMNS)
+    return None if value is None else str(value)
+
+
+def _values(column: pa.Array) -> list:
+    """A column's values; nothing for times that no calendar has, and the like."""
+    try:
+        return plain_values(column)
+    except (pa.ArrowException, ArithmeticError, ValueError, LookupError):
+        return [None] * len(column)
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            if len(set(parquet.schema_arrow.names)) < len(parquet.schema_arrow.names):
+                raise TableDamage("two columns have the same name")
+            for batch in parquet.iter_batches(ROWS_AT_ONCE):
+                values = {name: _values(batch.column(index)) for index, name in enumerate(batch.schema.names)}
+                yield from ({name: column[row] for name, column in values.items()} for row in range(batch.num_rows))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TableDamage(f"damaged ({str(error)[:200]})") from error
