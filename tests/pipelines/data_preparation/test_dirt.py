@@ -11,9 +11,9 @@ from captioned_files import sample_members, write_files, write_tar
 from PIL import Image
 
 from pipelines.data_preparation.filtering import FilterPolicy
+from pipelines.data_preparation.inspection.verification import verify_folder
 from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
 from pipelines.data_preparation.sources.finding import find_sources
-from pipelines.data_preparation.inspection.verification import verify_folder
 
 OPTIONS = PreparationOptions(shard_size=8, batch_size=4, num_workers=2)
 NUM_OF_EACH = 3
