@@ -21,7 +21,12 @@ from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.task import Batch
-from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches, training_blocks
+from pipelines.training.tasks.text_to_image.image_code_stream import (
+    check_size,
+    dataset_layout,
+    stream_batches,
+    training_blocks,
+)
 
 LORA_MODULES = ("qkv", "output", "input")
 """The linear layers that all layers of a group share, so that one adapter serves all of them."""
@@ -50,8 +55,9 @@ class FinetuningSource:
     """Image codes of one picture."""
 
     def batches(self, options: FinetuningOptions) -> Iterator[Batch]:
-        """Yield micro-batches endlessly. Raises ValueError for a dataset without records."""
+        """Yield micro-batches endlessly. Raises ValueError for a dataset smaller than one."""
         blocks = training_blocks(self.dataset, self.dataset_revision)
+        check_size(blocks, self.dataset, options.micro_batch_size)
         return stream_batches(
             blocks,
             WholeDataset(BlockOrder(len(blocks.shards), blocks.sizes, options.seed)),

@@ -78,7 +78,7 @@ def dirt(side: int) -> list[tuple[str | None, dict]]:
         ("extreme_aspect_ratio", {"jpg": wide}),
         ("unsupported_format", {"jpg": b"\0\0\0\x18ftypheic" + bytes(40)}),
         ("unsupported_format", {"jpg": b"<svg xmlns='http://www.w3.org/2000/svg'/>"}),
-        (None, {"json": b"{damaged"}),
+        ("damaged_metadata", {"json": b"{damaged"}),
     ]
 
 

@@ -17,7 +17,7 @@ from pipelines.evaluation.features import ClipFeatures
 from pipelines.generation.image_generation import DrawingParts
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-NUM_SCENES, PICTURES_OF_A_SCENE, SIDE = 8, 6, 64
+NUM_SCENES, PICTURES_OF_A_SCENE, SIDE = 8, 6, 128
 
 
 def drawn_scenes(seed):

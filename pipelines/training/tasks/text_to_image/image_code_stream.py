@@ -16,7 +16,7 @@ from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.span_source import SpanSource
 from pipelines.training.run.spans import Span, record_order
 from pipelines.training.run.task import Batch, NamedBatch
-from pipelines.training.tasks.streaming import is_held_out, through_outages
+from pipelines.training.tasks.streaming import check_pass, is_held_out, through_outages
 
 EVALUATION_SPLITS = ("validation", "test")
 NUM_OPEN_SPANS = 4
@@ -55,6 +55,16 @@ def training_blocks(repository: str, revision: str) -> ShardBlocks:
     """The blocks of a dataset's training shards. ValueError if there is no such dataset, or it has no shards."""
     dataset = dataset_on_hub(repository, revision)
     return ShardBlocks(dataset, [shard for shard in dataset.shards if evaluation_split([shard.name]) is None])
+
+
+def check_size(blocks: ShardBlocks, repository: str, batch_size: int) -> None:
+    """Raise ValueError if a dataset has fewer records than a micro-batch; reads footers until it has enough."""
+    left = batch_size
+    for shard in range(len(blocks.shards)):
+        left -= sum(blocks.sizes(shard))
+        if left <= 0:
+            return
+    check_pass(0, repository, batch_size)
 
 
 def evaluation_split(file_names: Sequence[str]) -> str | None:

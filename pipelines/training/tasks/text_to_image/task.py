@@ -23,6 +23,7 @@ from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.streaming import through_outages
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.training.tasks.text_to_image.image_code_stream import (
+    check_size,
     dataset_layout,
     image_code_batch,
     stream_batches,
@@ -87,6 +88,7 @@ class TextToImageTask:
         self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
     ) -> Iterator[Batch]:
         """See `TrainingTask.batches`."""
+        through_outages(partial(check_size, self.blocks, self.run.dataset_repository, batch_size))
         return stream_batches(
             self.blocks,
             spans or WholeDataset(self.block_order(seed)),
