@@ -8,6 +8,8 @@ import imagehash
 import numpy as np
 from PIL import Image, ImageOps
 
+from pipelines.data_preparation.pictures.decoding import PICTURE_FORMATS
+
 FINGERPRINT_BYTES = 16
 MOST_PIXELS = 2**26
 """Of a picture that is compared; JPEGs are decoded at a fraction and may be larger."""
@@ -15,7 +17,6 @@ SIDE = 32
 LEAST_CONTRAST = 4.0
 """Standard deviation of grey values below which a picture has no structure to compare."""
 COLOUR_LEVELS = 20
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 
 def fingerprint(content: bytes) -> bytes | None:
@@ -27,7 +28,7 @@ def fingerprint(content: bytes) -> bytes | None:
     try:
         with (
             warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
-            Image.open(io.BytesIO(content), formats=FORMATS) as opened,
+            Image.open(io.BytesIO(content), formats=PICTURE_FORMATS) as opened,
         ):
             if opened.format != "JPEG" and opened.width * opened.height > MOST_PIXELS:
                 return None

@@ -48,7 +48,8 @@ class DroppedPictures:
     def keep(self, sample: CaptionImage, reason: DropReason) -> None:
         """Keep this sample if there are few of its kind."""
         is_full = self._num_earlier[reason] + self._num_here[reason] >= MOST_PER_REASON
-        if is_full or reason is DropReason.NSFW or is_unsafe(sample, self.pool.settings.policy):
+        may_be_unsafe = reason in (DropReason.NSFW, DropReason.DAMAGED_METADATA)  # a damaged label says nothing
+        if is_full or may_be_unsafe or is_unsafe(sample, self.pool.settings.policy):
             return
         self.folder.mkdir(exist_ok=True)
         name = f"{reason}-{self._shard:05d}-{self._num_here[reason]}"
