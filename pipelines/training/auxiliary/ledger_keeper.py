@@ -90,8 +90,10 @@ class LedgerKeeper:
         self._thread.join(SECONDS_TO_END)
 
     def _open(self, state: Mapping[str, Any]) -> None:
-        self._written_at = float(state["time"])
+        if state.get("generation") != self._run.generation:  # after a rollback other peers count their epochs anew
+            state = {**state, "accounts": []}
         self.ledger = Ledger.from_json(self._order, ledger_options(self._run), state, time.monotonic())
+        self._written_at = float(state.get("time", 0.0))
 
     def _run_until_over(self) -> None:
         while not self._over.wait(SECONDS_BETWEEN_LOOKS):
@@ -139,10 +141,8 @@ class LedgerKeeper:
 
     def _write_state(self) -> None:
         self._written_at = time.time()
-        write_state(
-            self._folder / STATE_FILE,
-            dict(time=self._written_at, pass_records=self._order.num_records, **self.ledger.to_json()),
-        )
+        facts = dict(time=self._written_at, generation=self._run.generation, pass_records=self._order.num_records)
+        write_state(self._folder / STATE_FILE, facts | self.ledger.to_json())
 
     def write(self) -> None:
         """See `Companion`."""
@@ -152,11 +152,14 @@ class LedgerKeeper:
             self._write_state()
 
     def take_over(self, folder: Path) -> None:
-        """See `Companion`: the newer ledger counts, and all bookings."""
-        state, bookings = read_state(folder / STATE_FILE), read_bookings(folder)
-        with self._lock:
-            known = set(self.bookings)
-            self.bookings = sorted(known | set(bookings))
-            self._written_epoch = 0 if set(bookings) - known else self._written_epoch
-            if state is not None and float(state["time"]) > self._written_at:
-                self._open(state)
+        """See `Companion`: the newer ledger counts, and all bookings. A damaged one is left alone."""
+        try:
+            state, bookings = read_state(folder / STATE_FILE), read_bookings(folder)
+            with self._lock:
+                known = set(self.bookings)
+                self.bookings = sorted(known | set(bookings))
+                self._written_epoch = 0 if set(bookings) - known else self._written_epoch
+                if state is not None and float(state.get("time", 0.0)) > self._written_at:
+                    self._open(state)
+        except ValueError as error:
+            logger.warning("The ledger that was published is not continued: %s", error)

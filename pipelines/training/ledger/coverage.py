@@ -60,9 +60,13 @@ def newest_pass(state: Mapping[str, Any] | None) -> NewestPass | None:
     """From the ledger's published state; None: there is none, or nothing is booked."""
     if state is None:
         return None
-    done = dict(state["finished_passes"]) | {book["pass_number"]: book["num_done"] for book in state["passes"]}
-    begun = [number for number, num_records in done.items() if num_records]
+    try:
+        done = dict(state["finished_passes"]) | {book["pass_number"]: book["num_done"] for book in state["passes"]}
+        begun = [int(number) for number, num_records in done.items() if int(num_records) > 0]
+    except (KeyError, TypeError, ValueError):  # anybody with write access may have written it
+        return None
     if not begun:
         return None
     size = state.get("pass_records")
-    return NewestPass(pass_number=max(begun), share=min(1.0, done[max(begun)] / size) if size else None)
+    is_known = isinstance(size, int) and size > 0
+    return NewestPass(pass_number=max(begun), share=min(1.0, done[max(begun)] / size) if is_known else None)

@@ -300,7 +300,14 @@ class Ledger:
 
     @classmethod
     def from_json(cls, order: BlockOrder, options: LedgerOptions, values: Mapping[str, Any], now: float) -> Self:
-        """The ledger that `to_json` gave; its leases last from now on."""
+        """The ledger that `to_json` gave; its leases last from now on. ValueError if it gave something else."""
+        try:
+            return cls._from_json(order, options, values, now)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"The ledger's state is damaged: {error!r}.") from error
+
+    @classmethod
+    def _from_json(cls, order: BlockOrder, options: LedgerOptions, values: Mapping[str, Any], now: float) -> Self:
         ledger = cls(order, options)
         ledger._passes = {int(book["pass_number"]): PassBook.from_json(order, book) for book in values["passes"]}
         ledger.finished_passes = {int(number): int(num) for number, num in values["finished_passes"]}

@@ -86,6 +86,8 @@ def read_state(path: Path) -> dict[str, Any] | None:
         state = json.loads(path.read_text(encoding="utf-8"))
         if state.pop("format") != FILE_FORMAT:
             raise ValueError("another version's format")
+        if not all(isinstance(state[name], list) for name in ("passes", "finished_passes", "accounts")):
+            raise ValueError("expected lists of passes and accounts")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path} is not a ledger of this version ({error}). Delete it: its leases are lost."

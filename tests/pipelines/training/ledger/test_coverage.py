@@ -40,7 +40,7 @@ def test_another_file_and_a_damaged_one_are_named(tmp_path):
     (tmp_path / "ledger-000000.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(ValueError, match=r"ledger-000000\.parquet is not a ledger of this version"):
         read_bookings(tmp_path)
-    for text in ("{", "[]", '{"format": 2}', "{}"):
+    for text in ("{", "[]", '{"format": 2}', "{}", '{"format": 1}', '{"format": 1, "passes": 1}'):
         (tmp_path / STATE_FILE).write_text(text)
         with pytest.raises(ValueError, match=r"ledger\.json is not a ledger of this version"):
             read_state(tmp_path / STATE_FILE)
@@ -67,8 +67,12 @@ def test_the_newest_pass_is_the_last_one_in_which_something_is_done(tmp_path):
         finished_passes=[[0, 100]],
         pass_records=100,
         passes=[dict(pass_number=1, num_done=40), dict(pass_number=2, num_done=0)],
+        accounts=[],
     )
     write_state(tmp_path / STATE_FILE, state)
     assert newest_pass(read_state(tmp_path / STATE_FILE)) == NewestPass(pass_number=1, share=0.4)
     assert newest_pass(dict(state, passes=[])) == NewestPass(pass_number=0, share=1.0)
     assert newest_pass(dict(state, finished_passes=[], passes=[])) is None and newest_pass(None) is None
+    for damaged in (dict(state, passes=[5]), dict(state, finished_passes=[[0]]), dict(state, finished_passes=["a"])):
+        assert newest_pass(damaged) is None
+    assert newest_pass(dict(state, pass_records="many")) == NewestPass(pass_number=1, share=None)

@@ -235,3 +235,18 @@ def test_a_dataset_smaller_than_the_leases_opens_passes_up_to_a_limit():
     empty = Ledger(BlockOrder(2, lambda shard: [0], 0), options())
     met("one", ledger=empty)
     assert empty.lease_of("one") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(passes=[{}]),
+        dict(passes=[5]),
+        dict(accounts=[["one"]]),
+        dict(finished_passes=[[1, "many", 3]]),
+        dict(passes=[dict(pass_number=0, window=0, num_taken=0, num_done=0, early=[], open=[[0, 0, 0, 64, "x"]])]),
+    ],
+)
+def test_a_damaged_state_is_refused_in_one_way(change):
+    with pytest.raises(ValueError):
+        Ledger.from_json(order(), options(), met("one").to_json() | change, 0.0)
