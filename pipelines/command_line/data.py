@@ -312,6 +312,7 @@ def show(
     loaded = VQGANCodec.from_pretrained(codec)
     captions, image_codes = spread_records(folder, num_records, codec_fingerprint=loaded.fingerprint)
     pictures = loaded.decode(torch.from_numpy(image_codes).long())
+    output.parent.mkdir(parents=True, exist_ok=True)
     picture_grid(pictures, columns=6, captions=captions).save(output)
     page = output.with_suffix(".html")
     facts = _write_page(page, folder, captions, pictures)
