@@ -60,7 +60,7 @@ class FinetuningSource:
         check_size(blocks, self.dataset, options.micro_batch_size)
         return stream_batches(
             blocks,
-            WholeDataset(BlockOrder(len(blocks.shards), blocks.sizes, options.seed)),
+            WholeDataset(BlockOrder(lambda: len(blocks.shards), blocks.sizes, options.seed)),
             self.processor,
             num_codes=self.num_codes,
             batch_size=options.micro_batch_size,

@@ -93,7 +93,7 @@ def stream(kind: str, shards: Path) -> None:
     started = time.process_time()
     if kind == "ours":
         blocks = training_blocks("alice/codes", "main")
-        source = WholeDataset(BlockOrder(len(blocks.shards), blocks.sizes, 0))
+        source = WholeDataset(BlockOrder(lambda: len(blocks.shards), blocks.sizes, 0))
         batches = stream_batches(blocks, source, tokenise, num_codes=LAYOUT.num_codes, batch_size=64, seed=0)
         count = sum(len(batch["image_codes"]) for batch in itertools.islice(batches, num_records // 64))
     else:

@@ -23,7 +23,7 @@ def read(request: dict) -> list[list]:
     """Return `num_batches` batches as lists of (caption's token ids, image codes)."""
     num_batches, processor = request.pop("num_batches"), DalleCollabProcessor.from_pretrained(request.pop("processor"))
     blocks = training_blocks(request.pop("repository"), "main")
-    source = WholeDataset(BlockOrder(len(blocks.shards), blocks.sizes, request["seed"]))
+    source = WholeDataset(BlockOrder(lambda: len(blocks.shards), blocks.sizes, request["seed"]))
     with prefetched(lambda: stream_batches(blocks, source, processor, **request)) as batches:
         return [
             [batch["input_ids"].tolist(), batch["image_codes"].tolist()]

@@ -31,7 +31,7 @@ from pipelines.training.state.anchors import SECONDS_FRESH
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LOOKS, SECONDS_TO_END = 1.0, 10.0
+SECONDS_BETWEEN_LOOKS, MOST_SECONDS_BETWEEN_LOOKS, SECONDS_TO_END = 1.0, 60.0, 10.0
 RENEWAL_SECONDS = 5.0
 LEAST_HORIZON_SECONDS = 30.0
 LEAST_EXPIRY_SECONDS = 120.0
@@ -96,11 +96,14 @@ class LedgerKeeper:
         self._written_at = float(state.get("time", 0.0))
 
     def _run_until_over(self) -> None:
-        while not self._over.wait(SECONDS_BETWEEN_LOOKS):
+        pause = SECONDS_BETWEEN_LOOKS
+        while not self._over.wait(pause):
             try:
                 self.look()
+                pause = SECONDS_BETWEEN_LOOKS
             except Exception as error:  # peers go on with what they have
-                logger.warning("The ledger could not be kept at the moment: %r", error)
+                pause = min(MOST_SECONDS_BETWEEN_LOOKS, 4 * pause)
+                logger.warning("The ledger could not be kept, next try in %.0f s: %r", pause, error)
 
     def look(self) -> None:
         """Read what peers have trained on, book it, and lease more."""

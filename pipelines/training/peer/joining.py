@@ -118,6 +118,7 @@ class Membership:
                 spans=self.lease,
             )
 
+        self.peer.ask_for_lease()
         with prefetched(read, batch_size, self.stop) as batches:
             try:
                 yield from self.peer.train(through(batches), self.stop)

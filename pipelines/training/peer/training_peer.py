@@ -237,6 +237,11 @@ class TrainingPeer:
         logger.info("Micro-batches of %d samples suit this machine best.", size)
         return size
 
+    def ask_for_lease(self) -> None:
+        """Ask the run's anchors for records to train on: this peer is about to train on the run's dataset."""
+        if self._lease_watch is not None:
+            self._lease_watch.begin()
+
     def train(
         self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
     ) -> Iterator[StepReport]:
@@ -245,8 +250,6 @@ class TrainingPeer:
 
         Yields a report after every micro-batch.
         """
-        if self._lease_watch is not None:
-            self._lease_watch.begin()
         limit = last_epoch(self.run, self.compute, self.optimizer.local_epoch)
         deadline = clock() + 3600 * (self.compute.max_hours or math.inf)
         for batch in batches:

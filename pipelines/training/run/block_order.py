@@ -20,13 +20,18 @@ BlockSizes = Callable[[int], Sequence[int]]
 
 
 class BlockOrder:
-    """All blocks of a dataset, pass by pass, window by window."""
+    """All blocks of a dataset, pass by pass, window by window. Nothing is read before it is needed."""
 
-    def __init__(self, num_shards: int, sizes: BlockSizes, seed: object) -> None:
-        if num_shards < 1:
-            raise ValueError("The dataset has no shards; expected at least one.")
-        self.num_shards, self.sizes, self._seed = num_shards, sizes, seed
+    def __init__(self, count_shards: Callable[[], int], sizes: BlockSizes, seed: object) -> None:
+        self._count_shards, self.sizes, self._seed = count_shards, sizes, seed
         self._shards = functools.lru_cache(maxsize=4)(self._drawn_shards)
+
+    @functools.cached_property
+    def num_shards(self) -> int:
+        """The dataset's shards, at least one; ValueError without any."""
+        if (number := self._count_shards()) < 1:
+            raise ValueError("The dataset has no shards; expected at least one.")
+        return number
 
     @property
     def num_windows(self) -> int:

@@ -79,7 +79,7 @@ class TextToImageTask:
 
     def block_order(self, *labels: object) -> BlockOrder:
         """See `TrainingTask.block_order`."""
-        return BlockOrder(len(self.blocks.shards), self._sizes, stable_seed(self.run.seed, *labels))
+        return BlockOrder(lambda: len(self.blocks.shards), self._sizes, stable_seed(self.run.seed, *labels))
 
     def _sizes(self, shard: int) -> Sequence[int]:
         return through_outages(partial(self.blocks.sizes, shard))

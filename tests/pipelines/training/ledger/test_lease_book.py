@@ -26,7 +26,7 @@ def clock():
 
 @pytest.fixture
 def book(clock):
-    return LeaseBook(BlockOrder(3, lambda shard: [8, 8], "own"), clock, patience_seconds=30.0)
+    return LeaseBook(BlockOrder(lambda: 3, lambda shard: [8, 8], "own"), clock, patience_seconds=30.0)
 
 
 LEASE = [Span(0, 1, 0, 0, 10), Span(0, 2, 1, 4, 20)]
@@ -132,7 +132,8 @@ def twelve(book):
 
 def test_peers_without_an_anchor_do_not_all_read_the_same(clock):
     books = [
-        LeaseBook(BlockOrder(6, lambda shard: [8, 8], seed), clock, 30.0, waits_first=False) for seed in ("a", "b", "c")
+        LeaseBook(BlockOrder(lambda: 6, lambda shard: [8, 8], seed), clock, 30.0, waits_first=False)
+        for seed in ("a", "b", "c")
     ]
     assert len({twelve(book) for book in books}) == 3
 

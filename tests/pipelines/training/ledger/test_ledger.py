@@ -14,7 +14,7 @@ ROWS = 64
 
 
 def order(num_shards=10, groups=8, seed=0):
-    return BlockOrder(num_shards, lambda shard: [ROWS] * groups, seed)
+    return BlockOrder(lambda: num_shards, lambda shard: [ROWS] * groups, seed)
 
 
 def options(**changes):
@@ -226,13 +226,13 @@ def test_after_a_restart_nothing_is_leased_again_that_is_leased_or_done():
 
 
 def test_a_dataset_smaller_than_the_leases_opens_passes_up_to_a_limit():
-    ledger = Ledger(BlockOrder(1, lambda shard: [2], 0), options(least_lease=10_000))
+    ledger = Ledger(BlockOrder(lambda: 1, lambda shard: [2], 0), options(least_lease=10_000))
     met("one", ledger=ledger)
     assert (
         len(ledger.figures()) == MOST_PASSES
         and sum(figure.num_leased for figure in ledger.figures()) == 2 * MOST_PASSES
     )
-    empty = Ledger(BlockOrder(2, lambda shard: [0], 0), options())
+    empty = Ledger(BlockOrder(lambda: 2, lambda shard: [0], 0), options())
     met("one", ledger=empty)
     assert empty.lease_of("one") == []
 

@@ -45,7 +45,9 @@ def name_of(number):
 
 
 def ledger_of(num_peers, **options):
-    ledger = Ledger(BlockOrder(12_000, lambda shard: [512] * 16, 0), LedgerOptions(epoch_records=4096, **options))
+    ledger = Ledger(
+        BlockOrder(lambda: 12_000, lambda shard: [512] * 16, 0), LedgerOptions(epoch_records=4096, **options)
+    )
     names = [name_of(number) for number in range(num_peers)]
     for epoch in range(8):
         ledger.meet({name: name for name in names}, 10.0 * epoch)

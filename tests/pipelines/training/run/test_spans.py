@@ -34,7 +34,7 @@ def test_intervals_agree_with_sets_of_numbers():
 
 
 def order(num_shards=20, seed=0):
-    return BlockOrder(num_shards, lambda shard: [10, 0, 5 + shard % 3], seed)
+    return BlockOrder(lambda: num_shards, lambda shard: [10, 0, 5 + shard % 3], seed)
 
 
 def blocks_of(found, pass_number):
@@ -62,7 +62,7 @@ def test_a_window_opens_a_few_shards_and_says_where_a_block_has_its_turn():
         assert len({block.shard for block in blocks}) <= SHARDS_PER_WINDOW
         assert {found.window_of(block) for block in blocks} == {window}
     with pytest.raises(ValueError, match="no shards"):
-        BlockOrder(0, lambda shard: [], 0)
+        BlockOrder(lambda: 0, lambda shard: [], 0).window(0, 0)
 
 
 def test_the_records_of_a_block_have_another_order_in_each_pass():

@@ -270,7 +270,7 @@ def test_a_span_of_another_dataset_is_refused_and_one_without_records_ends(block
 
 def test_a_dataset_of_held_out_records_alone_is_refused_at_last(blocks, monkeypatch):
     monkeypatch.setattr("pipelines.training.tasks.text_to_image.image_code_stream.MOST_SKIPPED", 200)
-    source = WholeDataset(BlockOrder(2, blocks.sizes, 0))
+    source = WholeDataset(BlockOrder(lambda: 2, blocks.sizes, 0))
     options = dict(num_codes=16, batch_size=2, seed=0, held_out_share=1.0)
     with pytest.raises(ValueError, match="None of so many records is one to train on"):
         next(stream_batches(blocks, source, tokens_of, **options))
