@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,9 @@ from pipelines.training.state.anchors import SECONDS_FRESH, AnchorKeys
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LOOKS = 2.0
+SECONDS_BETWEEN_LOOKS, SECONDS_IF_HUNGRY = 2.0, 0.5
+"""Between two readings of the lease; while nothing of it is left to read, they are more frequent."""
+
 REPORT_SECONDS = 30.0
 """Lifetime of a report, renewed after a third of it, also without news: who reports is leased something."""
 
@@ -49,16 +52,19 @@ class LeaseWatch:
         self._thread.join(SECONDS_TO_END)
 
     def _run(self) -> None:
+        looked_at = float("-inf")
         while not self._over.is_set():
             try:
-                self.look()
+                self._report()
+                if time.monotonic() > looked_at + SECONDS_BETWEEN_LOOKS or self._book.num_free == 0:
+                    self._renew()
+                    looked_at = time.monotonic()
             except Exception as error:  # the peer trains on without a lease
                 logger.debug("Leases cannot be read: %r", error)
-            self._over.wait(SECONDS_BETWEEN_LOOKS)
+            self._over.wait(SECONDS_IF_HUNGRY)
         self._report()
 
-    def look(self) -> None:
-        """Read the lease, and report once."""
+    def _renew(self) -> None:
         number, now = lease_key(self._name), self._records.now
         keys = list(self._keys())
         if keys:
@@ -72,7 +78,6 @@ class LeaseWatch:
                 if found is not None or self._is_named:
                     self._book.renew(*(found or ([], -1)))
                 self._is_named = found is not None
-        self._report()
 
     def _report(self) -> None:
         report, now = self._book.report(), self._records.now

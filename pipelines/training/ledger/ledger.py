@@ -28,8 +28,8 @@ RATE_DECAY = 0.7
 MEASURED_SECONDS = 3.0
 """Shortest time over which a peer's rate is measured."""
 
-LARGEST_SHARE = 0.5
-"""Of a pass that is on lease at most, if an epoch is not larger: a pass ends with what is out."""
+MOST_PASSES_LEASED = 4
+"""Passes over the data that are on lease at most, if an epoch is not larger: of tiny datasets peers have several."""
 
 LEASE_EPOCHS = 3
 LEASE_RATES = 2.0
@@ -158,7 +158,7 @@ class Ledger:
         """Fill up everybody's lease."""
         base = max(self._options.least_lease, LEASE_EPOCHS * self._options.epoch_records // max(1, len(self._accounts)))
         self._grant_newcomers(base, now)
-        most = max(base, int(LARGEST_SHARE * self._order.num_records / max(1, len(self._accounts))))
+        most = max(base, MOST_PASSES_LEASED * self._order.num_records // max(1, len(self._accounts)))
         for name in sorted(self._accounts):
             account = self._accounts[name]
             if account.num_done and now >= account.barred_until:
