@@ -1,5 +1,6 @@
 """One pass over the dataset as the ledger has it: what is free, what is out on lease, what is done. Pure."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -35,6 +36,7 @@ class PassBook:
         self._window = -1
         """The number of the window whose blocks have their turn."""
 
+        self._num_in_window = 0
         self._upcoming: list[tuple[Block, int]] = []
         """Its blocks that have not had it, with their sizes, the next one last."""
 
@@ -52,17 +54,14 @@ class PassBook:
 
     def take(self, num_records: int) -> Iterator[Span]:
         """Yield free spans of about so many records in all, given-back ones first; they are not free any more."""
-        for block, held in self.open.items():
+        if num_records <= 0:
+            return
+        for block, held in itertools.chain(list(self.open.items()), iter(self._open_next, None)):
             for interval in list(held.free):
+                yield span_of(block, self._cut(held, interval, num_records))
+                num_records -= interval[1] - interval[0]
                 if num_records <= 0:
                     return
-                yield span_of(block, self._cut(held, interval, num_records))
-                num_records -= interval[1] - interval[0]
-        while num_records > 0 and (opened := self._open_next()) is not None:
-            block, held = opened
-            for interval in list(held.free):
-                yield span_of(block, self._cut(held, interval, num_records))
-                num_records -= interval[1] - interval[0]
 
     def _cut(self, held: OpenBlock, interval: Interval, num_records: int) -> Interval:
         start, stop = interval[0], min(interval[1], interval[0] + max(1, num_records))
@@ -82,7 +81,9 @@ class PassBook:
         return None
 
     def _begin_window(self, number: int, num_taken: int) -> None:
-        self._window, self._upcoming = number, self._order.window(self.pass_number, number)[num_taken:][::-1]
+        self._window, self._upcoming = number, self._order.window(self.pass_number, number)[::-1]
+        self._num_in_window = len(self._upcoming)
+        del self._upcoming[self._num_in_window - num_taken :]
 
     def give_back(self, spans: Iterable[Span]) -> None:
         """Make spans free again, but what is done."""
@@ -128,11 +129,10 @@ class PassBook:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values, but what is out on lease: that is free in it."""
-        num_in_window = len(self._order.window(self.pass_number, self._window)) if self._window >= 0 else 0
         return dict(
             pass_number=self.pass_number,
             window=self._window,
-            num_taken=num_in_window - len(self._upcoming),
+            num_taken=self._num_in_window - len(self._upcoming),
             num_done=self.num_done,
             early=[list(block) for block in sorted(self.early)],
             open=[[*block, held.size, list(held.done)] for block, held in self.open.items()],
