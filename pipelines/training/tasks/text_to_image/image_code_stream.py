@@ -95,9 +95,11 @@ def stream_batches(
     opened: list[_OpenSpan] = []
     waiting: Span | None = None
     captions, codes, used = [], [], []
-    num_skipped = 0
+    num_skipped = num_batches = 0
     while True:
-        while len(opened) < NUM_OPEN_SPANS and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
+        # Another one with each batch: the first batch does not wait for all.
+        most_opened = min(NUM_OPEN_SPANS, num_batches + 1)
+        while len(opened) < most_opened and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
             waiting = None
             if opened and opened[0].span.pass_number != span.pass_number:  # a pass ends before another one begins
                 waiting = span
@@ -123,6 +125,7 @@ def stream_batches(
                 input_ids = processor(text=captions)["input_ids"]
                 yield NamedBatch(image_code_batch(input_ids, torch.from_numpy(np.stack(codes)).long()), used)
                 captions, codes, used = [], [], []
+                num_batches += 1
         if num_skipped > MOST_SKIPPED:
             raise ValueError("None of so many records is one to train on: they are held out, or there are none.")
 
