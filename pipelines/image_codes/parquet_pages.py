@@ -1,8 +1,8 @@
 """Some rows of a column of a large row group, with the bytes of their pages alone; pyarrow reads only whole columns.
 
-Where the pages of a column lie is in the file's page index, which `datasets` writes. Without one it is found page by page
-from their headers, which tell rows only if the column has no lists. The pages are handed to pyarrow as if they were the
-first ones of the column: it reads no more of a column than the rows that it is asked for.
+Where the pages of a column lie is in the file's page index, which `datasets` writes. Without one it is found page by
+page from their headers, which tell rows only if the column has no lists. The pages are handed to pyarrow as if they
+were the first ones of the column: it reads no more of a column than the rows that it is asked for.
 """
 
 import io
@@ -75,7 +75,9 @@ class ColumnPages:
         self.rows_found += data[1]
 
 
-def column_pages(footer: bytes, metadata: pq.FileMetaData, group: int, names: tuple[str, ...]) -> dict[str, ColumnPages]:
+def column_pages(
+    footer: bytes, metadata: pq.FileMetaData, group: int, names: tuple[str, ...]
+) -> dict[str, ColumnPages]:
     """Where the pages of some columns of a row group are; `footer` is the file's, as it is stored."""
     row_group = metadata.row_group(group)
     stored = _read_struct(footer, 0)[0][4][group][1]

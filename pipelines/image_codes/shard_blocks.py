@@ -1,4 +1,4 @@
-"""Blocks of a dataset: the row groups of its shards, each read by itself, with the bytes of its captions and codes alone.
+"""Blocks of a dataset: the row groups of its shards, each read by itself, and of it only captions and codes.
 
 A large row group is several blocks, if its pages can be read by themselves; see `parquet_pages`.
 """
@@ -22,6 +22,9 @@ from pipelines.image_codes.parquet_pages import ColumnPages, column_pages, read_
 
 SHARDS_REMEMBERED = 64
 """Footers kept in memory, some ten kB each."""
+
+SIZES_REMEMBERED = 2**14
+"""Shards of which the number of records in each block is kept: an anchor asks for those of all leases."""
 
 FOOTER_BYTES = 2**13
 """The end of a shard that is read at once: the footer of one with about eight row groups of ours."""
@@ -68,11 +71,16 @@ class ShardBlocks:
         """`shards`: those of the dataset to read, in an order that is the same for everybody."""
         self._dataset, self.shards = dataset, tuple(shards)
         self._footer = functools.lru_cache(maxsize=SHARDS_REMEMBERED)(self._read_footer)
+        self._sizes = functools.lru_cache(maxsize=SIZES_REMEMBERED)(self._read_sizes)
         self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        self._num_bytes_kept = 0
         self._lock = threading.Lock()
 
     def sizes(self, shard: int) -> tuple[int, ...]:
         """The records of each block of a shard, from its footer. ValueError if that cannot be read."""
+        return self._sizes(shard)
+
+    def _read_sizes(self, shard: int) -> tuple[int, ...]:
         return tuple(piece.stop - piece.start for piece in self._footer(shard).pieces)
 
     def read(self, shard: int, block: int) -> pa.Table:
@@ -87,16 +95,21 @@ class ShardBlocks:
             self._check_size(shard, footer, piece.group)
         try:
             table = self._whole(shard, footer, piece) if piece.is_whole else self._part(shard, footer, piece)
-        except (ValueError, IndexError, KeyError, StopIteration, TypeError) as error:
+        except (ValueError, IndexError, KeyError, StopIteration, TypeError, OSError) as error:
+            # Arrow's own is of damaged bytes; errors of the network and of files are of subclasses.
+            if isinstance(error, OSError) and type(error) is not OSError:
+                raise
             raise ValueError(_damaged(self.shards[shard].name, self._dataset.name, error)) from error
         self._keep((shard, block), table)
         return table
 
     def _keep(self, name: tuple[int, int], table: pa.Table) -> None:
         with self._lock:
-            self._kept[name] = table
-            while sum(kept.nbytes for kept in self._kept.values()) > BYTES_KEPT:
-                self._kept.popitem(last=False)
+            if name not in self._kept:
+                self._kept[name] = table
+                self._num_bytes_kept += table.nbytes
+            while self._num_bytes_kept > BYTES_KEPT:
+                self._num_bytes_kept -= self._kept.popitem(last=False)[1].nbytes
 
     def _check_size(self, shard: int, footer: _Footer, group: int) -> None:
         size = footer.metadata.row_group(group).total_byte_size

@@ -4,23 +4,16 @@ All read the same shards from an embedded Hub, through a proxy that counts bytes
 cache. `litdata` is left out if it is not installed; it is no dependency of ours: pip install litdata polars
 """
 
-import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from measurement import Row
-from stream_readers import BATCH_SIZE, KINDS
 
 from hub_tools.local_hub import LocalHub
 from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy, PeerLink
@@ -81,7 +74,9 @@ class Library:
     def publish(self, folder: Path, repository: str) -> None:
         """Publish a folder of shards as anybody does."""
         command = [sys.executable, "-m", "hub_tools.command_line", "publish", "dataset", str(folder), repository]
-        subprocess.run(command, env={**os.environ, **self._hub.environment(self.token)}, check=True, capture_output=True)
+        subprocess.run(
+            command, env={**os.environ, **self._hub.environment(self.token)}, check=True, capture_output=True
+        )
 
     def limit(self, limits: LinkLimits) -> None:
         """Pace what the Hub sends."""

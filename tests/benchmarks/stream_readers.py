@@ -21,6 +21,9 @@ SHUFFLE_BUFFER = 1024
 RECORDS_PER_EPOCH = 1024
 """Of the ledger: after so many its anchor hears what was trained on."""
 
+SECONDS_PER_EPOCH = 20.0
+"""In virtual time."""
+
 Batches = Iterator[tuple[list[str], torch.Tensor]]
 """Captions, and their codes (batch, num_codes) int64."""
 
@@ -47,17 +50,18 @@ def ours_with_the_ledger(repository: str, num_codes: int, state: Any) -> tuple[B
     book = LeaseBook(order, time.monotonic, float("inf"))
 
     def batches() -> Batches:
-        for epoch in itertools.count():
-            ledger.meet({} if epoch == 0 else {"peer": "user"}, epoch)  # a restarted peer begins anew
-            ledger.meet({"peer": "user"}, epoch)
-            ledger.grant(epoch)
+        first = 1 + ledger.booked_epoch("peer")
+        for epoch in itertools.count(first):
+            now = SECONDS_PER_EPOCH * epoch
+            ledger.meet({"peer": "user"}, now)
+            ledger.grant(now)
             book.renew(ledger.lease_of("peer"), ledger.booked_epoch("peer"))
             for batch, named in itertools.islice(stream, RECORDS_PER_EPOCH // BATCH_SIZE):
                 book.gather(named)
                 yield batch
             book.begin_round()
             book.average(epoch)
-            ledger.book("peer", epoch, book.report().get(epoch, []), epoch)
+            ledger.book("peer", epoch, book.report().get(epoch, []), now + SECONDS_PER_EPOCH)
 
     stream = _named_image_codes(blocks, book, num_codes)
     return batches(), ledger.to_json
@@ -105,10 +109,7 @@ def _of_datasets(repository: str, num_codes: int, state: Any, *, is_shuffled: bo
 
     prepare_streaming()
     stream = datasets.load_dataset(repository, split="train", streaming=True)
-    if is_shuffled:
-        stream = stream.shuffle(seed=0, buffer_size=SHUFFLE_BUFFER)
-    else:
-        stream = stream.with_format("arrow")
+    stream = stream.shuffle(seed=0, buffer_size=SHUFFLE_BUFFER) if is_shuffled else stream.with_format("arrow")
     if state is not None:
         stream.load_state_dict(state)
 
@@ -182,6 +183,9 @@ def main() -> None:
     numbers: list[int] = []
     figures: dict[str, Any] = {}
     seconds_computing, waited = request["seconds_computing"], 0.0
+    if seconds_computing and kind.startswith("ours"):  # as a peer reads
+        batches = stack.enter_context(prefetched(lambda batches=batches: batches, BATCH_SIZE))
+    held_before = _most_bytes_held()
     while len(numbers) < request["num_records"]:
         asked = time.perf_counter()
         batch = next(batches, None)
@@ -201,7 +205,7 @@ def main() -> None:
                 seconds=time.perf_counter() - started,
                 seconds_waited=waited,
                 cpu_seconds=time.process_time() - cpu_started,
-                most_bytes_held=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                bytes_held=_most_bytes_held() - held_before,
                 num_requests=len(requests),
                 numbers=numbers,
                 state=saved(),
@@ -210,6 +214,10 @@ def main() -> None:
         ),
         flush=True,
     )
+
+
+def _most_bytes_held() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _counted_requests() -> list[str]:

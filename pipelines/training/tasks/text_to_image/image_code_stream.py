@@ -94,7 +94,9 @@ def stream_batches(
     """
     opened: list[_OpenSpan] = []
     waiting: Span | None = None
-    captions, codes, used = [], [], []
+    captions: list[str] = []
+    codes: list[np.ndarray] = []
+    used: list[Span] = []
     num_skipped = num_batches = 0
     while True:
         # Another one with each batch: the first batch does not wait for all.
@@ -110,28 +112,30 @@ def stream_batches(
             if not spans.wait():
                 return
             continue
+        share = -(-(batch_size - len(captions)) // len(opened))
         for reader in list(opened):
-            record = reader.next_record()
-            if record is None:
+            found, their_codes = reader.next_records(min(share, batch_size - len(captions)))
+            if not found:
                 num_skipped += reader.span.num_records
                 used += reader.take_used()
                 opened.remove(reader)
-            else:
-                captions.append(record[0] or "")
-                codes.append(record[1])
-                num_skipped = 0
+                continue
+            captions += found
+            codes.append(their_codes)
+            num_skipped = 0
             if len(captions) == batch_size:
                 used += [span for reader in opened for span in reader.take_used()]
                 input_ids = processor(text=captions)["input_ids"]
-                yield NamedBatch(image_code_batch(input_ids, torch.from_numpy(np.stack(codes)).long()), used)
+                yield NamedBatch(image_code_batch(input_ids, torch.from_numpy(np.concatenate(codes)).long()), used)
                 captions, codes, used = [], [], []
                 num_batches += 1
+                break
         if num_skipped > MOST_SKIPPED:
             raise ValueError("None of so many records is one to train on: they are held out, or there are none.")
 
 
 class _OpenSpan:
-    """Reads a span's records one by one."""
+    """Reads a span's records in the order of their block."""
 
     def __init__(
         self, span: Span, table: pa.Table, num_codes: int, seed: int, held_out_share: float, shard_name: str
@@ -139,22 +143,22 @@ class _OpenSpan:
         self.span = span
         if span.stop > len(table):
             raise ValueError(
-                f"Row group {span.group} of shard {shard_name} has {len(table)} records, expected {span.stop}. The "
+                f"Block {span.group} of shard {shard_name} has {len(table)} records, expected {span.stop}. The "
                 "dataset is another one than that of the run."
             )
-        rows = record_order(span.block, len(table), seed)[span.start : span.stop]
-        self._captions, self._codes = captions_and_codes(table.take(rows), num_codes=num_codes, shard_name=shard_name)
+        self._captions, self._codes = captions_and_codes(table, num_codes=num_codes, shard_name=shard_name)
+        self._rows = record_order(span.block, len(table), seed)[span.start : span.stop]
         share = held_out_share
-        self._held_out = held_out_mask(self._codes, share) if share else np.zeros(len(rows), bool)
+        held_out = held_out_mask(self._codes[self._rows], share) if share else np.zeros(len(self._rows), bool)
+        self._left = np.flatnonzero(~held_out)
         self._place = self._taken = 0
 
-    def next_record(self) -> tuple[str | None, np.ndarray] | None:
-        """The next caption with its codes; None after the last one."""
-        while self._place < len(self._captions):
-            place, self._place = self._place, self._place + 1
-            if not self._held_out[place]:
-                return self._captions[place], self._codes[place]
-        return None
+    def next_records(self, most: int) -> tuple[list[str], np.ndarray]:
+        """The next captions with their codes (num_records, num_codes) int16; none after the last one."""
+        places, self._left = self._left[:most], self._left[most:]
+        self._place = int(places[-1]) + 1 if len(places) else len(self._rows)
+        rows = self._rows[places]
+        return [self._captions[row] or "" for row in rows.tolist()], self._codes[rows]
 
     def take_used(self) -> list[Span]:
         """The records read since the last call, as one span; none, if there are none."""
