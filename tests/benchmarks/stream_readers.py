@@ -1,9 +1,10 @@
 """One reader of a published dataset of image codes, in a process of its own: what comes out, and when.
 
-Usage: python stream_readers.py KIND REQUEST, which `data_streams.py` does. The parent is asked before the first
-sample and after it, so that it can count bytes.
+Usage: python stream_readers.py KIND REQUEST, which `data_streams.py` does. The parent is told, and answers, before it
+begins and when the first batch is there, so that it can count bytes.
 """
 
+import contextlib
 import importlib
 import itertools
 import json
@@ -52,6 +53,8 @@ def ours_with_the_ledger(repository: str, num_codes: int, state: Any) -> tuple[B
     def batches() -> Batches:
         first = 1 + ledger.booked_epoch("peer")
         for epoch in itertools.count(first):
+            if 0 in ledger.finished_passes:
+                return
             now = SECONDS_PER_EPOCH * epoch
             ledger.meet({"peer": "user"}, now)
             ledger.grant(now)
@@ -137,7 +140,10 @@ def _of_litdata(repository: str, state: Any, *, is_shuffled: bool) -> tuple[Batc
 
     place = f"hf://datasets/{repository}/data"
     loader = ParquetLoader(columns=["caption", "codes"])
-    stream = litdata.StreamingDataset(place, item_loader=loader, shuffle=is_shuffled, seed=0)
+    # A state names the folder of its chunks, which every process makes anew.
+    stream = litdata.StreamingDataset(
+        place, item_loader=loader, shuffle=is_shuffled, seed=0, force_override_state_dict=True
+    )
 
     def joined(rows: list[Any]) -> tuple[list[str], torch.Tensor]:
         captions, codes = zip(*((row["caption"], row["codes"]) for row in rows), strict=True)
@@ -178,15 +184,35 @@ def main() -> None:
         importlib.import_module(module)
     requests = _counted_requests()
     _tell("ready")
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started, cpu_started, held_before = time.perf_counter(), time.process_time(), _most_bytes_held()
     batches, saved = KINDS[kind](request["repository"], request["num_codes"], request["state"])
+    with _ahead(kind, batches) if request["seconds_computing"] else contextlib.nullcontext(batches) as batches:
+        figures = _consume(batches, request["num_records"], request["seconds_computing"], started, requests)
+    figures |= dict(
+        cpu_seconds=time.process_time() - cpu_started,
+        bytes_held=_most_bytes_held() - held_before,
+        num_requests=len(requests),
+        state=saved(),
+    )
+    print(json.dumps(figures, default=_plain), flush=True)
+
+
+def _ahead(kind: str, batches: Batches) -> contextlib.AbstractContextManager[Batches]:
+    """Read ahead as a peer does; the others as they are."""
+    if not kind.startswith("ours"):
+        return contextlib.nullcontext(batches)
+    from pipelines.training.peer.prefetching import prefetched
+
+    return prefetched(lambda: batches, BATCH_SIZE)
+
+
+def _consume(
+    batches: Batches, num_records: int, seconds_computing: float, started: float, requests: list[str]
+) -> dict[str, Any]:
     numbers: list[int] = []
     figures: dict[str, Any] = {}
-    seconds_computing, waited = request["seconds_computing"], 0.0
-    if seconds_computing and kind.startswith("ours"):  # as a peer reads
-        batches = stack.enter_context(prefetched(lambda batches=batches: batches, BATCH_SIZE))
-    held_before = _most_bytes_held()
-    while len(numbers) < request["num_records"]:
+    waited = 0.0
+    while len(numbers) < num_records:
         asked = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
@@ -198,22 +224,7 @@ def main() -> None:
         else:
             waited += time.perf_counter() - asked
         time.sleep(seconds_computing)
-    print(
-        json.dumps(
-            figures
-            | dict(
-                seconds=time.perf_counter() - started,
-                seconds_waited=waited,
-                cpu_seconds=time.process_time() - cpu_started,
-                bytes_held=_most_bytes_held() - held_before,
-                num_requests=len(requests),
-                numbers=numbers,
-                state=saved(),
-            ),
-            default=_plain,
-        ),
-        flush=True,
-    )
+    return figures | dict(seconds=time.perf_counter() - started, seconds_waited=waited, numbers=numbers)
 
 
 def _most_bytes_held() -> int:
