@@ -175,9 +175,9 @@ def peers() -> list[str]:
 def measure_streams(folder: Path, quick: bool) -> Iterator[Row]:
     """Rows of all shapes: a whole pass, a restart in the middle of it, and a slow link."""
     repeats, size = (1, 8) if quick else (3, 1)
-    many = Shape(name="many small shards", num_shards=200 // size, records_per_shard=256)
-    one = Shape(name="one large shard", num_shards=1, records_per_shard=65_536 // size)
-    foreign = Shape(name="one row group of LAION's layout", num_shards=1, records_per_shard=32_768 // size)
+    many = Shape(name="many small shards", num_shards=200 // size, records_per_shard=128)
+    one = Shape(name="one large shard", num_shards=1, records_per_shard=40_960 // size)
+    foreign = Shape(name="one row group of LAION's layout", num_shards=1, records_per_shard=24_576 // size)
     with LocalHub(folder / "hub") as hub, LinkProxy(lambda port: None) as proxy:
         library = Library(hub, proxy)
         for shape in (many, one, foreign):
@@ -187,7 +187,7 @@ def measure_streams(folder: Path, quick: bool) -> Iterator[Row]:
             yield from _whole_pass(library, shape, shards, repeats, litdata=shape is not foreign)
         yield from _resumed(library, many, repeats)
         library.limit(PACE)
-        yield from _slow_link(library, one, 128 if quick else 8192)
+        yield from _slow_link(library, one, 1024 if quick else 4096)
 
 
 def _whole_pass(library: Library, shape: Shape, shards: Path, repeats: int, *, litdata: bool) -> Iterator[Row]:
