@@ -38,6 +38,27 @@ DATASET_ROWS = {
 """By their place in the benchmark, whose rows always come in one order."""
 
 
+READERS = (
+    "ours, own order", "datasets, in order", "datasets, shuffled", "litdata, in order", "litdata, shuffled",
+)  # fmt: skip
+SHAPES = ("many small shards, 200", "one large shard, 1 x", "one row group of LAION's layout")
+STREAM_ROWS = {
+    "MB before the first batch": "bytes before the first batch",
+    "first batch after (s)": "first batch after",
+    "samples per second of a core": "samples",
+    "bytes of a sample": "bytes of a sample",
+    "memory (MB)": "memory taken",
+}
+OTHER_STREAM_ROWS = {
+    "restart in the middle: next batch after (s)": ("many small shards, resumed", "first batch after a restart"),
+    "the same: MB before it": ("many small shards, resumed", "bytes before it"),
+    "the same: records lost": ("many small shards, resumed", "records of the pass lost"),
+    "the same: records read twice": ("many small shards, resumed", "records of the pass read twice"),
+    "20 Mbit/s, 50 ms: first batch after (s)": ("one large shard, 20 Mbit/s", "first batch after"),
+    "the same: waited for the other 63 batches (s)": ("one large shard, 20 Mbit/s", "waited for later batches"),
+}
+
+
 ATTACKS = {
     "sign flip, ten times as long": "sign flip x10",
     "ALIE, hidden in the noise": "ALIE, z of the paper",
@@ -71,6 +92,39 @@ def test_a_row_of_the_model_beside_dalle_pytorch_is_as_measured(label):
 def test_a_row_about_making_a_dataset_is_as_measured(label):
     number, key = DATASET_ROWS[label]
     assert f"| {label} | {_short(measured('data')[number][key])} |" in page("measurements")
+
+
+def stream_rows():
+    """The lines of the table of streams, from what was measured."""
+    wanted = [
+        (f"{shape.split(',')[0]}: {label}", shape, metric) for shape in SHAPES for label, metric in STREAM_ROWS.items()
+    ] + [(label, *names) for label, names in OTHER_STREAM_ROWS.items()]
+    rows = measured("data_streams")
+    for label, case, metric in wanted:
+        of_peers = {
+            row["metric"].partition(", peer: ")[2]: row
+            for row in rows
+            if row["case"].startswith(case) and row["metric"].startswith(metric)
+        }
+        values = [next(iter(of_peers.values()))["ours"], *(of_peers.get(reader, {}).get("peer") for reader in READERS)]
+        yield f"| {label} | {' | '.join('-' if value is None else _short(value) for value in values)} |"
+
+
+def test_the_table_of_streams_is_as_measured():
+    said = page("measurements").splitlines()
+    assert [line for line in stream_rows() if line not in said] == []
+
+
+def test_the_coverage_of_a_pass_is_as_measured():
+    rows = [row for row in measured("data_streams") if row["metric"].startswith("coverage of a pass")]
+    assert len(rows) == 5
+    for row in rows[:3]:
+        num_peers = f"{int(row['case'].split()[0]):,}"
+        said = f"| {num_peers} peers | {_short(row['ours'])} | {_short(row['peer'])} |"
+        assert said in page("measurements")
+    alone, with_ledger = rows[3:]
+    said = f"{_short(with_ledger['ours'])} %, without it {_short(alone['ours'])} %, and one of `datasets`"
+    assert said in page("measurements") and f"{_short(alone['peer'])} %" in page("measurements")
 
 
 def test_the_vqgans_shares_are_as_measured():

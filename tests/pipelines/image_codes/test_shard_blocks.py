@@ -2,11 +2,13 @@
 
 import struct
 
+import httpx2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hub_tools.hub_client import is_outage
 from pipelines.image_codes import shard_blocks
 from pipelines.image_codes.dataset_shards import find_dataset
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, image_code_table
@@ -161,3 +163,29 @@ def test_damage_anywhere_gives_an_error_with_the_shards_name_or_other_rows(optio
                 assert len(blocks.read(0, block)) == blocks.sizes(0)[block]
         except ValueError as error:
             assert "train-00000.parquet" in str(error) and "dalle-collab data verify" in str(error)
+
+
+class Cut(Counting):
+    """A file whose connection is cut while it is read."""
+
+    def __init__(self, file, error):
+        super().__init__(file, [])
+        self._error = error
+
+    def read(self, size=-1):
+        raise self._error
+
+
+@pytest.mark.parametrize("layout", ["laion", "ours"])
+@pytest.mark.parametrize("error", [ConnectionResetError("cut"), TimeoutError("late"), httpx2.ReadError("cut")])
+def test_an_outage_is_not_taken_for_damage(layout, error, tmp_path, monkeypatch):
+    written(tmp_path, layout=layout)
+    blocks = opened(tmp_path)
+    assert (len(blocks.sizes(0)) > 1) == (layout == "laion"), "one is read in pieces, the other whole"
+    plain = ShardBlocks._open
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardBlocks, "_open", lambda blocks, shard: Cut(plain(blocks, shard), error))
+        with pytest.raises(type(error)) as raised:
+            blocks.read(0, 0)
+    assert is_outage(raised.value)
+    assert len(blocks.read(0, 0)) == blocks.sizes(0)[0], "the next try succeeds"
