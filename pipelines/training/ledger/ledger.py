@@ -135,6 +135,8 @@ class Ledger:
         """Take note of who trains now: each peer's name and its user. The leases of all others end."""
         for name in [name for name in self._accounts if name not in users]:
             self._end_lease(self._accounts.pop(name))
+            for book in self._passes.values():
+                book.forget(name)
         for name, user in users.items():
             account = self._accounts.setdefault(name, PeerAccount(user=user, since=now))
             account.user = user
@@ -166,36 +168,37 @@ class Ledger:
                 entitled = min(most, self._options.most_records, max(base, by_speed))
                 # A little at a time would be many small spans.
                 if (entitled - account.num_leased) * 4 >= entitled:
-                    self._lease(account, entitled - account.num_leased, now)
+                    self._lease(name, entitled - account.num_leased, now)
 
     def _grant_newcomers(self, base: int, now: float) -> None:
-        newcomers = [self._accounts[name] for name in sorted(self._accounts) if not self._accounts[name].num_done]
-        held = sum(account.num_leased for account in newcomers)
-        of_users = Counter(account.user for account in newcomers if account.leased)
+        newcomers = {name: self._accounts[name] for name in sorted(self._accounts) if not self._accounts[name].num_done}
+        held = sum(account.num_leased for account in newcomers.values())
+        of_users = Counter(account.user for account in newcomers.values() if account.leased)
         all_held = sum(account.num_leased for account in self._accounts.values())
         room = max(NEWCOMERS_LEASES * base, int(NEWCOMERS_SHARE * all_held))
-        for account in newcomers:
+        for name, account in newcomers.items():
             is_let_in = of_users[account.user] < NEWCOMERS_PER_USER and held + base <= room
             if not account.leased and now >= account.barred_until and is_let_in:
-                self._lease(account, base, now)
+                self._lease(name, base, now)
                 held, of_users[account.user] = held + account.num_leased, of_users[account.user] + 1
 
-    def _lease(self, account: PeerAccount, num_records: int, now: float) -> None:
+    def _lease(self, name: str, num_records: int, now: float) -> None:
+        account = self._accounts[name]
         if not account.leased:
             account.since = now
         if account.measured_at is None:
             account.measured_at = now
-        for span in self._take(num_records):
+        for span in self._take(num_records, name):
             account.leased.setdefault(span.block, Intervals()).add(span.interval)
 
-    def _take(self, num_records: int) -> list[Span]:
+    def _take(self, num_records: int, name: str) -> list[Span]:
         taken: list[Span] = []
         for number in sorted(self._passes):
-            taken += self._passes[number].take(num_records - _total(taken))
+            taken += self._passes[number].take(num_records - _total(taken), name)
         while _total(taken) < num_records and len(self._passes) < MOST_PASSES:
             number = max([*self._passes, *self.finished_passes]) + 1
             self._passes[number] = PassBook(self._order, number)
-            more = list(self._passes[number].take(num_records - _total(taken)))
+            more = list(self._passes[number].take(num_records - _total(taken), name))
             if not more:  # a dataset without records
                 break
             taken += more

@@ -22,6 +22,9 @@ class OpenBlock:
 
     done: Intervals = field(default_factory=Intervals)
 
+    reader: str | None = None
+    """The peer that has it already, and gets more of it first: a block is read as a whole. None: nobody who is there."""
+
     @property
     def is_done(self) -> bool:
         """Whether nothing is left."""
@@ -52,11 +55,20 @@ class PassBook:
         """Whether every record was trained on."""
         return not self._upcoming and self._window + 1 >= self._order.num_windows and not self.open
 
-    def take(self, num_records: int) -> Iterator[Span]:
-        """Yield free spans of about so many records in all, given-back ones first; they are not free any more."""
+    def take(self, num_records: int, reader: str) -> Iterator[Span]:
+        """Yield free spans of about so many records in all; they are not free any more.
+
+        First of the blocks that the reader has, then of those that nobody has any more, then new ones, and others'
+        only if there are no new ones: for each reader of a block it is sent once more.
+        """
         if num_records <= 0:
             return
-        for block, held in itertools.chain(list(self.open.items()), iter(self._open_next, None)):
+        opened = list(self.open.items())
+        own, nobodys = ([item for item in opened if item[1].reader == name] for name in (reader, None))
+        others = (item for item in opened if item[1].reader not in (reader, None))
+        for block, held in itertools.chain(own, nobodys, iter(self._open_next, None), others):
+            if held.free and held.reader is None:
+                held.reader = reader
             for interval in list(held.free):
                 yield span_of(block, self._cut(held, interval, num_records))
                 num_records -= interval[1] - interval[0]
@@ -84,6 +96,11 @@ class PassBook:
         self._window, self._upcoming = number, self._order.window(self.pass_number, number)[::-1]
         self._num_in_window = len(self._upcoming)
         del self._upcoming[self._num_in_window - num_taken :]
+
+    def forget(self, reader: str) -> None:
+        """Let others have the blocks of a peer that has left."""
+        for held in self.open.values():
+            held.reader = None if held.reader == reader else held.reader
 
     def give_back(self, spans: Iterable[Span]) -> None:
         """Make spans free again, but what is done."""
