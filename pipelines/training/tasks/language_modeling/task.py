@@ -17,7 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
 from pipelines.training.run.span_source import SpanSource
-from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
+from pipelines.training.run.spans import Span
+from pipelines.training.run.task import Batch, CheckpointFacts, NamedBatch, num_samples
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
     check_dataset,
@@ -110,6 +111,10 @@ class LanguageModelingTask:
             check_pass(num_batches, self.run.dataset_repository, batch_size, "sequences")
 
         return passes_through_outages(one_pass)
+
+    def read_again(self, spans: Sequence[Span], num_batches: int) -> Iterator[NamedBatch]:
+        """See `TrainingTask.read_again`: a text's batches have no names."""
+        raise ValueError("Batches of text are packed with their neighbours and have no names.")
 
     def held_out_batches(self) -> Sequence[Batch]:
         """Read the first `num_evaluation_records` sequences of held-out documents, masked in one fixed way."""
