@@ -211,6 +211,12 @@ def iterate_shard(path: str | os.PathLike, batch_size: int = ROWS_PER_ROW_GROUP)
             ) from error
 
 
+def columns_to_read(names: Sequence[str]) -> tuple[str, ...]:
+    """The columns among these that `captions_and_codes` needs; all of them, if one that it needs is missing."""
+    codes = next((name for name in ("codes", "code") if name in names), None)
+    return ("caption", codes) if codes is not None and "caption" in names else tuple(names)
+
+
 def captions_and_codes(
     batch: pa.RecordBatch | pa.Table | Mapping[str, Sequence[Any]], *, num_codes: int, shard_name: str = "the stream"
 ) -> tuple[list[str | None], np.ndarray]:
@@ -229,7 +235,7 @@ def captions_and_codes(
     captions = _captions(batch["caption"])
     if "codes" in names:
         return captions, _codes_from_lists(batch["codes"], num_codes, shard_name)
-    rows = [codes_from_bytes(_as_python(blob), num_codes) for blob in batch["code"]]
+    rows = [codes_from_bytes(blob, num_codes) for blob in _as_python(batch["code"])]
     return captions, np.stack(rows) if rows else np.empty((0, num_codes), np.int16)
 
 
@@ -250,13 +256,12 @@ def _decompress(blob: bytes) -> bytes:
         return b""
 
 
-def _as_python(value: Any) -> Any:
-    return value.as_py() if isinstance(value, pa.Scalar) else value
+def _as_python(column: Any) -> Sequence[Any]:
+    return column.to_pylist() if isinstance(column, pa.Array | pa.ChunkedArray) else column
 
 
 def _captions(column: Sequence[Any]) -> list[str | None]:
-    values = (_as_python(value) for value in column)
-    return [_decompress(value).decode() if isinstance(value, bytes) else value for value in values]
+    return [_decompress(value).decode() if isinstance(value, bytes) else value for value in _as_python(column)]
 
 
 def _codes_from_lists(column: Any, num_codes: int, shard_name: str) -> np.ndarray:

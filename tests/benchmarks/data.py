@@ -1,6 +1,8 @@
 """From pictures to shards: how fast, the share of the VQGAN itself, bytes per sample, and what other precisions change.
 
-Usage: python tests/benchmarks/data.py [--quick]
+And from shards to batches: how the published shards are streamed, beside other readers, and how much of a pass is read.
+
+Usage: python tests/benchmarks/data.py [--quick] [--case NAME ...]
 """
 
 import argparse
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from data_coverage import measure_coverage
+from data_streams import measure_streams
 from measurement import Row, write_results
 from PIL import Image
 
@@ -148,7 +152,7 @@ def _error(codec: VQGANCodec, pictures: list[np.ndarray], codes: np.ndarray) -> 
     return float(np.mean(errors))
 
 
-def measure(folder: Path, quick: bool) -> list[Row]:
+def measure_preparation(folder: Path, quick: bool) -> list[Row]:
     """All rows."""
     num_scenes, num_web, num_large = (1000, 500, 8) if quick else (10_000, 4000, 48)
     write_scene_tars(folder / "scenes", SceneTarsConfig(num_pictures=num_scenes, pictures_per_tar=2500))
@@ -166,14 +170,29 @@ def measure(folder: Path, quick: bool) -> list[Row]:
     return rows + measure_precision("published size, random weights", few, published)
 
 
+def measure_reading(folder: Path, quick: bool) -> list[Row]:
+    """All rows about reading published shards."""
+    rows = []
+    for row in (*measure_coverage(folder / "coverage", quick), *measure_streams(folder / "streams", quick)):
+        print(f"{row.case}: {row.metric} {row.ours:.4g} {row.unit}", flush=True)
+        rows.append(row)
+    return rows
+
+
+CASES = dict(data=measure_preparation, data_streams=measure_reading)
+"""By the file of their results."""
+
+
 def main() -> None:
-    """Measure all, print the table, write the results."""
+    """Measure all, print the tables, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer pictures: a minute instead of five")
+    parser.add_argument("--quick", action="store_true", help="fewer pictures: minutes instead of a quarter of an hour")
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = measure(Path(folder), arguments.quick)
-    print(f"written to {write_results('data', rows, is_quick=arguments.quick)}")
+    for name in arguments.case:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = CASES[name](Path(folder), arguments.quick)
+        print(f"written to {write_results(name, rows, is_quick=arguments.quick)}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_records_count_once_though_the_leasing_anchor_is_killed_and_comes_back_w
         second.wait_until(lambda look: min(len(trainer.epochs()) for trainer in trainers) >= 8, "both train")
         first.process.kill()
         first.process.wait(30)
-        shutil.rmtree(tmp_path / "first" / "metrics")
+        shutil.rmtree(next((tmp_path / "first").rglob(STATE_FILE)).parent)
         killed_at = max(trainers[0].epochs())
         # What the first has leased lasts for a while; then peers read in orders of their own until the second leases.
         seconds = SECONDS_FRESH + 30

@@ -1,10 +1,8 @@
 """Examples of a labelled dataset of the Hub: a random sample of its first records, the same on every machine."""
 
 import itertools
-import logging
 import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +14,7 @@ from hub_tools.one_line_errors import explain_error
 from pipelines.evaluation.language.entity_f1 import OUTSIDE, is_tag
 from pipelines.evaluation.language.labelled_source import TOKENS, LabelledSource
 from pipelines.training.run.training_run import stable_seed
-from pipelines.training.tasks.streaming import SECONDS_BEFORE_NEXT_TRY, is_held_out, prepare_streaming
-
-logger = logging.getLogger(__name__)
+from pipelines.training.tasks.streaming import is_held_out, prepare_streaming, through_outages
 
 MOST_RECORDS_READ = 20_000
 """Records of a split among which examples are chosen: datasets may be sorted by their labels."""
@@ -71,20 +67,7 @@ def read_labelled_text(source: LabelledSource, amounts: Mapping[str, int]) -> La
         OSError, httpx2.HTTPError: the Hub stays away.
     """
     prepare_streaming()
-    return through_outages(lambda: _read(source, amounts))
-
-
-def through_outages(read: Callable[[], Any], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY) -> Any:
-    """Return what a function reads. If an outage of the Hub interrupts it, it is tried again after each pause."""
-    for pause in pauses:
-        try:
-            return read()
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
-            time.sleep(pause)
-    return read()
+    return through_outages(lambda: _read(source, amounts), for_ever=False)
 
 
 def _read(source: LabelledSource, amounts: Mapping[str, int]) -> LabelledText:

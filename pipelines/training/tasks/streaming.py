@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import datasets
@@ -41,6 +42,25 @@ def is_held_out(content: bytes, share: float) -> bool:
     return int.from_bytes(digest, "big") < int(share * 2**64)
 
 
+def through_outages(
+    read: Callable[[], Read], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY, *, for_ever: bool = True
+) -> Read:
+    """Return what `read` returns; while the Hub is down, try again after a pause.
+
+    pauses: seconds; the last one is repeated, or, if it is not to go on for ever, followed by the last try.
+    """
+    for number in itertools.count():
+        try:
+            return read()
+        except Exception as error:
+            if not is_outage(error) or (number >= len(pauses) and not for_ever):
+                raise
+            pause = pauses[min(number, len(pauses) - 1)]
+            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
 def passes_through_outages(
     one_pass: Callable[[int], Iterator[Batch]], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY
 ) -> Iterator[Batch]:
@@ -48,36 +68,11 @@ def passes_through_outages(
 
     pauses: seconds; the last one is repeated until there is a batch again.
     """
-    num_failures = 0
-    for number in itertools.count():
-        try:
-            for batch in one_pass(number):
-                num_failures = 0
-                yield batch
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            pause = pauses[min(num_failures, len(pauses) - 1)]
-            num_failures += 1
-            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
-            time.sleep(pause)
-
-
-def through_outages(read: Callable[[], Read], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY) -> Read:
-    """Return what `read` returns; while the Hub is down, try again after a pause.
-
-    pauses: seconds; the last one is repeated.
-    """
-    for number in itertools.count():
-        try:
-            return read()
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            pause = pauses[min(number, len(pauses) - 1)]
-            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
-            time.sleep(pause)
-    raise AssertionError("unreachable")
+    passes = map(one_pass, itertools.count())
+    # A pass that an outage has ended has no more batches.
+    batches = itertools.chain.from_iterable(passes)
+    while True:
+        yield through_outages(partial(next, batches), pauses)
 
 
 def check_pass(num_batches: int, repository: str, batch_size: int, records: str = "records") -> None:

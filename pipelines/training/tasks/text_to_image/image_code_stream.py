@@ -99,9 +99,11 @@ def stream_batches(
     """Read to their end since the last batch."""
 
     waiting: Span | None = None
-    num_skipped = 0
+    num_skipped = num_batches = 0
     while True:
-        while len(opened) < NUM_OPEN_SPANS and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
+        # Another one with each batch: the first batch does not wait for all.
+        most_opened = min(NUM_OPEN_SPANS, num_batches + 1)
+        while len(opened) < most_opened and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
             waiting = None
             if opened and opened[0].span.pass_number != span.pass_number:  # a pass ends before another one begins
                 waiting = span
@@ -112,17 +114,20 @@ def stream_batches(
                 return
             continue
         num_missing = batch_size - sum(reader.num_read for reader in (*ended, *opened))
-        for reader in opened[:num_missing]:
-            if reader.read_one():
-                num_skipped = 0
-            else:
-                num_skipped += reader.span.num_records
+        share = -(-num_missing // len(opened))
+        for reader in list(opened):
+            found = reader.read(min(share, num_missing))
+            num_missing -= found
+            num_skipped = 0 if found else num_skipped + reader.span.num_records
+            if not found:
                 ended.append(reader)
                 opened.remove(reader)
-        if sum(reader.num_read for reader in (*ended, *opened)) == batch_size:
+            if num_missing == 0:
+                break
+        if num_missing == 0:
             taken = [reader.take(to_the_end=True) for reader in ended] + [reader.take() for reader in opened]
             yield _named_batch(taken, processor)
-            ended = []
+            ended, num_batches = [], num_batches + 1
         if num_skipped > MOST_SKIPPED:
             raise ValueError("None of so many records is one to train on: they are held out, or there are none.")
 
@@ -144,15 +149,14 @@ def read_batches_again(
     """
     for span in spans:
         if span.shard >= len(blocks.shards) or span.group >= len(blocks.sizes(span.shard)):
-            raise ValueError(f"The dataset has no row group {span.group} of a shard {span.shard}.")
+            raise ValueError(f"The dataset has no block {span.group} of a shard {span.shard}.")
     readers = [_opened(blocks, span, num_codes, seed, held_out_share) for span in spans]
     sizes = [reader.num_left for reader in readers]
     if any(size % num_batches for size in sizes) or not any(sizes):
         raise ValueError(f"Spans of {', '.join(map(str, sizes))} records are not {num_batches} equal batches.")
     for number in range(1, num_batches + 1):
         for reader, size in zip(readers, sizes, strict=True):
-            while reader.num_read < size // num_batches:
-                reader.read_one()
+            reader.read(size // num_batches)
         yield _named_batch([reader.take(to_the_end=number == num_batches) for reader in readers], processor)
 
 
@@ -160,13 +164,13 @@ class _Taken(NamedTuple):
     """Some records of a span."""
 
     span: Span
-    captions: Sequence[str | None]
+    captions: Sequence[str]
     codes: np.ndarray
 
 
 def _named_batch(taken: Sequence[_Taken], processor: DalleCollabProcessor) -> NamedBatch:
     parts = [part for part in taken if part.span.num_records]
-    input_ids = processor(text=[caption or "" for part in parts for caption in part.captions])["input_ids"]
+    input_ids = processor(text=[caption for part in parts for caption in part.captions])["input_ids"]
     image_codes = torch.from_numpy(np.concatenate([part.codes for part in parts])).long()
     counts = [len(part.captions) for part in parts]
     return NamedBatch(image_code_batch(input_ids, image_codes), [part.span for part in parts], counts)
@@ -178,7 +182,7 @@ def _opened(blocks: ShardBlocks, span: Span, num_codes: int, seed: int, held_out
 
 
 class _OpenSpan:
-    """Reads a span's records one by one."""
+    """Reads a span's records in the order of their block."""
 
     def __init__(
         self, span: Span, table: pa.Table, num_codes: int, seed: int, held_out_share: float, shard_name: str
@@ -186,12 +190,13 @@ class _OpenSpan:
         self.span = span
         if span.stop > len(table):
             raise ValueError(
-                f"Row group {span.group} of shard {shard_name} has {len(table)} records, expected {span.stop}. The "
+                f"Block {span.group} of shard {shard_name} has {len(table)} records, expected {span.stop}. The "
                 "dataset is another one than that of the run."
             )
-        rows = record_order(span.block, len(table), seed)[span.start : span.stop]
-        self._captions, self._codes = captions_and_codes(table.take(rows), num_codes=num_codes, shard_name=shard_name)
-        is_held_out = held_out_mask(self._codes, held_out_share) if held_out_share else np.zeros(len(rows), bool)
+        self._captions, self._codes = captions_and_codes(table, num_codes=num_codes, shard_name=shard_name)
+        self._rows = record_order(span.block, len(table), seed)[span.start : span.stop]
+        share = held_out_share
+        is_held_out = held_out_mask(self._codes[self._rows], share) if share else np.zeros(len(self._rows), bool)
         self._left = np.flatnonzero(~is_held_out)
         """Places of the records to train on that no batch has yet."""
 
@@ -206,19 +211,20 @@ class _OpenSpan:
         """Records to train on that no batch has yet."""
         return len(self._left)
 
-    def read_one(self) -> bool:
-        """Read one more record; return whether there is one."""
-        has_more = self.num_read < len(self._left)
-        self.num_read += has_more
-        return has_more
+    def read(self, most: int) -> int:
+        """Read the next records; return how many there were."""
+        found = min(most, len(self._left) - self.num_read)
+        self.num_read += found
+        return found
 
     def take(self, *, to_the_end: bool = False) -> _Taken:
         """Take what is read, and the held-out records before it; `to_the_end`: and those behind it."""
         places, self._left = self._left[: self.num_read], self._left[self.num_read :]
-        start, stop = self._start, len(self._captions) if to_the_end else int(max(places, default=self._start - 1)) + 1
+        start, stop = self._start, len(self._rows) if to_the_end else int(max(places, default=self._start - 1)) + 1
         self.num_read, self._start = 0, stop
         span = Span(*self.span.block, self.span.start + start, self.span.start + stop)
-        return _Taken(span, [self._captions[place] for place in places], self._codes[places])
+        rows = self._rows[places]
+        return _Taken(span, [self._captions[row] or "" for row in rows.tolist()], self._codes[rows])
 
 
 def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
-from pipelines.evaluation.language.labelled_text import read_labelled_text, through_outages
+from pipelines.evaluation.language.labelled_text import read_labelled_text
 
 AMOUNTS = dict(train=40, validation=20, test=30)
 TAGS, WORDS = ["O", "B-PER", "I-PER"], ["the", "tall", "man"]
@@ -118,21 +118,3 @@ def test_a_place_without_a_dataset_says_so(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"The dataset .*empty cannot be read: "):
         read_labelled_text(source(SENTENCES, str(tmp_path / "empty")), AMOUNTS)
-
-
-def test_an_outage_is_waited_for_a_few_times_and_a_mistake_is_not():
-    left = [ConnectionError("away"), ConnectionError("away")]
-
-    def read():
-        if left:
-            raise left.pop()
-        return "text"
-
-    assert through_outages(read, pauses=(0, 0)) == "text"
-    left = [ConnectionError("away")] * 3
-    with pytest.raises(ConnectionError, match="away"):
-        through_outages(read, pauses=(0, 0))
-    left = [ValueError("wrong")] * 2
-    with pytest.raises(ValueError, match="wrong"):
-        through_outages(read, pauses=(0,))
-    assert len(left) == 1

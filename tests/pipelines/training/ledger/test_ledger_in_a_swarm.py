@@ -65,7 +65,7 @@ def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_an
     )
     recomputed = material.commands.run("run", "recompute", repository, "--most", "1000")
     assert recomputed.returncode == 1 and "2 of " in recomputed.stderr, recomputed.stdout + recomputed.stderr
-    assert "The dataset has no row group 0 of a shard 999." in recomputed.stderr
+    assert "The dataset has no block 0 of a shard 999." in recomputed.stderr
     report = material.commands.run("run", "report", repository, "--output", tmp_path / "report.md")
     assert report.returncode == 0, report.stderr
     text = (tmp_path / "report.md").read_text()

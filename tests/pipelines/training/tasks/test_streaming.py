@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pipelines.training.tasks.streaming import is_held_out, passes_through_outages
+from pipelines.training.tasks.streaming import is_held_out, passes_through_outages, through_outages
 
 
 def test_a_pass_that_the_hubs_absence_ends_is_followed_by_the_next(caplog):
@@ -41,3 +41,21 @@ def test_a_record_is_held_out_by_its_content_alone():
     assert 150 < len(held_out) < 250
     assert all(is_held_out(content, 0.2) for content in held_out), "a larger share holds out these and more"
     assert not any(is_held_out(content, 0.0) for content in contents)
+
+
+def test_an_outage_is_waited_for_a_few_times_and_a_mistake_is_not():
+    left = [ConnectionError("away"), ConnectionError("away")]
+
+    def read():
+        if left:
+            raise left.pop()
+        return "text"
+
+    assert through_outages(read, pauses=(0, 0), for_ever=False) == "text"
+    left = [ConnectionError("away")] * 3
+    with pytest.raises(ConnectionError, match="away"):
+        through_outages(read, pauses=(0, 0), for_ever=False)
+    left = [ValueError("wrong")] * 2
+    with pytest.raises(ValueError, match="wrong"):
+        through_outages(read, pauses=(0,), for_ever=False)
+    assert len(left) == 1

@@ -250,7 +250,9 @@ def test_batches_name_the_records_that_they_are_made_of(blocks):
         ]
         assert sorted(named) == sorted(numbers_of([batch]))
     assert sum(span.num_records for batch in batches for span in batch.spans) == 36, "nothing twice"
-    assert len({span.block for span in batches[0].spans}) == 4, "neighbours do not meet in a batch"
+    blocks_of = [len({span.block for span in batch.spans}) for batch in batches]
+    assert blocks_of[:3] == [1, 2, 3], "the first batch waits for one block"
+    assert min(blocks_of[2:5]) >= 3, "neighbours do not meet in a batch"
 
 
 def test_held_out_records_are_part_of_a_span_and_of_no_batch(blocks):
@@ -287,8 +289,9 @@ def test_a_block_is_read_with_its_own_bytes_alone(training_material, commands, t
     repository = publish(training_material, "many-blocks", tmp_path)
     done = commands.run_program(READER, "bytes", repository, "5")
     read, num_requests = json.loads(done.stdout)
-    # A footer, which is read with the file's last 64 KiB, and five of 64 row groups.
-    assert read < 2**16 + 1.2 * 5 * size / 64 and num_requests == 6, done.stdout
+    # A footer, longer than the end that is read first, and of five of 64 row groups the captions and the codes.
+    footer = int.from_bytes((tmp_path / "train-00000.parquet").read_bytes()[-8:-4], "little") + 8
+    assert read < footer + 5 * size / 64 and num_requests == 7, done.stdout
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 6])
@@ -318,7 +321,7 @@ def test_names_that_no_batches_can_have_are_refused(blocks):
     with pytest.raises(ValueError, match="has 10 records, expected 20"):
         list(read_batches_again(blocks, [Span(0, 0, 0, 0, 20)], 1, tokens_of, **options))
     for strange in (Span(0, 2, 0, 0, 10), Span(0, 0, 3, 0, 10)):
-        with pytest.raises(ValueError, match="The dataset has no row group"):
+        with pytest.raises(ValueError, match="The dataset has no block"):
             list(read_batches_again(blocks, [strange], 1, tokens_of, **options))
     with pytest.raises(ValueError, match="are not 1 equal batches"):
         list(read_batches_again(blocks, [Span(0, 0, 0, 4, 4)], 1, tokens_of, **options))
