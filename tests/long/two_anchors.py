@@ -52,7 +52,7 @@ def test_records_count_once_though_the_leasing_anchor_is_killed_and_comes_back_w
         back_at = max(trainers[0].epochs())
         again.wait_until(lambda look: max(trainers[0].epochs()) >= back_at + 20, "it leases again", seconds=300)
         for trainer in trainers:
-            trainer.process.terminate()
+            trainer.process.kill()
         again.wait_until(lambda look: look["num_trainers"] == 0, "nobody trains", after=len(again.looks()))
         epoch = max(max(trainer.epochs()) for trainer in trainers)
         again.wait_until(lambda look: newest_booking(material, repository) >= epoch - 1, "booked", seconds=120)

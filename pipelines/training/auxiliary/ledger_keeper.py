@@ -40,11 +40,14 @@ LEAST_EXPIRY_SECONDS = 120.0
 EPOCHS_TO_EXPIRE = 6.0
 
 
-def ledger_options(run: TrainingRun) -> LedgerOptions:
-    """How much this run leases at once, and for how long."""
+def ledger_options(run: TrainingRun, sample_weight: float) -> LedgerOptions:
+    """How much this run leases at once, and for how long; `sample_weight` is that of the task.
+
+    A record is taken for a sample, which documents of a text are not; but a lease follows what its peer does.
+    """
     horizon = max(LEAST_HORIZON_SECONDS, 4 * run.matchmaking_seconds, run.progress_expiration_seconds)
     return LedgerOptions(
-        epoch_records=run.samples_per_epoch,
+        epoch_records=max(1, round(run.samples_per_epoch / sample_weight)),
         horizon_seconds=horizon,
         expiry_seconds=max(LEAST_EXPIRY_SECONDS, EPOCHS_TO_EXPIRE * run.averaging_timeout_seconds),
     )
@@ -60,6 +63,7 @@ class LedgerKeeper:
         self,
         run: TrainingRun,
         order: BlockOrder,
+        options: LedgerOptions,
         folder: Path,
         records: SwarmRecords,
         rounds: RoundLog,
@@ -67,7 +71,7 @@ class LedgerKeeper:
         may_lease: Callable[[], bool],
     ) -> None:
         """`may_lease`: whether this peer is the anchor that decides. Raises ValueError for a damaged ledger."""
-        self._run, self._order, self._folder = run, order, folder
+        self._run, self._order, self._options, self._folder = run, order, options, folder
         self._records, self._rounds, self._key, self._may_lease = records, rounds, key, may_lease
         folder.mkdir(parents=True, exist_ok=True)
         self._lock, self._over = threading.RLock(), threading.Event()
@@ -77,7 +81,7 @@ class LedgerKeeper:
         self.gradients = set(read_gradients(folder))
         self._written_epoch = max((booking.epoch for booking in self.bookings), default=0)
         state = read_state(folder / STATE_FILE)
-        self.ledger, self._written_at = Ledger(order, ledger_options(run)), 0.0
+        self.ledger, self._written_at = Ledger(order, options), 0.0
         if state is not None:
             self._open(state)
         self._published_at = float("-inf")
@@ -96,7 +100,7 @@ class LedgerKeeper:
     def _open(self, state: Mapping[str, Any]) -> None:
         if state.get("generation") != self._run.generation:  # after a rollback other peers count their epochs anew
             state, self.gradients = {**state, "accounts": []}, set()
-        self.ledger = Ledger.from_json(self._order, ledger_options(self._run), state, time.monotonic())
+        self.ledger = Ledger.from_json(self._order, self._options, state, time.monotonic())
         self._written_at = float(state.get("time", 0.0))
 
     def _run_until_over(self) -> None:

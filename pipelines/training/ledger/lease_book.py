@@ -4,16 +4,19 @@ A span is read, and then in a gradient, of which `RoundBook` knows; if that is l
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pipelines.swarm.records import MOST_GRADIENT_SPANS, MOST_GRADIENTS, MOST_SPANS_REPORTED
 from pipelines.training.ledger.batch_gradients import BatchGradient, newest_signed
 from pipelines.training.ledger.round_book import RoundBook
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
-from pipelines.training.run.spans import Block, Intervals, Span
+from pipelines.training.run.spans import Block, Intervals, Span, by_block, merged_spans
 
 SECONDS_BETWEEN_LOOKS = 0.2
+MOST_IN_HAND = 2
+"""Records that may be read and in no gradient although nothing is left to read: the rest of a document, for example."""
+
 SECONDS_BETWEEN_LEASES = 2.0
 """How long a peer that has read its lease waits for more."""
 
@@ -52,7 +55,7 @@ class LeaseBook:
         with self._changed:
             if self._patience > SECONDS_BETWEEN_LEASES:  # the first word
                 self._busy_at, self._patience = self._clock(), SECONDS_BETWEEN_LEASES
-            self._lease = _by_block(lease)
+            self._lease = by_block(lease)
             self._pass_number = max([self._pass_number, *(span.pass_number for span in lease)])
             self._rounds.forget_until(booked_epoch)
             self._changed.notify_all()
@@ -74,10 +77,12 @@ class LeaseBook:
     def _is_idle(self) -> bool:
         """Whether what was read ahead is used up, but the rest of a batch, and this peer waits for more."""
         num_ahead = sum(map(len, self._in_hand.values())) - sum(batch.num_records for batch in self._rounds)
-        return num_ahead <= 2 * self._largest_batch and self._clock() >= self._busy_at + self._patience
+        return (
+            num_ahead <= max(MOST_IN_HAND, 2 * self._largest_batch) and self._clock() >= self._busy_at + self._patience
+        )
 
     def _free(self) -> Iterator[Span]:
-        taken = _by_block(self._rounds.averaged_spans)
+        taken = by_block(self._rounds.averaged_spans)
         for block, held in sorted(self._lease.items()):
             for interval in held:
                 left = Intervals([interval])
@@ -148,7 +153,7 @@ class LeaseBook:
         with self._changed:
             found: dict[int, list[Span]] = {}
             for epoch in sorted(self._rounds.averaged, reverse=True):
-                spans = _merged(span for batch in self._rounds.averaged[epoch] for span in batch.spans)
+                spans = merged_spans(span for batch in self._rounds.averaged[epoch] for span in batch.spans)
                 if sum(map(len, found.values())) + len(spans) > MOST_SPANS_REPORTED:
                     break
                 found[epoch] = spans
@@ -189,15 +194,3 @@ class NoLease:
 
     def drop_gathered(self) -> None:
         """See `LeaseBook`."""
-
-
-def _by_block(spans: Iterable[Span]) -> dict[Block, Intervals]:
-    held: dict[Block, Intervals] = {}
-    for span in spans:
-        held.setdefault(span.block, Intervals()).add(span.interval)
-    return held
-
-
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    held: Mapping[Block, Intervals] = _by_block(spans)
-    return [Span(*block, *interval) for block, intervals in held.items() for interval in intervals]

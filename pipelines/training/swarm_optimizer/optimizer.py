@@ -135,7 +135,7 @@ class SwarmOptimizer:
             self.load_state_from_peers()
             self.drop(batch)
             return
-        sketch = self._sketch(batch_size) if batch is not None else None
+        sketch = self._sketch(batch_size) if batch is not None and batch.can_be_read_again else None
         if not self._gather(batch_size):
             self.drop(batch)
             return

@@ -14,7 +14,7 @@ from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
 from pipelines.image_codes.shard_blocks import ShardBlocks
-from pipelines.training.run.span_source import SpanSource
+from pipelines.training.run.span_source import PassAfterPass, SpanSource
 from pipelines.training.run.spans import Span, record_order
 from pipelines.training.run.task import Batch, NamedBatch
 from pipelines.training.tasks.streaming import check_pass, is_held_out, through_outages
@@ -94,20 +94,16 @@ def stream_batches(
     Raises:
         ValueError: there are no records to train on, or they are not image codes.
     """
+    spans = PassAfterPass(spans)
     opened: list[_OpenSpan] = []
     ended: list[_OpenSpan] = []
     """Read to their end since the last batch."""
 
-    waiting: Span | None = None
     num_skipped = num_batches = 0
     while True:
         # Another one with each batch: the first batch does not wait for all.
         most_opened = min(NUM_OPEN_SPANS, num_batches + 1)
-        while len(opened) < most_opened and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
-            waiting = None
-            if opened and opened[0].span.pass_number != span.pass_number:  # a pass ends before another one begins
-                waiting = span
-                break
+        while len(opened) < most_opened and (span := spans.next_span(is_needed=not opened)) is not None:
             opened.append(_opened(blocks, span, num_codes, seed, held_out_share))
         if not opened:
             if not spans.wait():
