@@ -1,4 +1,4 @@
-"""Blocks of a dataset: the row groups of its shards, each read by itself, and of it only captions and codes.
+"""Blocks of a dataset: the row groups of its shards, each read by itself, and of it only some columns.
 
 A large row group is several blocks, if its pages can be read by themselves; see `parquet_pages`.
 """
@@ -6,7 +6,7 @@ A large row group is several blocks, if its pages can be read by themselves; see
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,9 +67,17 @@ class _Footer:
 class ShardBlocks:
     """Reads blocks of a dataset's shards, in a folder or on the Hub. Safe for several threads."""
 
-    def __init__(self, dataset: ShardedDataset, shards: Sequence[DatasetShard]) -> None:
-        """`shards`: those of the dataset to read, in an order that is the same for everybody."""
-        self._dataset, self.shards = dataset, tuple(shards)
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        shards: Sequence[DatasetShard],
+        choose_columns: Callable[[Sequence[str]], Sequence[str]] = columns_to_read,
+    ) -> None:
+        """`shards`: those of the dataset to read, in an order that is the same for everybody.
+
+        `choose_columns` gets the names of a shard's columns and returns those to read; by default captions and codes.
+        """
+        self._dataset, self.shards, self._choose_columns = dataset, tuple(shards), choose_columns
         self._footer = functools.lru_cache(maxsize=SHARDS_REMEMBERED)(self._read_footer)
         self._sizes = functools.lru_cache(maxsize=SIZES_REMEMBERED)(self._read_sizes)
         self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
@@ -84,7 +92,7 @@ class ShardBlocks:
         return tuple(piece.stop - piece.start for piece in self._footer(shard).pieces)
 
     def read(self, shard: int, block: int) -> pa.Table:
-        """Captions and codes of a block. ValueError naming the shard if it is damaged, or not to be held in memory."""
+        """The chosen columns of a block. ValueError naming the shard if it is damaged, or not to be held in memory."""
         with self._lock:
             if (kept := self._kept.get((shard, block))) is not None:
                 self._kept.move_to_end((shard, block))
@@ -147,7 +155,7 @@ class ShardBlocks:
         except pa.ArrowInvalid as error:
             raise ValueError(_damaged(self.shards[shard].name, self._dataset.name, error)) from error
         names = metadata.schema.to_arrow_schema().names
-        columns = columns_to_read(names)
+        columns = tuple(self._choose_columns(names))
         pieces = [piece for group in range(metadata.num_row_groups) for piece in _pieces(metadata, group, columns)]
         return _Footer(metadata=metadata, stored=end[-length:-8], columns=columns, pieces=tuple(pieces))
 

@@ -140,6 +140,7 @@ NUM_LEASE_KEYS = 64
 
 MOST_SPANS_LEASED = 64
 MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED = 32, 256
+MOST_GRADIENTS, MOST_GRADIENT_SPANS, MOST_BATCHES = 24, 160, 4096
 
 
 class PeerLease(BaseModel):
@@ -178,6 +179,24 @@ class TrainedRecord(BaseModel):
     epochs: conlist(EpochRecords, max_items=MOST_EPOCHS_REPORTED)
 
 
+class GradientRecord(BaseModel):
+    """What the gradient of some batches was; see `ledger.batch_gradients`."""
+
+    epoch: Count
+    """Of the round that averaged it."""
+
+    model_epoch: Count
+    spans: conlist(SpanFields, min_items=1, max_items=MOST_GRADIENT_SPANS)
+    num_batches: conint(ge=1, le=MOST_BATCHES, strict=True)
+    sketch: conlist(confloat(ge=-1e30, le=1e30, strict=True), min_items=8, max_items=8)
+
+
+class GradientsRecord(BaseModel):
+    """What a peer's newest gradients were."""
+
+    gradients: conlist(GradientRecord, max_items=MOST_GRADIENTS)
+
+
 class StateRecord(BaseModel):
     """Which training state a peer has; see `digest`."""
 
@@ -198,6 +217,7 @@ class _SwarmRecords(BaseModel):
     anchors: dict[BytesWithPublicKey, AnchorRecord]
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
     trained: dict[BytesWithPublicKey, TrainedRecord]
+    gradients: dict[BytesWithPublicKey, GradientsRecord]
 
 
 _SwarmLeases = create_model(
@@ -275,6 +295,14 @@ class SwarmRecords:
     def trained(self) -> dict[bytes, TrainedRecord]:
         """Return what the live peers have trained on, by public key."""
         return self._read("trained", TrainedRecord)
+
+    def publish_gradients(self, gradients: GradientsRecord, lifetime_seconds: float) -> None:
+        """Sign and store what this peer's newest gradients were."""
+        self._publish("gradients", gradients, lifetime_seconds)
+
+    def gradients(self) -> dict[bytes, GradientsRecord]:
+        """Return what the live peers' newest gradients were, by public key."""
+        return self._read("gradients", GradientsRecord)
 
     def publish_leases(self, number: int, leases: LeaseRecord, lifetime_seconds: float) -> None:
         """Store an anchor's leases under one of `NUM_LEASE_KEYS` keys."""

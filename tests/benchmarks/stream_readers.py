@@ -42,6 +42,7 @@ def ours_in_an_own_order(repository: str, num_codes: int, state: Any) -> tuple[B
 
 def ours_with_the_ledger(repository: str, num_codes: int, state: Any) -> tuple[Batches, Saved]:
     """The stream of a peer with a lease, whose anchor books what it has trained on every few batches."""
+    from pipelines.training.ledger.batch_gradients import BatchGradient
     from pipelines.training.ledger.lease_book import LeaseBook
     from pipelines.training.ledger.ledger import Ledger, LedgerOptions
 
@@ -60,7 +61,7 @@ def ours_with_the_ledger(repository: str, num_codes: int, state: Any) -> tuple[B
             ledger.grant(now)
             book.renew(ledger.lease_of("peer"), ledger.booked_epoch("peer"))
             for batch, named in itertools.islice(stream, RECORDS_PER_EPOCH // BATCH_SIZE):
-                book.gather(named)
+                book.gather(BatchGradient(model_epoch=epoch, spans=tuple(named)))
                 yield batch
             book.begin_round()
             book.average(epoch)

@@ -52,7 +52,7 @@ def measure_bytes(quick: bool) -> Iterator[Row]:
             run_rounds(
                 RoundSettings(compression=compression, num_parameters=num_parameters, num_rounds=3, num_peers=num_peers)
             )
-            for compression in ("size_adaptive_8bit", "none")
+            for compression in ("blockwise_8bit", "none")
         )
         whole = [
             [r for r in rounds if r.share_averaged == 1.0 and r.group_size == num_peers] for rounds in (ours, peer)
@@ -93,7 +93,7 @@ def measure_slow_link(quick: bool) -> Iterator[Row]:
     """
     limits = LinkLimits(bytes_per_second=LINK_BYTES_PER_SECOND, delay_seconds=ROUND_TRIP_SECONDS / 4)
     for num_parameters in (2**22,) if quick else (2**24, 2**27):
-        settings = RoundSettings(compression="size_adaptive_8bit", num_parameters=num_parameters, num_rounds=4)
+        settings = RoundSettings(compression="blockwise_8bit", num_parameters=num_parameters, num_rounds=4)
         rounds = run_rounds(settings, limits)
         whole = [r for r in rounds if r.share_averaged == 1.0]
         sent = rounds[-1].bytes_sent / rounds[-1].num_rounds

@@ -22,6 +22,7 @@ from pipelines.chaos.chaotic_peer import events_file
 from pipelines.chaos.ending import ends_on_signals
 from pipelines.chaos.faults.fault_script import Fault, FaultKind, attack_in_the_middle
 from pipelines.demo.stages import StageError
+from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
 from pipelines.training.run.versions import package_version
 
 RESULTS = Path(__file__).with_name("results") / "attacks.json"
@@ -59,7 +60,21 @@ def measured(name: str, has_authority: bool, seconds: float, folder: Path, conso
         named=report.attacks.get(name, False),
         num_unexpected_exits=report.num_unexpected_exits,
         num_lies=len(lies),
+        **ledger_figures(folder),
         attacker_cores=round(spent / passed, 2) if passed else 0.0,
+    )
+
+
+def ledger_figures(folder: Path) -> dict[str, int]:
+    """What the anchor has booked, and for how many peers: an attacker trains on nothing."""
+    (path,) = folder.rglob(STATE_FILE)
+    state = read_state(path)
+    done = [num_done for _, _, _, num_done, _, _ in state["accounts"]]
+    return dict(
+        num_booked=sum(done),
+        num_peers_booked=sum(number > 0 for number in done),
+        num_repeated=state["num_repeated"],
+        num_strange=state["num_strange"],
     )
 
 

@@ -66,10 +66,13 @@ def language_run(task: str, model: dict, **settings: object) -> TrainingRun:
     return TrainingRun(**values | settings, task_settings=task_settings)
 
 
+ROWS_PER_BLOCK = 16
+
+
 def write_texts(folder: Path, columns: dict[str, list], split: str = "train") -> Path:
     """Write one Parquet shard of columns into `folder/data`; return the folder."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), folder / "data" / f"{split}-00000.parquet")
+    pq.write_table(pa.table(columns), folder / "data" / f"{split}-00000.parquet", row_group_size=ROWS_PER_BLOCK)
     return folder
 
 

@@ -15,7 +15,7 @@ from pipelines.admission.averaging_gate import AdmissionGate, GroupSignatures
 from pipelines.admission.tokens import TokenCheck, der_of, own_admission, peer_id_of, self_signed_token
 from pipelines.training.averaging.evidence import Evidence, PartForm, RoundTerms
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
-from pipelines.training.averaging.wire.codec import FiniteBlockwise8BitQuantization, FiniteUniform8BitQuantization
+from pipelines.training.averaging.wire.codec import Blockwise8BitCodec
 from pipelines.training.averaging.wire.signed_answers import Contribution, answer_statement
 from pipelines.training.averaging.wire.signed_inputs import part_statement
 
@@ -24,8 +24,7 @@ RULE = AggregationRule()
 CODECS = {
     "float32": NoCompression(),
     "float16": Float16Compression(),
-    "uniform": FiniteUniform8BitQuantization(),
-    "blockwise": FiniteBlockwise8BitQuantization(),
+    "blockwise": Blockwise8BitCodec(),
 }
 DISTRIBUTIONS = {
     "gaussian": torch.randn,

@@ -158,6 +158,10 @@ class HostileNode:
         named = Counter((record["epoch"], record["digest"]) for record in self._read("states"))
         return named.most_common(1)[0][0] if named else None
 
+    def spans_of_others(self) -> list[list[int]]:
+        """Return the records that anybody says that it has trained on."""
+        return [span for record in self._read("trained") for entry in record["epochs"] for span in entry["spans"]]
+
     def compute(self, share: float) -> None:
         """Keep a core busy for this share of the time until the next lie."""
         end = time.monotonic() + SECONDS_BETWEEN_LIES * share / (1 - share)

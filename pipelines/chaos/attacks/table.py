@@ -17,6 +17,7 @@ MANY_SAMPLES = 10**9
 FLOOD_BYTES = 100_000
 SECONDS_OF_A_SQUATTER = 10 * 365 * 86_400.0
 BUSY_SHARE = 0.5
+MOST_SPANS = 64
 
 
 def lying_epoch(node: "HostileNode") -> Iterator[None]:
@@ -120,6 +121,28 @@ def framing_member(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+def hoarded_leases(node: "HostileNode") -> Iterator[None]:
+    """Leases of records that it never trains on."""
+    while True:
+        node.claim()
+        node.tell("trained", dict(epochs=[]))
+        yield
+
+
+def false_bookings(node: "HostileNode") -> Iterator[None]:
+    """Reports of having trained on what others have on their leases, on what nobody has, and on what there is not."""
+    while True:
+        epoch, reported = node.epoch_of_others(), node.spans_of_others()
+        first = [[0, shard, group, 0, 2**20] for shard in range(4) for group in range(4)]
+        strange = [[0, 2**31, 0, 0, 2**31], [2**31, 0, 0, 0, 1], [0, 0, 2**31, 5, 9]]
+        spans = [*reported[:MOST_SPANS], *first, *strange]
+        node.claim()
+        node.tell("trained", dict(epochs=[dict(epoch=number, spans=spans) for number in (epoch, epoch + 1)]))
+        gradient = dict(epoch=epoch, model_epoch=epoch, spans=spans[:8], num_batches=4096, sketch=[1e30] * 8)
+        node.tell("gradients", dict(gradients=[gradient] * 24))
+        yield
+
+
 def bystander(node: "HostileNode") -> Iterator[None]:
     """Nothing but load, for comparison: half a core."""
     while True:
@@ -141,6 +164,8 @@ ATTACKS: Mapping[str, Attack] = {
         bad_mode,
         zeroing_reducer,
         framing_member,
+        hoarded_leases,
+        false_bookings,
         bystander,
     )
 }

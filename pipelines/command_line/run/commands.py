@@ -12,6 +12,7 @@ from pipelines.command_line.run import check as run_check
 from pipelines.command_line.run import index as run_index
 from pipelines.command_line.run import keys as run_keys
 from pipelines.command_line.run import ledger as run_ledger
+from pipelines.command_line.run import recompute as run_recompute
 from pipelines.command_line.run import report as run_report
 from pipelines.command_line.run import rollback as run_rollback
 from pipelines.command_line.terminal.setting_options import parse_settings
@@ -139,6 +140,7 @@ for command in (
     show,
     run_report.report,
     run_ledger.ledger,
+    run_recompute.recompute,
     run_index.index,
     run_rollback.rollback,
 ):

@@ -25,18 +25,18 @@ def ledger(
     from pipelines.training.ledger.coverage import coverage
     from pipelines.training.ledger.ledger_files import read_bookings
     from pipelines.training.repository.snapshot import RunSnapshot
-    from pipelines.training.tasks.text_to_image.image_code_stream import training_blocks
+    from pipelines.training.tasks.choice import open_task
 
     snapshot = RunSnapshot.read(repository)
     bookings = read_bookings(snapshot.download_matching(f"{METRICS_FOLDER}/ledger*") / METRICS_FOLDER)
-    if not bookings:
+    order = open_task(snapshot.run, repository, snapshot.commit).block_order()
+    if not bookings or order is None:
         raise ValueError(
-            f"{repository} has no ledger yet: an auxiliary peer publishes it with the metrics, for runs of "
-            "text-to-image. Start one: dalle-collab run assist ORG/RUN"
+            f"{repository} has no ledger yet: an auxiliary peer publishes it with the metrics, for datasets of Parquet "
+            "files. Start one: dalle-collab run assist ORG/RUN"
         )
-    blocks = training_blocks(snapshot.run.dataset_repository, snapshot.run.dataset_revision)
-    shards = track(range(len(blocks.shards)), "reading footers", console=Console(stderr=True), transient=True)
-    size = sum(sum(blocks.sizes(shard)) for shard in shards)
+    shards = track(range(order.num_shards), "reading footers", console=Console(stderr=True), transient=True)
+    size = sum(sum(order.sizes(shard)) for shard in shards)
     table = Table("pass", "records", "of", "share", "counted twice", "peers", "epochs", title=repository)
     passes = coverage(bookings)
     for one in passes:

@@ -21,7 +21,7 @@ from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
 from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator, EvaluationOutcome
-from pipelines.training.auxiliary.ledger_keeper import LedgerKeeper
+from pipelines.training.auxiliary.ledger_keeper import LedgerKeeper, ledger_options
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publishing.publisher_election import Candidacy, candidacy, elect, proven_keys
@@ -122,7 +122,14 @@ class AuxiliaryPeer:
         if order is None:
             return contextlib.nullcontext()
         keeper = LedgerKeeper(
-            self.run, order, self.metrics.folder, self.records, self._anchor.rounds, self.publisher.key, self._decides
+            self.run,
+            order,
+            ledger_options(self.run, self.task.sample_weight),
+            self.metrics.folder,
+            self.records,
+            self._anchor.rounds,
+            self.publisher.key,
+            self._decides,
         )
         self.metrics.companion = keeper
         return keeper

@@ -167,8 +167,7 @@ def verdict(evidence: Evidence, terms: RoundTerms) -> Verdict:
     try:
         answer, *inputs = [read_buffer(buffer, terms.compression, form.info, form.shape) for buffer in buffers]
     except PartRefusedError as error:
-        # The reducer should have refused it. What cannot be read here may be readable elsewhere: without AVX2 the
-        # codebook of the block-wise codec has other bits.
+        # The reducer should have refused it. What cannot be read here may be readable elsewhere.
         return Verdict.FALSE if error.offence is Offence.NOT_FINITE else Verdict.UNCLEAR
     return _compared(answer, torch.stack([values.reshape(-1) for values in inputs]), weights, form, terms)
 

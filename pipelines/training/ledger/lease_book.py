@@ -1,21 +1,22 @@
-"""A peer's book of its lease: what it reads, what its gradients hold, what a round has averaged. No network.
+"""A peer's book of its lease: what it may read, what it reads, and what came of it. No network.
 
-A span is read, then in a gradient that waits for a round (`gather`), then in a round (`begin_round`), and then averaged
-(`average`), or back in the gradient that waits (`take_back`), or lost (`drop`), in which case it is read again.
+A span is read, and then in a gradient, of which `RoundBook` knows; if that is lost, it is read again.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from pipelines.swarm.records import MOST_GRADIENT_SPANS, MOST_GRADIENTS, MOST_SPANS_REPORTED
+from pipelines.training.ledger.batch_gradients import BatchGradient, newest_signed
+from pipelines.training.ledger.round_book import RoundBook
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
-from pipelines.training.run.spans import Block, Intervals, Span
-
-MOST_EPOCHS_REPORTED = 32
-MOST_SPANS_REPORTED = 256
-"""In the report of what is not booked yet; older epochs are left out, and trained on again by somebody."""
+from pipelines.training.run.spans import Block, Intervals, Span, by_block, merged_spans
 
 SECONDS_BETWEEN_LOOKS = 0.2
+MOST_IN_HAND = 2
+"""Records that may be read and in no gradient although nothing is left to read: the rest of a document, for example."""
+
 SECONDS_BETWEEN_LEASES = 2.0
 """How long a peer that has read its lease waits for more."""
 
@@ -43,15 +44,7 @@ class LeaseBook:
         self._in_hand: dict[Block, Intervals] = {}
         """Read, and perhaps in gradients; nothing has come of it yet."""
 
-        self._gathered: list[Span] = []
-        """In the gradients that wait for the next round."""
-
-        self._in_round: list[Span] = []
-        """In the gradients that a round has now."""
-
-        self._averaged: dict[int, list[Span]] = {}
-        """By epoch, what the anchor has not booked yet."""
-
+        self._rounds = RoundBook()
         self._pass_number = 0
         self._is_closed = False
         self.num_without_lease = 0
@@ -62,9 +55,9 @@ class LeaseBook:
         with self._changed:
             if self._patience > SECONDS_BETWEEN_LEASES:  # the first word
                 self._busy_at, self._patience = self._clock(), SECONDS_BETWEEN_LEASES
-            self._lease = _by_block(lease)
+            self._lease = by_block(lease)
             self._pass_number = max([self._pass_number, *(span.pass_number for span in lease)])
-            self._averaged = {epoch: spans for epoch, spans in self._averaged.items() if epoch > booked_epoch}
+            self._rounds.forget_until(booked_epoch)
             self._changed.notify_all()
 
     def next_span(self, *, is_needed: bool) -> Span | None:
@@ -83,12 +76,13 @@ class LeaseBook:
 
     def _is_idle(self) -> bool:
         """Whether what was read ahead is used up, but the rest of a batch, and this peer waits for more."""
-        gathered = sum(span.num_records for span in (*self._gathered, *self._in_round))
-        num_ahead = sum(map(len, self._in_hand.values())) - gathered
-        return num_ahead <= 2 * self._largest_batch and self._clock() >= self._busy_at + self._patience
+        num_ahead = sum(map(len, self._in_hand.values())) - sum(batch.num_records for batch in self._rounds)
+        return (
+            num_ahead <= max(MOST_IN_HAND, 2 * self._largest_batch) and self._clock() >= self._busy_at + self._patience
+        )
 
     def _free(self) -> Iterator[Span]:
-        taken = _by_block(span for spans in self._averaged.values() for span in spans)
+        taken = by_block(self._rounds.averaged_spans)
         for block, held in sorted(self._lease.items()):
             for interval in held:
                 left = Intervals([interval])
@@ -115,13 +109,12 @@ class LeaseBook:
         with self._changed:
             return sum(span.num_records for span in self._free())
 
-    def gather(self, spans: Iterable[Span]) -> None:
-        """Note that the gradients which wait for a round hold these records."""
+    def gather(self, batch: BatchGradient) -> None:
+        """See `RoundBook`, as for all that follows."""
         with self._changed:
-            spans = list(spans)
-            self._gathered += spans
+            self._rounds.gather(batch)
             self._busy_at = self._clock()
-            self._largest_batch = max(self._largest_batch, sum(span.num_records for span in spans))
+            self._largest_batch = max(self._largest_batch, batch.num_records)
 
     def drop(self, spans: Iterable[Span]) -> None:
         """Note that nothing came of these records: they are read again, if they are still on the lease."""
@@ -131,47 +124,45 @@ class LeaseBook:
             self._changed.notify_all()
 
     def begin_round(self) -> None:
-        """Note that the gathered gradients go into a round."""
+        """The gathered gradients go into a round."""
         with self._changed:
-            self._in_round, self._gathered = [*self._in_round, *self._gathered], []
+            self._rounds.begin_round()
 
     def take_back(self) -> None:
-        """Note that nobody has averaged the gradients of the round: they wait for the next one."""
+        """Nobody has averaged the gradients of the round."""
         with self._changed:
-            self._gathered, self._in_round = [*self._in_round, *self._gathered], []
+            self._rounds.take_back()
 
     def lose_round(self) -> None:
-        """Note that the gradients of the round are lost, those gathered since then are not."""
+        """The gradients of the round are lost: their records are read again."""
         with self._changed:
-            spans, self._in_round = self._in_round, []
-        self.drop(spans)
+            self.drop(span for batch in self._rounds.lose_round() for span in batch.spans)
 
     def drop_gathered(self) -> None:
-        """Note that all gradients are lost, gathered ones and those of a round."""
+        """All gradients are lost: their records are read again."""
         with self._changed:
-            spans, self._gathered, self._in_round = [*self._in_round, *self._gathered], [], []
-        self.drop(spans)
+            self.drop(span for batch in self._rounds.lose_all() for span in batch.spans)
 
     def average(self, epoch: int) -> None:
-        """Note that a round has averaged its gradients; `epoch` is that of the state after its step."""
+        """A round has averaged its gradients; `epoch` is that of the state after its step."""
         with self._changed:
-            for span in self._in_round:
-                self._let_go(span)
-            if self._in_round:
-                self._averaged.setdefault(epoch, []).extend(self._in_round)
-            self._in_round = []
-            self._averaged = {held: self._averaged[held] for held in sorted(self._averaged)[-MOST_EPOCHS_REPORTED:]}
+            self.drop(span for batch in self._rounds.average(epoch) for span in batch.spans)
 
     def report(self) -> dict[int, list[Span]]:
         """What was averaged and is not booked yet, by epoch: as much of the newest as a record holds."""
         with self._changed:
             found: dict[int, list[Span]] = {}
-            for epoch in sorted(self._averaged, reverse=True):
-                spans = _merged(self._averaged[epoch])
+            for epoch in sorted(self._rounds.averaged, reverse=True):
+                spans = merged_spans(span for batch in self._rounds.averaged[epoch] for span in batch.spans)
                 if sum(map(len, found.values())) + len(spans) > MOST_SPANS_REPORTED:
                     break
                 found[epoch] = spans
             return dict(sorted(found.items()))
+
+    def gradients(self) -> dict[int, list[BatchGradient]]:
+        """What is signed of the gradients of these records, by epoch: as many as a record holds."""
+        with self._changed:
+            return newest_signed(self._rounds.recent, MOST_GRADIENTS, MOST_GRADIENT_SPANS)
 
     def _let_go(self, span: Span) -> None:
         if (held := self._in_hand.get(span.block)) is not None:
@@ -183,7 +174,7 @@ class LeaseBook:
 class NoLease:
     """Stands for a lease where the data of a gradient has no names."""
 
-    def gather(self, spans: Iterable[Span]) -> None:
+    def gather(self, batch: BatchGradient) -> None:
         """See `LeaseBook`."""
 
     def begin_round(self) -> None:
@@ -203,15 +194,3 @@ class NoLease:
 
     def drop_gathered(self) -> None:
         """See `LeaseBook`."""
-
-
-def _by_block(spans: Iterable[Span]) -> dict[Block, Intervals]:
-    held: dict[Block, Intervals] = {}
-    for span in spans:
-        held.setdefault(span.block, Intervals()).add(span.interval)
-    return held
-
-
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    held: Mapping[Block, Intervals] = _by_block(spans)
-    return [Span(*block, *interval) for block, intervals in held.items() for interval in intervals]

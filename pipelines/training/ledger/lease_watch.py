@@ -8,7 +8,7 @@ from typing import Self
 
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.ledger.lease_book import LeaseBook
-from pipelines.training.ledger.statements import lease_in, lease_key, trained_record, valid_leases
+from pipelines.training.ledger.statements import gradients_record, lease_in, lease_key, trained_record, valid_leases
 from pipelines.training.state.anchors import SECONDS_FRESH, AnchorKeys
 
 logger = logging.getLogger(__name__)
@@ -82,5 +82,6 @@ class LeaseWatch:
     def _report(self) -> None:
         report, now = self._book.report(), self._records.now
         if self._seen_since is not None and (report != self._reported or now > self._reported_at + REPORT_SECONDS / 3):
+            self._records.publish_gradients(gradients_record(self._book.gradients()), REPORT_SECONDS)
             self._records.publish_trained(trained_record(report), REPORT_SECONDS)
             self._reported, self._reported_at = report, now

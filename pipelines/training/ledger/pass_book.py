@@ -23,7 +23,7 @@ class OpenBlock:
     done: Intervals = field(default_factory=Intervals)
 
     reader: str | None = None
-    """The peer that has it already, and gets more of it first: a block is read as a whole. None: nobody who is there."""
+    """The peer that has the block, and gets more of it first: it is read as a whole. None: nobody who is there."""
 
     @property
     def is_done(self) -> bool:

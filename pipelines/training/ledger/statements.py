@@ -7,10 +7,13 @@ from pipelines.swarm.records import (
     MOST_SPANS_LEASED,
     NUM_LEASE_KEYS,
     EpochRecords,
+    GradientRecord,
+    GradientsRecord,
     LeaseRecord,
     PeerLease,
     TrainedRecord,
 )
+from pipelines.training.ledger.batch_gradients import BatchGradient
 from pipelines.training.ledger.ledger import Ledger
 from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
 from pipelines.training.run.spans import Span
@@ -82,6 +85,23 @@ def trained_record(report: Mapping[int, Sequence[Span]]) -> TrainedRecord:
     """What a peer says of the records in its gradients."""
     epochs = [EpochRecords(epoch=epoch, spans=[list(span) for span in spans]) for epoch, spans in report.items()]
     return TrainedRecord(epochs=epochs)
+
+
+def gradients_record(gradients: Mapping[int, Sequence[BatchGradient]]) -> GradientsRecord:
+    """What a peer says of its gradients, all of which have sketches."""
+    return GradientsRecord(
+        gradients=[
+            GradientRecord(
+                epoch=epoch,
+                model_epoch=gradient.model_epoch,
+                spans=[list(span) for span in gradient.spans],
+                num_batches=gradient.num_batches,
+                sketch=list(gradient.sketch or ()),
+            )
+            for epoch, batches in gradients.items()
+            for gradient in batches
+        ]
+    )
 
 
 def spans_in(fields: Sequence[Sequence[int]]) -> list[Span]:

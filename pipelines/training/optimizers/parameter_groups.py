@@ -12,3 +12,8 @@ def weight_decay_groups(named_parameters: Iterable[tuple[str, torch.nn.Parameter
     vectors = [p for p in parameters if p.squeeze().ndim <= 1]
     groups = [dict(params=matrices, weight_decay=weight_decay), dict(params=vectors, weight_decay=0.0)]
     return [group for group in groups if group["params"]]
+
+
+def in_optimizer_order(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The model's parameters in the order of an optimizer's groups, which is that of the shared state."""
+    return [parameter for group in weight_decay_groups(model.named_parameters(), 0.0) for parameter in group["params"]]

@@ -37,7 +37,7 @@ from pipelines.training.ledger.lease_watch import LeaseWatch
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import Batch, NamedBatch, TrainingTask
-from pipelines.training.run.training_run import TrainingRun, stable_seed
+from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorKeys
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.state.transfer import ShowProgress
@@ -273,14 +273,14 @@ class TrainingPeer:
     def step(self, batch: Batch) -> StepReport:
         """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
         epoch = self.optimizer.local_epoch
-        spans = batch.spans if isinstance(batch, NamedBatch) else ()
-        if spans:  # whatever is drawn for these records is the same wherever they are trained on
-            torch.manual_seed(stable_seed(self.run.seed, *spans))
+        named = batch if isinstance(batch, NamedBatch) else None
+        if named is not None:
+            torch.manual_seed(named.seed(self.run))
         loss = self._gradients.compute(batch)
         if loss is None:  # overflowed in float16: neither the gradient nor the loss is usable
-            self.optimizer.drop(spans)
+            self.optimizer.drop(named)
             return self._step_report(epoch, None, was_used=False, ended_epoch=False)
-        self.optimizer.step(batch_size=loss.weight, spans=spans)
+        self.optimizer.step(batch_size=loss.weight, batch=named)
         self.optimizer.zero_grad()
         was_used = self.optimizer.last_gradient_was_used
         if was_used:

@@ -23,11 +23,13 @@ from hub_tools.run_files import (
     RESULTS_FOLDER,
     RUN_STATE_FILE,
     TRAINING_RUN_FILE,
+    WEIGHTS_FILE,
 )
 from pipelines.training.repository.key_list import KeyList, TrustedKeys, read_key_list
 from pipelines.training.repository.manifest import (
     CheckpointManifest,
     CheckpointRefusedError,
+    digest_file,
     manifest_digest,
     read_manifest,
     signer_of,
@@ -173,6 +175,21 @@ class RunSnapshot:
             folder = self._download_checkpoint(force_download=True)
             verify_checkpoint(folder, self.keys, self.run)
         return folder
+
+    def download_weights(self) -> Path:
+        """Download the checkpoint's weights alone, check them, and return their file.
+
+        Old checkpoints have nothing else: their optimizer states are deleted.
+
+        Raises:
+            CheckpointRefusedError: they do not match the signed manifest.
+        """
+        path, manifest = self.download(WEIGHTS_FILE), self.manifest
+        if path is None or manifest is None or digest_file(path).sha256 != manifest.files[WEIGHTS_FILE].sha256:
+            raise CheckpointRefusedError(
+                f"{WEIGHTS_FILE} of {self.repository} at {self.commit[:12]} is not what the run's publisher signed."
+            )
+        return path
 
     def _download_checkpoint(self, **options: bool) -> Path:
         ignored = list(NOT_OF_A_CHECKPOINT)

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 from hub_tools.checks import check_choice, check_positive
 from pipelines.admission.settings import check_admission_settings
 
-AVERAGING_COMPRESSIONS = ("size_adaptive_8bit", "blockwise_8bit", "float16", "none")
+AVERAGING_COMPRESSIONS = ("blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 OPTIMIZERS = ("lamb", "adamw")
 MOST_PROMPTS = 16
@@ -127,10 +127,9 @@ class LocalStepSettings:
 class AveragingSettings:
     """How peers find each other, and how averages are sent."""
 
-    averaging_compression: str = "size_adaptive_8bit"
-    """`size_adaptive_8bit`: 8 bits for tensors of at least `min_8bit_elements`, float16 below; `blockwise_8bit`: the
-    same with a scale for every 4096 values, off by 1 % where the former is off by 26 to 48 % on heavy-tailed gradients;
-    `float16`; or `none`."""
+    averaging_compression: str = "blockwise_8bit"
+    """`blockwise_8bit`: 8 bits with a scale for every 4096 values in tensors of at least `min_8bit_elements`, float16
+    below; `float16`; or `none`."""
 
     min_8bit_elements: int = 2**16
     """Smallest number of elements that is sent in 8 bits (paper, section 3.3)."""

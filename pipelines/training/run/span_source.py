@@ -1,4 +1,4 @@
-"""What there is to read where nobody else reads: every block of every pass, in the global order."""
+"""What there is to read: where nobody else reads, every block of every pass, in the global order."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -15,6 +15,29 @@ class SpanSource(Protocol):
 
     def wait(self) -> bool:
         """Wait a moment for something to read; return whether there may still come something."""
+
+
+class PassAfterPass:
+    """Gives the spans of a source, and those of another pass only when nothing else is being read."""
+
+    def __init__(self, source: SpanSource) -> None:
+        self._source = source
+        self._pass_number: int | None = None
+        self._waiting: Span | None = None
+
+    def next_span(self, *, is_needed: bool) -> Span | None:
+        """See `SpanSource`."""
+        span, self._waiting = self._waiting or self._source.next_span(is_needed=is_needed), None
+        if span is not None and span.pass_number != self._pass_number:
+            if not is_needed:
+                self._waiting = span
+                return None
+            self._pass_number = span.pass_number
+        return span
+
+    def wait(self) -> bool:
+        """See `SpanSource`."""
+        return self._source.wait()
 
 
 class WholeDataset:

@@ -114,3 +114,16 @@ class Intervals:
         for held in self._held:
             others.remove(held)
         return list(others)
+
+
+def by_block(spans: Iterable[Span]) -> dict[Block, Intervals]:
+    """The records of each block among these, in the order in which the blocks occur."""
+    held: dict[Block, Intervals] = {}
+    for span in spans:
+        held.setdefault(span.block, Intervals()).add(span.interval)
+    return held
+
+
+def merged_spans(spans: Iterable[Span]) -> list[Span]:
+    """The same records as few spans."""
+    return [span_of(block, interval) for block, intervals in by_block(spans).items() for interval in intervals]

@@ -17,18 +17,32 @@ from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource
 from pipelines.training.run.spans import Span
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 Batch = Mapping[str, torch.Tensor]
 """A micro-batch: tensors by name, each with the samples along its first dimension."""
 
 
 class NamedBatch(dict[str, torch.Tensor]):
-    """A micro-batch that knows which records of the dataset it was made of."""
+    """A micro-batch that knows which records of the dataset it was made of.
 
-    def __init__(self, tensors: Batch, spans: Sequence[Span]) -> None:
+    `counts` says how many samples are of each span; spans without any hold what is held out. The samples are in the
+    order of the spans. Without counts the spans are the records that end in this batch, and do not tell its samples,
+    which `label` does.
+    """
+
+    def __init__(self, tensors: Batch, spans: Sequence[Span], counts: Sequence[int] = (), label: str = "") -> None:
         super().__init__(tensors)
-        self.spans = tuple(spans)
+        self.spans, self.counts, self._label = tuple(spans), tuple(counts), label
+
+    @property
+    def can_be_read_again(self) -> bool:
+        """Whether the spans and their counts are all that the samples follow from."""
+        return bool(self.counts)
+
+    def seed(self, run: TrainingRun) -> int:
+        """What is drawn for these samples, wherever they are trained on, follows from this seed."""
+        return stable_seed(run.seed, *self.spans, *([self._label] if self._label else []))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +149,12 @@ class TrainingTask(Protocol):
 
     def block_order(self, *labels: object) -> BlockOrder | None:
         """Return the order in which the run's data is leased, with labels another one; None: it has no blocks."""
+
+    def read_again(self, spans: Sequence[Span], num_batches: int) -> Iterator[NamedBatch]:
+        """Yield the batches that were made of these spans; ValueError if there cannot have been any.
+
+        See `NamedBatch.can_be_read_again`.
+        """
 
     def held_out_batches(self) -> Sequence[Batch]:
         """Read the samples of the evaluation, the same ones on every peer; empty: the run has no evaluation."""

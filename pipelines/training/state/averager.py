@@ -57,7 +57,10 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     """Applies new parameters to the model; None: they overwrite the model's own."""
 
     def __init__(self, **kwargs: Any) -> None:
-        self.state_epoch = 0
+        self.state_epoch = self._stepped_epoch = 0
+        self.model_epoch = 0
+        """Epoch of the model's parameters; with a step in the background, the state's is ahead of it."""
+
         self.state_changed = threading.Event()
         self._swarm_id = kwargs["prefix"]
         self._changing, self._snapshot_lock = threading.Lock(), threading.Lock()
@@ -66,6 +69,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         super().__init__(**kwargs)
 
     def _apply_optimizer_parameters_(self) -> None:
+        self.model_epoch = self._stepped_epoch
         if self.apply_parameters is None:
             super()._apply_optimizer_parameters_()
         else:
@@ -99,12 +103,13 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             except Exception as error:  # whoever waits for the trigger's result decides what follows
                 logger.info("The state stays as it is: %s", error)
                 return
+            self._stepped_epoch = epoch
             super()._do(None, steps, *args, **kwargs)
             self._note_change(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a state changed from outside; the learning rate follows."""
-        self.local_epoch = epoch
+        self.local_epoch = self.model_epoch = self._stepped_epoch = epoch
         self._update_scheduler()
         self._note_change(epoch)
 

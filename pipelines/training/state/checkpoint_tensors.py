@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from hub_tools.run_files import OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
-from pipelines.training.optimizers.parameter_groups import weight_decay_groups
+from pipelines.training.optimizers.parameter_groups import in_optimizer_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,11 @@ def load_training_state(folder: Path, model: torch.nn.Module, optimizer: torch.o
         for name, parameter in _named_parameters(model, optimizer):
             parameter.copy_(weights[name])
     return state
+
+
+def load_weights(path: Path, model: torch.nn.Module) -> None:
+    """Copy a checkpoint's parameters into the model; raises ValueError if the file is damaged or of another model."""
+    _copy_all(dict(model.named_parameters()), _read_tensors(path), path.name)
 
 
 def run_state_in(folder: Path) -> RunState:
@@ -94,9 +99,8 @@ def _copy_all(own: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor], fil
 def _named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     """Pair the model's parameter names with the optimizer's own tensors, which are in the same order."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    ordered = [p for group in weight_decay_groups(model.named_parameters(), 0.0) for p in group["params"]]
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter, copy in zip(ordered, owned, strict=True):
+    for parameter, copy in zip(in_optimizer_order(model), owned, strict=True):
         yield names[id(parameter)], copy
 
 

@@ -11,6 +11,7 @@ import torch
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.ledger.gradient_sketch import GradientSketcher
 from pipelines.training.ledger.lease_book import LeaseBook, NoLease
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
@@ -99,6 +100,8 @@ def make_optimizer(
         acquaintances=acquaintances,
         anchors=anchors,
         lease=lease or NoLease(),
+        # With local steps every peer has parameters of its own, which nobody else knows.
+        sketcher=GradientSketcher(run.run_id) if lease and run.local_steps == 1 else None,
         listens=listens,
     )
     return SwarmOptimizer(parts, new_tracker)

@@ -16,6 +16,7 @@ from hivemind.utils import get_dht_time
 
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.averaging.group.time_limits import RoundTimes
+from pipelines.training.ledger.gradient_sketch import GradientSketcher
 from pipelines.training.ledger.lease_book import LeaseBook, NoLease
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorWatch
@@ -57,6 +58,9 @@ class EpochParts:
     anchors: AnchorWatch
     lease: LeaseBook | NoLease = field(default_factory=NoLease)
     """Which records the gradients hold."""
+
+    sketcher: GradientSketcher | None = None
+    """Makes what is signed of a gradient; None: nobody could compute it again."""
 
     listens: bool = False
     """Whether this peer takes part without a gradient of its own, as anchors do."""

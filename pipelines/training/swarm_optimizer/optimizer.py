@@ -1,12 +1,14 @@
 """The swarm's optimizer: gathers gradients until the swarm has enough samples, and keeps its peer in step."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.gradients.computation import gradients_are_finite
-from pipelines.training.run.spans import Span
+from pipelines.training.ledger.batch_gradients import BatchGradient
+from pipelines.training.ledger.gradient_sketch import Sketch
+from pipelines.training.run.task import NamedBatch
 from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts, end_epoch, leave, look_for_group
 from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError
@@ -118,31 +120,43 @@ class SwarmOptimizer:
         for parameter in self.state_averager.main_parameters:
             parameter.grad = None
 
-    def step(self, batch_size: int, spans: Sequence[Span] = ()) -> None:
+    def step(self, batch_size: int, batch: NamedBatch | None = None) -> None:
         """Count the model's gradient, a mean over this many samples; end the epoch if the swarm has enough.
 
-        `spans` name the records that the gradient was computed on.
+        `batch` is what the gradient was computed on, if that has a name.
 
         Afterwards `last_gradient_was_used` tells whether the gradient counts: not if a value is not finite, nor if it
         was computed with an outdated state; the swarm's newer state is downloaded then.
         """
         self.last_gradient_was_used = False
+        model_epoch = self.state_averager.model_epoch  # of the parameters that the gradient belongs to
         self._note_progress()
         if self.is_out_of_step:
             self.load_state_from_peers()
-            self.drop(spans)
+            self.drop(batch)
             return
+        sketch = self._sketch(batch_size) if batch is not None and batch.can_be_read_again else None
         if not self._gather(batch_size):
-            self.drop(spans)
+            self.drop(batch)
             return
-        self._parts.lease.gather(spans)
+        if batch is not None:
+            self._parts.lease.gather(
+                BatchGradient(model_epoch=model_epoch, spans=batch.spans, counts=batch.counts, sketch=sketch)
+            )
         look_for_group(self._parts)
         if self.tracker.ready_to_update_epoch:
             self._end_epoch()
 
-    def drop(self, spans: Sequence[Span]) -> None:
-        """Note that these records are in no gradient: they are read again."""
-        self._parts.lease.drop(spans)
+    def _sketch(self, batch_size: int) -> Sketch | None:
+        """What is signed of the model's gradient, weighted by its samples."""
+        sketcher = self._parts.sketcher
+        gradients = [parameter.grad for parameter in self.grad_averager.parameters]
+        return sketcher.sketch(gradients, batch_size) if sketcher is not None else None
+
+    def drop(self, batch: NamedBatch | None) -> None:
+        """Note that a batch's records are in no gradient: they are read again."""
+        if batch is not None:
+            self._parts.lease.drop(batch.spans)
 
     def listen(self) -> None:
         """Take part in the swarm's rounds without gradients of one's own; call it often.

@@ -13,91 +13,58 @@ from hivemind.compression import (
     Float16Compression,
     NoCompression,
     SizeAdaptiveCompression,
-    Uniform8BitQuantization,
 )
 from hivemind.compression.adaptive import AdaptiveCompressionBase
-from hivemind.compression.quantization import average_buckets
 from hivemind.proto import runtime_pb2
 
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.run.training_run import TrainingRun
 
-NUM_BUCKETS = 256
 BLOCK_SIZE = 4096
 """Values that share a scale in the block-wise codec; hivemind's own size."""
 
 KEPT_AT_HOME = "A tensor to be averaged has non-finite values; it is not sent."
 
 
-class FiniteUniform8BitQuantization(Uniform8BitQuantization):
-    """hivemind's uniform 8-bit codec on the wire, which refuses values that are not finite.
+class Blockwise8BitCodec(BlockwiseQuantization):
+    """Block-wise 8-bit codec (Dettmers et al., 2021), which refuses values that are not finite.
 
-    The range is +-3 standard deviations; values beyond it are clipped and the bucket means are sent along. Off by 2 %
-    on Gaussian values, by a quarter to a half on heavy-tailed or sparse ones.
+    Every 4096 values have a scale of their own, and the levels lie closer together towards zero: off by 1 to 2 %
+    whatever the distribution. On the wire are the float32 scales, then a byte a value; hivemind's own sends the levels
+    along, too, which are always the same.
     """
 
-    def quantize(self, tensor: torch.Tensor, allow_inplace: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return 8-bit indices of the tensor's shape and the 256 float32 bucket means.
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        """Return the message for a tensor.
 
         Raises:
             ValueError: the tensor has a value that is not finite.
         """
-        values = tensor.to(torch.float32)
-        mean = values.mean()
-        centred = values - mean
-        deviation = torch.linalg.vector_norm(centred) / math.sqrt(max(1, values.numel() - 1))
-        if not torch.isfinite(deviation):
+        values = tensor.detach().to(torch.float32)
+        if not is_finite(values):
             raise ValueError(KEPT_AT_HOME)
-        scale = torch.clamp(self.RANGE_IN_SIGMAS * deviation / self.n_bins, min=torch.finfo(torch.float32).tiny)
-        bins = centred.div_(scale).round_().add_(self.n_bins // 2).clamp_(0, self.n_bins - 1)
-        indices = bins.to(torch.uint8)
-        buckets = average_buckets(values, indices, self.n_bins)
-        return indices.numpy(), buckets.numpy().astype(self.codebook_dtype)
-
-    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        """Return the values; the buffer's length has been checked. hivemind's own fails with numpy 2.4."""
-        buckets = _floats(serialized_tensor.buffer, 8, NUM_BUCKETS)
-        indices = _indices(serialized_tensor.buffer, 8 + 4 * NUM_BUCKETS)
-        # Six times as fast as buckets[indices.long()].
-        return buckets.index_select(0, indices.int()).reshape(tuple(serialized_tensor.size))
-
-
-class FiniteBlockwise8BitQuantization(BlockwiseQuantization):
-    """hivemind's block-wise 8-bit codec on the wire, which refuses values that are not finite.
-
-    Every 4096 values have a scale of their own and the buckets lie closer towards zero (Dettmers et al., 2021): off by
-    about 1 % whatever the distribution.
-    """
-
-    def quantize(
-        self, tensor: torch.Tensor, allow_inplace: bool = False
-    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-        """Return 8-bit indices of the tensor's shape, and every block's largest magnitude with the codebook.
-
-        Raises:
-            ValueError: the tensor has a value that is not finite.
-        """
-        if not is_finite(tensor):
-            raise ValueError(KEPT_AT_HOME)
-        return super().quantize(tensor, allow_inplace)
+        indices, (scales, _) = self.quantize(values)
+        return runtime_pb2.Tensor(
+            buffer=scales.tobytes() + indices.tobytes(),
+            size=tensor.shape,
+            requires_grad=tensor.requires_grad,
+            dtype="float32",
+            compression=self.compression_type,
+        )
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """Return the values; the buffer's length has been checked.
 
         Raises:
-            PartRefusedError: a scale is not finite or negative, or the codebook is not the one there is.
+            PartRefusedError: a scale is not finite or negative.
         """
         num_blocks = _num_blocks(math.prod(serialized_tensor.size))
-        sizes = np.frombuffer(serialized_tensor.buffer, count=2, dtype=np.int64).tolist()
-        scales = _floats(serialized_tensor.buffer, 16, num_blocks)
-        codebook = _floats(serialized_tensor.buffer, 16 + 4 * num_blocks, NUM_BUCKETS)
-        if sizes != [num_blocks, NUM_BUCKETS] or not torch.equal(codebook, _codebook()):
-            raise PartRefusedError(Offence.UNREADABLE, f"{sizes} scales and buckets, or an unknown codebook")
+        scales = _array(serialized_tensor.buffer, np.float32, 0, num_blocks)
         if not (torch.isfinite(scales).all() and (scales >= 0).all()):
             raise PartRefusedError(Offence.NOT_FINITE, "a block's scale is not a finite, non-negative number")
-        indices = _indices(serialized_tensor.buffer, 16 + 4 * (num_blocks + NUM_BUCKETS))
-        values = quantization.dequantize_blockwise(indices, absmax=scales, code=codebook, blocksize=BLOCK_SIZE)
+        indices = _array(serialized_tensor.buffer, np.uint8, 4 * num_blocks, -1)
+        values = quantization.dequantize_blockwise(indices, absmax=scales, code=_levels(), blocksize=BLOCK_SIZE)
         return values.reshape(tuple(serialized_tensor.size))
 
 
@@ -107,11 +74,8 @@ def averaging_compression(run: TrainingRun) -> CompressionBase:
         return NoCompression()
     if run.averaging_compression == "float16":
         return Float16Compression()
-    large = {
-        "size_adaptive_8bit": FiniteUniform8BitQuantization,
-        "blockwise_8bit": FiniteBlockwise8BitQuantization,
-    }[run.averaging_compression]
-    return SizeAdaptiveCompression(threshold=run.min_8bit_elements, less=Float16Compression(), greater_equal=large())
+    large = Blockwise8BitCodec()
+    return SizeAdaptiveCompression(threshold=run.min_8bit_elements, less=Float16Compression(), greater_equal=large)
 
 
 def read_part(
@@ -172,9 +136,7 @@ def _codec_for(compression: CompressionBase, info: CompressionInfo) -> Compressi
 def _num_bytes(codec: CompressionBase, num_elements: int) -> int:
     """Return the length that a part's buffer must have."""
     if isinstance(codec, BlockwiseQuantization):
-        return 16 + 4 * (_num_blocks(num_elements) + NUM_BUCKETS) + num_elements
-    if isinstance(codec, Uniform8BitQuantization):
-        return 8 + 4 * NUM_BUCKETS + num_elements
+        return 4 * _num_blocks(num_elements) + num_elements
     return num_elements * (2 if isinstance(codec, Float16Compression) else 4)
 
 
@@ -182,14 +144,20 @@ def _num_blocks(num_elements: int) -> int:
     return -(-num_elements // BLOCK_SIZE)
 
 
-def _floats(buffer: bytes, offset: int, count: int) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(buffer, offset=offset, count=count, dtype=np.float32).copy())
-
-
-def _indices(buffer: bytes, offset: int) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(buffer, offset=offset, dtype=np.uint8).copy())
+def _array(buffer: bytes, kind: type[np.generic], offset: int, count: int) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(buffer, offset=offset, count=count, dtype=kind).copy())
 
 
 @cache
-def _codebook() -> torch.Tensor:
-    return quantization.create_dynamic_map(signed=True)
+def _levels() -> torch.Tensor:
+    """The 256 levels of the dynamic map (Dettmers et al., 2021, section 2.2), float32: in each decade from 1e-6 on,
+    twice as many as in the one before, at equal distances; and 0 and 1.
+
+    bitsandbytes' own have other last bits on processors without AVX2, and peers must agree in every bit.
+    """
+    levels = [0.0, 1.0]
+    for number, largest in enumerate((1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)):
+        bounds = np.linspace(0.1, 1.0, 2**number + 1)
+        means = largest * (bounds[:-1] + bounds[1:]) / 2
+        levels += [*means, *-means]
+    return torch.from_numpy(np.sort(np.array(levels, np.float32)))

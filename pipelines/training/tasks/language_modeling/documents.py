@@ -1,11 +1,15 @@
 """Documents of a text dataset on the Hub: streamed, without empty ones, cut if they are gigantic."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 import datasets
+import pyarrow as pa
 from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
 from hub_tools.one_line_errors import explain_error
+from pipelines.image_codes.dataset_shards import dataset_on_hub
+from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 from pipelines.training.tasks.streaming import NUM_OPEN_SHARDS, is_held_out, prepare_streaming
@@ -41,6 +45,32 @@ def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, d
     return splits
 
 
+def training_blocks(run: TrainingRun, settings: LanguageSettings) -> ShardBlocks | None:
+    """Return the blocks of the training split; None if it is not of Parquet files, which alone have any.
+
+    Raises ValueError if there is no such dataset.
+    """
+    prepare_streaming()
+    builder = datasets.load_dataset_builder(
+        run.dataset_repository, settings.dataset_subset or None, revision=run.dataset_revision
+    )
+    files = [file.partition(f"{run.dataset_repository}@")[2].partition("/")[2] for file in _files(builder, "train")]
+    if not files or not all(name.endswith(".parquet") for name in files):
+        return None
+    dataset = dataset_on_hub(run.dataset_repository, run.dataset_revision)
+    shards = [shard for shard in dataset.shards if shard.name in files]
+
+    def columns(names: Sequence[str]) -> Sequence[str]:
+        return [settings.text_column] if settings.text_column in names else names
+
+    return ShardBlocks(dataset, shards, columns) if len(shards) == len(set(files)) else None
+
+
+def _files(builder: datasets.DatasetBuilder, split: str) -> Sequence[str]:
+    found = builder.config.data_files
+    return found.get(split, ()) if isinstance(found, Mapping) else ()
+
+
 def check_dataset(run: TrainingRun, settings: LanguageSettings) -> None:
     """Raise ValueError unless the dataset has documents in the named column."""
     documents = _texts(open_dataset(run, settings)["train"].take(DOCUMENTS_LOOKED_AT), run, settings)
@@ -59,7 +89,7 @@ def training_documents(
         seed=stable_seed(seed, number) % 2**32, buffer_size=1, max_buffer_input_shards=NUM_OPEN_SHARDS
     )
     for document in _texts(order, run, settings):
-        if is_text(document) and not is_held_out(document.encode(), run.held_out_share):
+        if is_training_document(document, run):
             yield document
 
 
@@ -74,7 +104,12 @@ def held_out_documents(run: TrainingRun, settings: LanguageSettings) -> Iterator
             yield document
 
 
-def is_text(document: str | None) -> bool:
+def is_training_document(document: str | None, run: TrainingRun) -> TypeGuard[str]:
+    """Tell whether a document is one to train on: it has text, and is not held out."""
+    return is_text(document) and not is_held_out(document.encode(), run.held_out_share)
+
+
+def is_text(document: str | None) -> TypeGuard[str]:
     """Tell whether a document contains any text."""
     return bool(document) and not document.isspace()
 
@@ -96,15 +131,20 @@ def _texts(
     source: Iterable | datasets.IterableDataset, run: TrainingRun, settings: LanguageSettings
 ) -> Iterator[str | None]:
     for table in source.with_format("arrow").iter(DOCUMENTS_PER_READ):
-        if settings.text_column not in table.column_names:
+        yield from texts_in(table, run, settings)
+
+
+def texts_in(table: pa.Table, run: TrainingRun, settings: LanguageSettings) -> Iterator[str | None]:
+    """The texts in a table, row by row. ValueError if the column of the settings is missing, or not one of text."""
+    if settings.text_column not in table.column_names:
+        raise ValueError(
+            f"Dataset {run.dataset_repository} has no column {settings.text_column}; it has "
+            f"{', '.join(table.column_names)}. Name the one with the text: --set text_column=COLUMN"
+        )
+    for document in table[settings.text_column].to_pylist():
+        if document is not None and not isinstance(document, str):
             raise ValueError(
-                f"Dataset {run.dataset_repository} has no column {settings.text_column}; it has "
-                f"{', '.join(table.column_names)}. Name the one with the text: --set text_column=COLUMN"
+                f"Column {settings.text_column} of {run.dataset_repository} holds {type(document).__name__}, "
+                "expected text."
             )
-        for document in table[settings.text_column].to_pylist():
-            if document is not None and not isinstance(document, str):
-                raise ValueError(
-                    f"Column {settings.text_column} of {run.dataset_repository} holds {type(document).__name__}, "
-                    "expected text."
-                )
-            yield document
+        yield document

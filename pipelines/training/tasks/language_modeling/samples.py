@@ -9,6 +9,7 @@ import itertools
 import random
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
@@ -24,6 +25,7 @@ IGNORED = -100
 FEATURES = ("input_ids", "attention_mask", "token_type_ids")
 
 Sample = Mapping[str, torch.Tensor]
+Name = TypeVar("Name")
 
 
 def masked_samples(
@@ -90,17 +92,35 @@ def packed_samples(
     The last one, which is shorter, is yielded too if it has anything to predict. A sequence's first token has
     no context and is not predicted. Attention crosses document boundaries, as in GPT-2's training.
     """
+    named = ((document, None) for document in documents)
+    return (sample for sample, _ in packed_with_names(named, tokenizer, settings))
+
+
+def packed_with_names(
+    documents: Iterable[tuple[str, Name]], tokenizer: PreTrainedTokenizerBase, settings: LanguageSettings
+) -> Iterator[tuple[Sample, list[Name]]]:
+    """Yield the sequences of `packed_samples`, each with the names of the documents that end in it."""
     waiting: list[int] = []
-    for document in documents:
+    ends: list[tuple[int, Name]] = []
+    """The tokens that wait up to the end of a document, and its name."""
+
+    def take() -> tuple[Sample, list[Name]]:
+        nonlocal ends
+        taken = waiting[: settings.sequence_length]
+        del waiting[: settings.sequence_length]
+        names = [name for end, name in ends if end <= len(taken)]
+        ends = [(end - len(taken), name) for end, name in ends if end > len(taken)]
+        return _packed(taken), names
+
+    for document, name in documents:
         for piece in pieces(document):
             waiting += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
             while len(waiting) > settings.sequence_length:
-                yield _packed(waiting[: settings.sequence_length])
-                del waiting[: settings.sequence_length]
+                yield take()
         waiting.append(tokenizer.eos_token_id)
-    for start in range(0, len(waiting), settings.sequence_length):
-        if len(rest := waiting[start : start + settings.sequence_length]) > 1:
-            yield _packed(rest)
+        ends.append((len(waiting), name))
+    while len(waiting) > 1:
+        yield take()
 
 
 def _packed(tokens: Sequence[int]) -> Sample:

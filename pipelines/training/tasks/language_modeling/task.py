@@ -7,22 +7,26 @@ way, on any text, without knowing where its sentences end.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from PIL.Image import Image
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
-from pipelines.training.run.span_source import SpanSource
-from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
+from pipelines.training.run.block_order import BlockOrder
+from pipelines.training.run.span_source import SpanSource, WholeDataset
+from pipelines.training.run.spans import Span
+from pipelines.training.run.task import Batch, CheckpointFacts, NamedBatch, num_samples
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
     check_dataset,
     held_out_documents,
     open_dataset,
+    training_blocks,
     training_documents,
 )
 from pipelines.training.tasks.language_modeling.memory import language_memory
@@ -37,8 +41,9 @@ from pipelines.training.tasks.language_modeling.samples import (
     to_batches,
 )
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
+from pipelines.training.tasks.language_modeling.text_stream import stream_text
 from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
-from pipelines.training.tasks.streaming import check_pass, passes_through_outages
+from pipelines.training.tasks.streaming import check_pass, passes_through_outages, through_outages
 
 EVALUATION_BATCH_SIZE = 8
 
@@ -89,13 +94,29 @@ class LanguageModelingTask:
         """True if all sequences have one length: `torch.compile` recompiles for each new shape."""
         return not self._fills_masks
 
-    def block_order(self, *_labels: object) -> None:
-        """See `TrainingTask.block_order`: a text is packed with its neighbours, so that blocks have no records."""
+    @cached_property
+    def blocks(self) -> ShardBlocks | None:
+        """The dataset's blocks; None: it has none."""
+        return through_outages(partial(training_blocks, self.run, self.settings))
+
+    def block_order(self, *labels: object) -> BlockOrder | None:
+        """See `TrainingTask.block_order`: of documents in Parquet files."""
+        if (blocks := self.blocks) is None:
+            return None
+        seed = stable_seed(self.run.seed, *labels)
+        return BlockOrder(lambda: len(blocks.shards), lambda shard: through_outages(partial(blocks.sizes, shard)), seed)
 
     def batches(
         self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
     ) -> Iterator[Batch]:
         """See `TrainingTask.batches`. A sequence's masks follow from the run's seed and the pass, not from `seed`."""
+        if self.blocks is not None and (order := self.block_order(seed)) is not None:
+            source = spans or WholeDataset(order)
+            return stream_text(self.blocks, source, self.tokenizer, self.run, self.settings, batch_size)
+        return self._streamed_batches(batch_size, seed, shuffle_buffer_size)
+
+    def _streamed_batches(self, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+        """The same of a dataset without blocks."""
         source = open_dataset(self.run, self.settings)["train"]
 
         def one_pass(number: int) -> Iterator[Batch]:
@@ -110,6 +131,10 @@ class LanguageModelingTask:
             check_pass(num_batches, self.run.dataset_repository, batch_size, "sequences")
 
         return passes_through_outages(one_pass)
+
+    def read_again(self, spans: Sequence[Span], num_batches: int) -> Iterator[NamedBatch]:
+        """See `TrainingTask.read_again`: documents do not tell how they were cut into sequences."""
+        raise ValueError("Batches of text cannot be read again: their names are those of the documents that end there.")
 
     def held_out_batches(self) -> Sequence[Batch]:
         """Read the first `num_evaluation_records` sequences of held-out documents, masked in one fixed way."""

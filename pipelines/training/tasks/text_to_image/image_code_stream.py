@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
 from pipelines.image_codes.shard_blocks import ShardBlocks
-from pipelines.training.run.span_source import SpanSource
+from pipelines.training.run.span_source import PassAfterPass, SpanSource
 from pipelines.training.run.spans import Span, record_order
 from pipelines.training.run.task import Batch, NamedBatch
 from pipelines.training.tasks.streaming import check_pass, is_held_out, through_outages
@@ -86,52 +87,94 @@ def stream_batches(
     """Yield micro-batches of the spans' records, as long as there come spans; each batch names its records.
 
     `seed` is that of the run: the order of the records in a block follows from it. Some spans are read at the same
-    time, so that neighbours in the dataset do not meet in a batch. Records held out for the evaluation are skipped, the
-    same ones on every peer. While the Hub is down, the stream waits.
+    time, so that neighbours in the dataset do not meet in a batch. Each batch begins with the first of them, so that
+    batches which follow each other take equally many records of each. Records held out for the evaluation are skipped,
+    the same ones on every peer. While the Hub is down, the stream waits.
 
     Raises:
         ValueError: there are no records to train on, or they are not image codes.
     """
+    spans = PassAfterPass(spans)
     opened: list[_OpenSpan] = []
-    waiting: Span | None = None
-    captions: list[str] = []
-    codes: list[np.ndarray] = []
-    used: list[Span] = []
+    ended: list[_OpenSpan] = []
+    """Read to their end since the last batch."""
+
     num_skipped = num_batches = 0
     while True:
         # Another one with each batch: the first batch does not wait for all.
         most_opened = min(NUM_OPEN_SPANS, num_batches + 1)
-        while len(opened) < most_opened and (span := waiting or spans.next_span(is_needed=not opened)) is not None:
-            waiting = None
-            if opened and opened[0].span.pass_number != span.pass_number:  # a pass ends before another one begins
-                waiting = span
-                break
-            table = through_outages(partial(blocks.read, span.shard, span.group))
-            opened.append(_OpenSpan(span, table, num_codes, seed, held_out_share, blocks.shards[span.shard].name))
+        while len(opened) < most_opened and (span := spans.next_span(is_needed=not opened)) is not None:
+            opened.append(_opened(blocks, span, num_codes, seed, held_out_share))
         if not opened:
             if not spans.wait():
                 return
             continue
-        share = -(-(batch_size - len(captions)) // len(opened))
+        num_missing = batch_size - sum(reader.num_read for reader in (*ended, *opened))
+        share = -(-num_missing // len(opened))
         for reader in list(opened):
-            found, their_codes = reader.next_records(min(share, batch_size - len(captions)))
+            found = reader.read(min(share, num_missing))
+            num_missing -= found
+            num_skipped = 0 if found else num_skipped + reader.span.num_records
             if not found:
-                num_skipped += reader.span.num_records
-                used += reader.take_used()
+                ended.append(reader)
                 opened.remove(reader)
-                continue
-            captions += found
-            codes.append(their_codes)
-            num_skipped = 0
-            if len(captions) == batch_size:
-                used += [span for reader in opened for span in reader.take_used()]
-                input_ids = processor(text=captions)["input_ids"]
-                yield NamedBatch(image_code_batch(input_ids, torch.from_numpy(np.concatenate(codes)).long()), used)
-                captions, codes, used = [], [], []
-                num_batches += 1
+            if num_missing == 0:
                 break
+        if num_missing == 0:
+            taken = [reader.take(to_the_end=True) for reader in ended] + [reader.take() for reader in opened]
+            yield _named_batch(taken, processor)
+            ended, num_batches = [], num_batches + 1
         if num_skipped > MOST_SKIPPED:
             raise ValueError("None of so many records is one to train on: they are held out, or there are none.")
+
+
+def read_batches_again(
+    blocks: ShardBlocks,
+    spans: Sequence[Span],
+    num_batches: int,
+    processor: DalleCollabProcessor,
+    *,
+    num_codes: int,
+    seed: int,
+    held_out_share: float = 0.0,
+) -> Iterator[NamedBatch]:
+    """Yield the batches that `stream_batches` made of these spans, each of equally many records of each span.
+
+    Raises:
+        ValueError: it cannot have been so.
+    """
+    for span in spans:
+        if span.shard >= len(blocks.shards) or span.group >= len(blocks.sizes(span.shard)):
+            raise ValueError(f"The dataset has no block {span.group} of a shard {span.shard}.")
+    readers = [_opened(blocks, span, num_codes, seed, held_out_share) for span in spans]
+    sizes = [reader.num_left for reader in readers]
+    if any(size % num_batches for size in sizes) or not any(sizes):
+        raise ValueError(f"Spans of {', '.join(map(str, sizes))} records are not {num_batches} equal batches.")
+    for number in range(1, num_batches + 1):
+        for reader, size in zip(readers, sizes, strict=True):
+            reader.read(size // num_batches)
+        yield _named_batch([reader.take(to_the_end=number == num_batches) for reader in readers], processor)
+
+
+class _Taken(NamedTuple):
+    """Some records of a span."""
+
+    span: Span
+    captions: Sequence[str]
+    codes: np.ndarray
+
+
+def _named_batch(taken: Sequence[_Taken], processor: DalleCollabProcessor) -> NamedBatch:
+    parts = [part for part in taken if part.span.num_records]
+    input_ids = processor(text=[caption for part in parts for caption in part.captions])["input_ids"]
+    image_codes = torch.from_numpy(np.concatenate([part.codes for part in parts])).long()
+    counts = [len(part.captions) for part in parts]
+    return NamedBatch(image_code_batch(input_ids, image_codes), [part.span for part in parts], counts)
+
+
+def _opened(blocks: ShardBlocks, span: Span, num_codes: int, seed: int, held_out_share: float) -> "_OpenSpan":
+    table = through_outages(partial(blocks.read, span.shard, span.group))
+    return _OpenSpan(span, table, num_codes, seed, held_out_share, blocks.shards[span.shard].name)
 
 
 class _OpenSpan:
@@ -149,22 +192,35 @@ class _OpenSpan:
         self._captions, self._codes = captions_and_codes(table, num_codes=num_codes, shard_name=shard_name)
         self._rows = record_order(span.block, len(table), seed)[span.start : span.stop]
         share = held_out_share
-        held_out = held_out_mask(self._codes[self._rows], share) if share else np.zeros(len(self._rows), bool)
-        self._left = np.flatnonzero(~held_out)
-        self._place = self._taken = 0
+        is_held_out = held_out_mask(self._codes[self._rows], share) if share else np.zeros(len(self._rows), bool)
+        self._left = np.flatnonzero(~is_held_out)
+        """Places of the records to train on that no batch has yet."""
 
-    def next_records(self, most: int) -> tuple[list[str], np.ndarray]:
-        """The next captions with their codes (num_records, num_codes) int16; none after the last one."""
-        places, self._left = self._left[:most], self._left[most:]
-        self._place = int(places[-1]) + 1 if len(places) else len(self._rows)
+        self.num_read = 0
+        """Of these, how many are read."""
+
+        self._start = 0
+        """Place of the first record that no batch has, also not as one that is held out."""
+
+    @property
+    def num_left(self) -> int:
+        """Records to train on that no batch has yet."""
+        return len(self._left)
+
+    def read(self, most: int) -> int:
+        """Read the next records; return how many there were."""
+        found = min(most, len(self._left) - self.num_read)
+        self.num_read += found
+        return found
+
+    def take(self, *, to_the_end: bool = False) -> _Taken:
+        """Take what is read, and the held-out records before it; `to_the_end`: and those behind it."""
+        places, self._left = self._left[: self.num_read], self._left[self.num_read :]
+        start, stop = self._start, len(self._rows) if to_the_end else int(max(places, default=self._start - 1)) + 1
+        self.num_read, self._start = 0, stop
+        span = Span(*self.span.block, self.span.start + start, self.span.start + stop)
         rows = self._rows[places]
-        return [self._captions[row] or "" for row in rows.tolist()], self._codes[rows]
-
-    def take_used(self) -> list[Span]:
-        """The records read since the last call, as one span; none, if there are none."""
-        start, self._taken = self._taken, self._place
-        first = self.span.start
-        return [Span(*self.span.block, first + start, first + self._place)] if start < self._place else []
+        return _Taken(span, [self._captions[row] or "" for row in rows.tolist()], self._codes[rows])
 
 
 def held_out_mask(image_codes: np.ndarray, share: float) -> np.ndarray:

@@ -18,7 +18,8 @@ from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.training.card.run_card import run_card
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
-from pipelines.training.run.task import Batch, CheckpointFacts, num_samples
+from pipelines.training.run.spans import Span
+from pipelines.training.run.task import Batch, CheckpointFacts, NamedBatch, num_samples
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.streaming import through_outages
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
@@ -26,6 +27,7 @@ from pipelines.training.tasks.text_to_image.image_code_stream import (
     check_size,
     dataset_layout,
     image_code_batch,
+    read_batches_again,
     stream_batches,
     training_blocks,
 )
@@ -95,6 +97,18 @@ class TextToImageTask:
             self.processor,
             num_codes=self.layout.num_codes,
             batch_size=batch_size,
+            seed=self.run.seed,
+            held_out_share=self.run.held_out_share,
+        )
+
+    def read_again(self, spans: Sequence[Span], num_batches: int) -> Iterator[NamedBatch]:
+        """See `TrainingTask.read_again`."""
+        return read_batches_again(
+            self.blocks,
+            spans,
+            num_batches,
+            self.processor,
+            num_codes=self.layout.num_codes,
             seed=self.run.seed,
             held_out_share=self.run.held_out_share,
         )

@@ -48,7 +48,7 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
     model = dict(tiny_run().model_config, hidden_size=256, num_attention_heads=4, head_dim=64)
     run = tiny_run(
         model_config=model,
-        averaging_compression="size_adaptive_8bit",
+        averaging_compression="blockwise_8bit",
         min_8bit_elements=2**16,
         num_epochs=6,
         optimizer_bits=8,

@@ -2,12 +2,9 @@ import threading
 
 import pytest
 
-from pipelines.training.ledger.lease_book import (
-    MOST_EPOCHS_REPORTED,
-    MOST_SPANS_REPORTED,
-    SECONDS_BETWEEN_LEASES,
-    LeaseBook,
-)
+from pipelines.swarm.records import MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED
+from pipelines.training.ledger.batch_gradients import BatchGradient
+from pipelines.training.ledger.lease_book import SECONDS_BETWEEN_LEASES, LeaseBook
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.spans import Span
 
@@ -32,6 +29,10 @@ def book(clock):
 LEASE = [Span(0, 1, 0, 0, 10), Span(0, 2, 1, 4, 20)]
 
 
+def batch(*spans):
+    return BatchGradient(model_epoch=0, spans=spans)
+
+
 def read_all(book):
     spans = []
     while (span := book.next_span(is_needed=True)) is not None:
@@ -50,11 +51,11 @@ def test_everything_on_the_lease_is_read_once(book):
 def test_what_a_round_has_averaged_is_reported_until_it_is_booked(book):
     book.renew(LEASE, -1)
     read_all(book)
-    book.gather([Span(0, 1, 0, 0, 4)])
-    book.gather([Span(0, 1, 0, 4, 6)])
+    book.gather(batch(Span(0, 1, 0, 0, 4)))
+    book.gather(batch(Span(0, 1, 0, 4, 6)))
     assert book.report() == {}
     book.begin_round()
-    book.gather([Span(0, 1, 0, 6, 8)])
+    book.gather(batch(Span(0, 1, 0, 6, 8)))
     book.average(5)
     assert book.report() == {5: [Span(0, 1, 0, 0, 6)]}, "neighbours are one span"
     book.begin_round()
@@ -68,10 +69,10 @@ def test_what_a_round_has_averaged_is_reported_until_it_is_booked(book):
 def test_a_round_that_failed_goes_into_the_next_one(book):
     book.renew(LEASE, -1)
     read_all(book)
-    book.gather([Span(0, 1, 0, 0, 4)])
+    book.gather(batch(Span(0, 1, 0, 0, 4)))
     book.begin_round()
     book.take_back()
-    book.gather([Span(0, 1, 0, 4, 5)])
+    book.gather(batch(Span(0, 1, 0, 4, 5)))
     book.begin_round()
     book.average(2)
     assert book.report() == {2: [Span(0, 1, 0, 0, 5)]}
@@ -85,9 +86,10 @@ def test_what_was_lost_is_read_again(book, loss):
     if loss == "drop":
         book.drop([lost])
     else:
-        book.gather([lost])
+        book.gather(batch(lost))
         book.begin_round()
-        book.gather([Span(0, 2, 1, 4, 8)] if loss == "lose_round" else [])
+        if loss == "lose_round":
+            book.gather(batch(Span(0, 2, 1, 4, 8)))
         getattr(book, loss)()
     assert read_all(book) == [lost]
     if loss == "lose_round":  # what was gathered since then is not
@@ -110,7 +112,7 @@ def test_who_has_read_its_lease_goes_on_after_a_moment_until_there_is_more(book,
     clock.now = SECONDS_BETWEEN_LEASES + 1
     assert book.next_span(is_needed=True) is None, "there are records that were read ahead"
     for start in (0, 4):
-        book.gather([Span(4, 1, 0, start, start + 4)])
+        book.gather(batch(Span(4, 1, 0, start, start + 4)))
     assert book.next_span(is_needed=True) is None, "it has just computed a gradient"
     clock.now = 2 * SECONDS_BETWEEN_LEASES + 1
     assert book.next_span(is_needed=False) is None
@@ -126,7 +128,7 @@ def twelve(book):
     spans = []
     for _ in range(12):
         spans.append(book.next_span(is_needed=True))
-        book.gather([spans[-1]])
+        book.gather(batch(spans[-1]))
     return tuple(spans)
 
 
@@ -142,7 +144,8 @@ def test_a_report_fits_a_record_and_has_the_newest(book):
     book.renew([Span(0, 1, 0, 0, 100_000)], -1)
     read_all(book)
     for epoch in range(100):
-        book.gather([Span(0, 1, 0, 20 * place, 20 * place + 10) for place in range(10 * epoch, 10 * epoch + 10)])
+        starts = range(200 * epoch, 200 * epoch + 200, 20)
+        book.gather(batch(*(Span(0, 1, 0, start, start + 10) for start in starts)))
         book.begin_round()
         book.average(epoch)
     report = book.report()

@@ -50,6 +50,24 @@ def test_leases_are_disjoint_and_follow_what_a_peer_was_seen_to_train_on():
     assert set(places.values()) == {1}
 
 
+def test_a_block_is_read_by_about_one_peer_however_small_leases_are():
+    rows, num_peers, num_records = 1024, 64, 64
+    blocks = BlockOrder(lambda: 40, lambda shard: [rows] * 8, 0)
+    ledger = Ledger(blocks, options(least_lease=64, epoch_records=num_peers * num_records))
+    names = {f"peer {number}": f"user {number}" for number in range(num_peers)}
+    readers, done = set(), 0
+    for epoch in range(1, 65):
+        ledger.meet(names, 20.0 * epoch)
+        ledger.grant(20.0 * epoch)
+        for name in names:
+            used = first_of(ledger.lease_of(name), num_records)
+            readers |= {(name, span.block) for span in used}
+            done += sum(span.num_records for span in ledger.book(name, epoch, used, 20.0 * epoch + 20))
+    assert done > 0.95 * 64 * num_peers * num_records, "nobody waits, but newcomers"
+    # Each peer has trained on four blocks' worth: its own ones, the one it is in, and little else.
+    assert len(readers) < 1.5 * done / rows + num_peers
+
+
 def test_what_a_dead_peer_did_not_finish_is_leased_first_to_others():
     ledger = met("one", "other")
     lease = ledger.lease_of("one")

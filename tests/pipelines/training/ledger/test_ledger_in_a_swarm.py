@@ -1,59 +1,35 @@
 """The ledger of a real run: an anchor, trainers that come, die and come back, and what was published of it."""
 
 import contextlib
-import dataclasses
-import json
 from collections import Counter
 
-import pyarrow.parquet as pq
 import pytest
 from assistants import assistant
-from published_runs import LOOPBACK
+from ledger_runs import Trainer, create_ledger_run
 
-from pipelines.chaos.tiny_material import numbered_records
-from pipelines.image_codes.image_code_record import image_code_table
+from pipelines.training.ledger.gradient_files import GRADIENTS_FILE, read_gradients, write_gradients
 from pipelines.training.ledger.ledger_files import overlaps, read_bookings, read_state
+from pipelines.training.run.spans import Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
-NUM_RECORDS, RECORDS_PER_SHARD = 12_288, 1024
+NUM_RECORDS = 12_288
 
 
-class Trainer:
-    """A `join` command and its events."""
-
-    def __init__(self, process, events):
-        self.process, self._events = process, events
-
-    def epochs(self):
-        lines = self._events.read_text().splitlines(keepends=True) if self._events.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event["epoch"] for event in events if "epoch" in event]
-
-
+@pytest.mark.filterwarnings("ignore:It seems that you are about to commit a data file")
 @pytest.mark.timeout(600)
 def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_and_comes_back(
     training_material, tmp_path
 ):
-    material = dataclasses.replace(training_material, dataset="org/ledger-dataset")
-    (tmp_path / "dataset").mkdir()
-    for shard in range(NUM_RECORDS // RECORDS_PER_SHARD):
-        records = numbered_records(range(shard * RECORDS_PER_SHARD, (shard + 1) * RECORDS_PER_SHARD), material.layout)
-        path = tmp_path / "dataset" / f"train-{shard:05d}.parquet"
-        pq.write_table(image_code_table(*records, material.layout), path, row_group_size=128)
-    material.api.create_repo("org/ledger-dataset", repo_type="dataset")
-    material.api.upload_folder(repo_id="org/ledger-dataset", repo_type="dataset", folder_path=str(tmp_path / "dataset"))
-    repository = material.create_run("org/ledger-run", num_epochs=30, target_batch_size=1024, run_id="ledger")
+    settings = dict(num_epochs=30, target_batch_size=1024, checkpoint_interval_epochs=2)
+    material, repository = create_ledger_run(training_material, tmp_path, "ledger", NUM_RECORDS, **settings)
     with contextlib.ExitStack() as stack:
         anchor = stack.enter_context(assistant(material, repository, tmp_path, "anchor"))
         anchor.wait_until(lambda look: True, "up")
 
         def join(name):
-            events, log = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.log"
-            arguments = ["join", repository, "--host", LOOPBACK, "--micro-batch-size", "8", "--events", str(events)]
             options = ["--identity-file", str(tmp_path / "second.key")] if name.startswith("second") else []
-            process = stack.enter_context(material.commands.started_worker(log, *arguments, *options))
-            return Trainer(process, events)
+            return stack.enter_context(Trainer.joining(material, repository, tmp_path, name, *options))
 
         join("first")
         second = join("second")
@@ -75,6 +51,21 @@ def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_an
     checked = material.commands.run("run", "ledger", repository)
     assert checked.returncode == 0 and "Every record that was trained on counted once." in checked.stdout
     assert "100.00 %" in checked.stdout
+    assert {booking.epoch for booking in bookings} >= {gradient.epoch for gradient in read_gradients(published)}
+    recomputed = material.commands.run("run", "recompute", repository, "--most", "1000")
+    assert recomputed.returncode == 0, recomputed.stdout + recomputed.stderr
+    assert " 100.0 % of the records" in recomputed.stdout
+    print(recomputed.stdout)
+    signed = read_gradients(published)
+    assert len({gradient.model_epoch for gradient in signed}) > 10
+    stolen = [signed[0]._replace(sketch=signed[-1].sketch), signed[0]._replace(spans=(Span(0, 999, 0, 0, 8),))]
+    write_gradients(tmp_path, [*signed[1:], *stolen])
+    material.api.upload_file(
+        repo_id=repository, path_or_fileobj=tmp_path / GRADIENTS_FILE, path_in_repo=f"metrics/{GRADIENTS_FILE}"
+    )
+    recomputed = material.commands.run("run", "recompute", repository, "--most", "1000")
+    assert recomputed.returncode == 1 and "2 of " in recomputed.stderr, recomputed.stdout + recomputed.stderr
+    assert "The dataset has no block 0 of a shard 999." in recomputed.stderr
     report = material.commands.run("run", "report", repository, "--output", tmp_path / "report.md")
     assert report.returncode == 0, report.stderr
     text = (tmp_path / "report.md").read_text()

@@ -8,18 +8,22 @@ from hivemind.utils import MSGPackSerializer
 from pipelines.swarm.record_limits import MOST_BYTES
 from pipelines.swarm.records import (
     MOST_EPOCHS_REPORTED,
+    MOST_GRADIENT_SPANS,
+    MOST_GRADIENTS,
     MOST_SPANS_LEASED,
     MOST_SPANS_REPORTED,
     NUM_LEASE_KEYS,
+    GradientsRecord,
     LeaseRecord,
     PeerLease,
     TrainedRecord,
 )
-from pipelines.training.ledger import lease_book
+from pipelines.training.ledger.batch_gradients import BatchGradient
 from pipelines.training.ledger.ledger import Ledger, LedgerOptions
 from pipelines.training.ledger.statements import (
     MOST_LEASE_BYTES,
     fitting,
+    gradients_record,
     lease_in,
     lease_key,
     signed_leases,
@@ -115,11 +119,25 @@ def test_the_newest_statement_of_each_anchor_counts(keys):
 
 
 def test_the_fullest_report_fits_a_record():
-    assert lease_book.MOST_EPOCHS_REPORTED == MOST_EPOCHS_REPORTED
-    assert lease_book.MOST_SPANS_REPORTED == MOST_SPANS_REPORTED
     spans = [Span(7, 12_000, 16, 256 * place, 256 * place + 255) for place in range(MOST_SPANS_REPORTED // 32)]
-    record = trained_record({100_000 + epoch: spans for epoch in range(32)})
+    record = trained_record({100_000 + epoch: spans for epoch in range(MOST_EPOCHS_REPORTED)})
     assert len(MSGPackSerializer.dumps(record.dict())) < MOST_BYTES - 400
+
+
+def test_the_most_that_is_signed_of_gradients_fits_a_record():
+    spans = tuple(Span(70_000, 70_000, 70_000, 70_000, 70_000) for _ in range(MOST_GRADIENT_SPANS // MOST_GRADIENTS))
+    gradient = BatchGradient(model_epoch=100_000, spans=spans, num_batches=300, sketch=(0.1,) * 8)
+    record = gradients_record({100_001: [gradient] * MOST_GRADIENTS})
+    assert len(MSGPackSerializer.dumps(record.dict())) < MOST_BYTES - 400
+    GradientsRecord.parse_obj(record.dict())
+
+
+@pytest.mark.parametrize("sketch", [[1.0] * 7, [1.0] * 7 + [float("nan")], [1.0] * 7 + [1e300], [1.0] * 7 + ["1"]])
+def test_a_sketch_that_is_none_does_not_pass_the_schema(sketch):
+    fields = dict(epoch=1, model_epoch=0, spans=[[0, 0, 0, 0, 1]], num_batches=1)
+    GradientsRecord.parse_obj(dict(gradients=[fields | dict(sketch=[1.0] * 8)]))
+    with pytest.raises(ValueError):
+        GradientsRecord.parse_obj(dict(gradients=[fields | dict(sketch=sketch)]))
 
 
 @pytest.mark.parametrize(

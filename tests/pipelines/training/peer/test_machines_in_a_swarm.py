@@ -68,7 +68,7 @@ def test_averaging_behind_the_next_epochs_computation_converges_like_averaging_a
         for name, delay in (("at-once", False), ("behind", True)):
             (tmp_path / name).mkdir()
             run = tiny_run(
-                num_epochs=14, averaging_compression="size_adaptive_8bit",
+                num_epochs=14, averaging_compression="blockwise_8bit",
                 delay_optimizer_step=delay, delay_gradient_averaging=delay,
             )  # fmt: skip
             swarms[name] = stack.enter_context(Swarm(tmp_path / name, run, num_peers=2))

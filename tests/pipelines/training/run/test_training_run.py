@@ -74,7 +74,7 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(optimizer_bits=16), "optimizer_bits is 16; expected one of 8, 32"),
         (
             dict(averaging_compression="zip"),
-            "averaging_compression is 'zip'; expected one of size_adaptive_8bit, blockwise_8bit",
+            "averaging_compression is 'zip'; expected one of blockwise_8bit, float16",
         ),
         (dict(aggregation_rule="vote"), "aggregation_rule is 'vote'; expected one of centered_clip, mean, coor"),
         (dict(tau_ratio=0.9), "tau_ratio is 0.9; expected a number of at least 1"),

@@ -114,7 +114,7 @@ def test_uneven_peers_synchronise_to_the_parameters_of_the_formulas_and_send_a_f
 def test_a_newcomer_takes_over_the_synchronised_parameters_and_the_outer_momentum(tmp_path):
     run = local_steps_run(
         num_epochs=10_000, num_warmup_epochs=2, inner_optimizer="lamb",
-        averaging_compression="size_adaptive_8bit", delay_optimizer_step=True, delay_gradient_averaging=True,
+        averaging_compression="blockwise_8bit", delay_optimizer_step=True, delay_gradient_averaging=True,
     )  # fmt: skip
     with Swarm(tmp_path, run, num_peers=1) as swarm:
         # An epoch of both has to last longer than it takes to be late for one.

@@ -120,6 +120,14 @@ def test_packing_is_a_function_of_the_dataset_and_the_seed(ask):
     assert tiny_tokenizer(WRITE).eos_token_id in packed
 
 
+def test_texts_that_are_not_in_parquet_files_are_read_in_an_order_of_the_seed(ask, publish, tmp_path):
+    lines = [json.dumps(dict(text=document)) for document in DOCUMENTS]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n")
+    run = language_run(FILL, ALBERT, dataset_repository=publish("lines", tmp_path), held_out_share=0.0)
+    first, again, other = (ask(run, batches=BATCHES | dict(seed=seed), num_batches=12) for seed in (1, 1, 2))
+    assert first == again != other and len(set(sequences(first))) > 30
+
+
 def test_a_split_of_its_own_is_the_evaluation(ask, publish, tmp_path):
     write_texts(tmp_path, {"text": list(DOCUMENTS[:20])})
     write_texts(tmp_path, {"text": ["The old house stood near a small ship."]}, split="validation")
@@ -139,7 +147,9 @@ def test_a_dataset_that_cannot_be_trained_on_is_one_line(ask, publish, tmp_path)
         ask(language_run(FILL, ALBERT, dataset_repository=empty), check=True)
     with pytest.raises(ValueError, match=r"text dataset org/nowhere at revision main cannot be read"):
         ask(language_run(FILL, ALBERT, dataset_repository="org/nowhere"), check=True)
-    few = publish("few-texts", write_texts(tmp_path / "few", {"text": ["One.", "Two."]}))
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "train.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
+    few = publish("few-texts", tmp_path / "few")
     with pytest.raises(ValueError, match=r"fewer sequences than one micro-batch of 4"):
         ask(language_run(FILL, ALBERT, dataset_repository=few, held_out_share=0.0), batches=BATCHES, num_batches=1)
 

@@ -18,6 +18,7 @@ from pipelines.chaos.tiny_material import write_shards
 from pipelines.image_codes.dataset_shards import find_dataset
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table
 from pipelines.image_codes.shard_blocks import ShardBlocks
+from pipelines.training.ledger.batch_gradients import BatchGradient, join_batches
 from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
@@ -26,6 +27,7 @@ from pipelines.training.tasks.text_to_image.image_code_stream import (
     evaluation_split,
     held_out_mask,
     image_code_batch,
+    read_batches_again,
     stream_batches,
 )
 
@@ -290,3 +292,36 @@ def test_a_block_is_read_with_its_own_bytes_alone(training_material, commands, t
     # A footer, longer than the end that is read first, and of five of 64 row groups the captions and the codes.
     footer = int.from_bytes((tmp_path / "train-00000.parquet").read_bytes()[-8:-4], "little") + 8
     assert read < footer + 5 * size / 64 and num_requests == 7, done.stdout
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 6])
+@pytest.mark.parametrize("held_out_share", [0.0, 0.3])
+def test_batches_are_read_again_from_their_names(blocks, batch_size, held_out_share):
+    spans = [Span(0, shard, group, start, start + 5) for group in range(3) for start in (0, 5) for shard in range(2)]
+    options = dict(num_codes=16, seed=3, held_out_share=held_out_share)
+    batches = list(stream_batches(blocks, Spans(spans), tokens_of, batch_size=batch_size, **options))
+    sketch = (0.0,) * 8
+    names = [BatchGradient(model_epoch=0, spans=batch.spans, counts=batch.counts, sketch=sketch) for batch in batches]
+    together = join_batches(names)
+    again = [
+        batch
+        for name in together
+        for batch in read_batches_again(blocks, name.spans, name.num_batches, tokens_of, **options)
+    ]
+    assert len(again) == len(batches) > len(together) / 2
+    for batch, other in zip(batches, again, strict=True):
+        assert batch.spans == other.spans and batch.counts == other.counts
+        assert batch.keys() == other.keys() and all(torch.equal(batch[name], other[name]) for name in batch)
+
+
+def test_names_that_no_batches_can_have_are_refused(blocks):
+    options = dict(num_codes=16, seed=3)
+    with pytest.raises(ValueError, match="Spans of 10, 5 records are not 3 equal batches"):
+        list(read_batches_again(blocks, [Span(0, 0, 0, 0, 10), Span(0, 1, 0, 0, 5)], 3, tokens_of, **options))
+    with pytest.raises(ValueError, match="has 10 records, expected 20"):
+        list(read_batches_again(blocks, [Span(0, 0, 0, 0, 20)], 1, tokens_of, **options))
+    for strange in (Span(0, 2, 0, 0, 10), Span(0, 0, 3, 0, 10)):
+        with pytest.raises(ValueError, match="The dataset has no block"):
+            list(read_batches_again(blocks, [strange], 1, tokens_of, **options))
+    with pytest.raises(ValueError, match="are not 1 equal batches"):
+        list(read_batches_again(blocks, [Span(0, 0, 0, 4, 4)], 1, tokens_of, **options))
