@@ -7,6 +7,7 @@ Usage: python tests/benchmarks/data.py [--quick] [--case NAME ...]
 
 import argparse
 import io
+import itertools
 import resource
 import tarfile
 import tempfile
@@ -173,7 +174,8 @@ def measure_preparation(folder: Path, quick: bool) -> list[Row]:
 def measure_reading(folder: Path, quick: bool) -> list[Row]:
     """All rows about reading published shards."""
     rows = []
-    for row in (*measure_coverage(folder / "coverage", quick), *measure_streams(folder / "streams", quick)):
+    parts = (measure_coverage(folder / "coverage", quick), measure_streams(folder / "streams", quick))
+    for row in itertools.chain.from_iterable(parts):
         print(f"{row.case}: {row.metric} {row.ours:.4g} {row.unit}", flush=True)
         rows.append(row)
     return rows
