@@ -59,22 +59,22 @@ def test_records_count_once_though_the_leasing_anchor_is_killed_and_comes_back_w
     published = material.snapshot(repository) / "metrics"
     bookings, state = read_bookings(published), read_state(published / STATE_FILE)
     passes = [(one.num_records, one.num_twice) for one in coverage(bookings)]
-    trained = EPOCH_RECORDS * epoch
     figures = dict(
         killed_at_epoch=killed_at,
         back_at_epoch=back_at,
         last_epoch=epoch,
         num_booked=sum(booking.span.num_records for booking in bookings),
         num_twice=sum(twice for _, twice in passes),
-        num_trained=trained,
+        num_trained=sum(trainer.num_samples for trainer in trainers),
         num_repeated=state["num_repeated"],
         num_strange=state["num_strange"],
         passes=passes,
     )
     write_text_whole(RESULTS, json.dumps(figures, indent=1, sort_keys=True) + "\n")
     print(json.dumps(figures))
-    assert figures["num_twice"] <= 6 * EPOCH_RECORDS
-    assert figures["num_booked"] > 0.9 * trained
+    assert figures["num_twice"] == 0
+    # Without an anchor peers read in orders of their own, and some of it is done already.
+    assert figures["num_booked"] > 0.8 * figures["num_trained"]
 
 
 def newest_booking(material, repository):

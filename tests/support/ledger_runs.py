@@ -47,6 +47,13 @@ class Trainer:
 
     def epochs(self) -> list[int]:
         """The epochs that it has reported so far."""
+        return [event["epoch"] for event in self._read() if "epoch" in event]
+
+    @property
+    def num_samples(self) -> int:
+        """What it has contributed."""
+        return max(event.get("num_samples", 0) for event in self._read())
+
+    def _read(self) -> list[dict]:
         lines = self._events.read_text().splitlines(keepends=True) if self._events.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event["epoch"] for event in events if "epoch" in event]
+        return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -24,9 +24,9 @@ SECONDS_BETWEEN_LEASES = 2.0
 class LeaseBook:
     """What a peer may train on, is training on, and has trained on. Used by several threads.
 
-    A peer that has trained on its whole lease goes on through an order of its own after a moment: who does not train
-    does not come to rounds, either. So does one that has heard of no lease for `patience_seconds`. In that order peers
-    do not all read the same.
+    A peer that has trained on its whole lease goes on through an order of its own after a moment, until it hears of a
+    lease again: who does not train does not come to rounds, either. So does one that has heard of no lease for
+    `patience_seconds`. In that order peers do not all read the same.
     """
 
     def __init__(
@@ -44,6 +44,9 @@ class LeaseBook:
         self._in_hand: dict[Block, Intervals] = {}
         """Read, and perhaps in gradients; nothing has come of it yet."""
 
+        self._goes_on_alone = False
+        """Whether it reads in its own order, and has heard of no lease since then."""
+
         self._rounds = RoundBook()
         self._pass_number = 0
         self._is_closed = False
@@ -55,7 +58,7 @@ class LeaseBook:
         with self._changed:
             if self._patience > SECONDS_BETWEEN_LEASES:  # the first word
                 self._busy_at, self._patience = self._clock(), SECONDS_BETWEEN_LEASES
-            self._lease = by_block(lease)
+            self._lease, self._goes_on_alone = by_block(lease), False
             self._pass_number = max([self._pass_number, *(span.pass_number for span in lease)])
             self._rounds.forget_until(booked_epoch)
             self._changed.notify_all()
@@ -66,10 +69,11 @@ class LeaseBook:
             span = next(self._free(), None)
             if span is not None:
                 self._busy_at = self._clock()
-            elif is_needed and self._is_idle():
+            elif is_needed and (self._goes_on_alone or self._is_idle()):
                 # In an order of its own it is on a way of its own through the pass that all are in.
                 span = self._own.next_span()._replace(pass_number=self._pass_number)
                 self.num_without_lease += span.num_records
+                self._goes_on_alone = True
             if span is not None:
                 self._in_hand.setdefault(span.block, Intervals()).add(span.interval)
             return span

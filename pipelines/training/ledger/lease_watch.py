@@ -34,6 +34,9 @@ class LeaseWatch:
         self._reported_at = float("-inf")
         self._seen_since: float | None = None
         self._is_named = False
+        self._heard_time = float("-inf")
+        """When the newest statement was made that this peer has taken over."""
+
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def begin(self) -> None:
@@ -73,7 +76,9 @@ class LeaseWatch:
             fresh = [statement for statement in by_rank if statement.time > now - SECONDS_FRESH]
             # The first anchor that is alive decides, as it does about the state. What it said before this process could
             # be seen to train was of a lease that may have ended since then.
-            if fresh and self._seen_since is not None and fresh[0].time > self._seen_since:
+            is_news = fresh and fresh[0].time > self._heard_time
+            if is_news and self._seen_since is not None and fresh[0].time > self._seen_since:
+                self._heard_time = fresh[0].time
                 found = lease_in(fresh[0], self._name)
                 if found is not None or self._is_named:
                     self._book.renew(*(found or ([], -1)))

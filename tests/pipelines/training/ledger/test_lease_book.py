@@ -116,8 +116,10 @@ def test_who_has_read_its_lease_goes_on_after_a_moment_until_there_is_more(book,
     assert book.next_span(is_needed=True) is None, "it has just computed a gradient"
     clock.now = 2 * SECONDS_BETWEEN_LEASES + 1
     assert book.next_span(is_needed=False) is None
-    own = [book.next_span(is_needed=True)]
-    assert own[0].pass_number == 4 and book.num_without_lease == 8, "it goes on in the pass that all are in"
+    own = [book.next_span(is_needed=True), book.next_span(is_needed=True)]
+    assert own[0].pass_number == 4 and book.num_without_lease == 16, "it goes on in the pass that all are in"
+    book.renew([], -1)
+    assert book.next_span(is_needed=True) is None, "the anchor is there: it waits for a moment again"
     book.renew([Span(4, 1, 0, 0, 10), Span(4, 2, 0, 0, 10)], -1)
     left = [span for span in (Span(4, 2, 0, 0, 10),) if span.block not in {one.block for one in own}]
     assert [book.next_span(is_needed=True) for _ in left] == left
