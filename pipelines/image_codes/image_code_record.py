@@ -235,8 +235,10 @@ def captions_and_codes(
     captions = _captions(batch["caption"])
     if "codes" in names:
         return captions, _codes_from_lists(batch["codes"], num_codes, shard_name)
-    rows = [codes_from_bytes(blob, num_codes) for blob in _as_python(batch["code"])]
-    return captions, np.stack(rows) if rows else np.empty((0, num_codes), np.int16)
+    blobs = _as_python(batch["code"])
+    if any(len(blob) != 2 * num_codes for blob in blobs):
+        blobs = [codes_from_bytes(blob, num_codes).tobytes() for blob in blobs]
+    return captions, np.frombuffer(b"".join(blobs), "<i2").astype(np.int16).reshape(-1, num_codes)
 
 
 def codes_from_bytes(blob: bytes, num_codes: int) -> np.ndarray:

@@ -27,7 +27,8 @@ SIZES_REMEMBERED = 2**14
 """Shards of which the number of records in each block is kept: an anchor asks for those of all leases."""
 
 FOOTER_BYTES = 2**13
-"""The end of a shard that is read at once: the footer of one with about eight row groups of ours."""
+LEAST_FOOTER_BYTES = 2**11
+"""The end of a shard that is read at once, of a small one a 64th: the footer of eight row groups of ours, or of one."""
 
 LARGEST_FOOTER_BYTES = 2**26
 LARGEST_BLOCK_BYTES = 2**30
@@ -146,7 +147,8 @@ class ShardBlocks:
     def _read_footer(self, shard: int) -> _Footer:
         size = self.shards[shard].num_bytes
         with self._open(shard) as file:
-            end = _read_range(file, max(0, size - FOOTER_BYTES), size)
+            guess = min(max(size // 64, LEAST_FOOTER_BYTES), FOOTER_BYTES)
+            end = _read_range(file, max(0, size - guess), size)
             length = int.from_bytes(end[-8:-4], "little") + 8
             if end.endswith(b"PAR1") and len(end) < length <= min(size, LARGEST_FOOTER_BYTES):
                 end = _read_range(file, size - length, size - len(end)) + end
