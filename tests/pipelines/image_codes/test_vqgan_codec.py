@@ -158,7 +158,7 @@ def test_codes_of_another_number_or_outside_the_codebook_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quantizer": "lfq"}, "Unknown quantizer 'lfq'; this codec knows gumbel and nearest"),
+        ({"quantizer": "lfq"}, "Unknown quantizer 'lfq'; this codec knows gumbel, nearest, cosine"),
         ({"normalisation": "batch"}, "Unknown normalisation 'batch'"),
         ({"codebook_size": 40000}, "codebook_size is 40000; int16 codes allow 2 to 32768"),
         ({"channels": 48}, "channels is 48; taming's normalisation needs a multiple of 32"),
