@@ -2,48 +2,28 @@
 
 `llamagen_vq16.safetensors` was made by LlamaGen's own classes (github.com/FoundationVision/LlamaGen at commit ce98ec4,
 tokenizer/tokenizer_image/vq_model.py, torch on a CPU in float32): a `VQModel` of VQ-16's layout with 512 codes of 8
-dimensions, whose `Encoder` and `Decoder` have ch=32 and z_channels=24. Its weights are those of `drawn_weights`, in
-evaluation mode. `codes` are the indices that `encode` gave for `drawn_images`, moved to [-1, 1]; `pictures` is what
-`decode_code` made of them. The two best codes of a position differ by at least 1e-3 of a cosine. The metadata has the
-names and shapes of this model's tensors and, under `published_shapes`, of `VQ_16()`, which is the published one.
+dimensions, whose `Encoder` and `Decoder` have ch=32 and z_channels=24. Its weights are those of `drawn`, in
+evaluation mode. `codes` are the indices that `encode` gave for the pictures of `drawn`, moved to [-1, 1]; `pictures`
+is what `decode_code` made of them. The two best codes of a position differ by at least 1e-3 of a cosine. The metadata
+has the names and shapes of this model's tensors and, under `published_shapes`, of `VQ_16()`, the published one.
 """
 
-import json
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from llamagen_material import GOLDEN, drawn_weights, golden_shapes
 from safetensors import safe_open
 
 from pipelines.data_preparation.device_encoding import encode_pixels
 from pipelines.image_codes.llamagen_checkpoint import NOT_USED, read_llamagen_codec
 from pipelines.image_codes.vqgan_codec import CodecLoadError, VQGANCodec, VQGANConfig
 
-GOLDEN = Path(__file__).with_name("llamagen_vq16.safetensors")
-
 
 def golden(name):
     with safe_open(GOLDEN, "pt") as file:
         return file.get_tensor(name)
-
-
-def shapes(name):
-    with safe_open(GOLDEN, "pt") as file:
-        return json.loads(file.metadata()[name])
-
-
-def drawn_weights(random):
-    weights = {}
-    for name, shape in sorted(shapes("shapes").items()):
-        values = random.standard_normal(shape).astype(np.float32)
-        if len(shape) == 4:
-            values /= np.sqrt(np.prod(shape[1:]), dtype=np.float32)
-        elif len(shape) == 1:
-            values = 0.1 * values + (1 if "norm" in name and name.endswith("weight") else 0)
-        weights[name] = torch.from_numpy(values.astype(np.float32))
-    return weights
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +91,7 @@ def test_the_converted_codec_comes_back_from_its_folder_with_its_fingerprint(con
 
 def test_the_published_sizes_are_256_codes_out_of_16384(tmp_path):
     # One value stands for each tensor, so that the file is small; it is read as the published one is.
-    weights = {name: torch.ones(1).expand(shape) for name, shape in shapes("published_shapes").items()}
+    weights = {name: torch.ones(1).expand(shape) for name, shape in golden_shapes("published_shapes").items()}
     torch.save({"model": weights}, tmp_path / "vq_ds16_t2i.pt")
     codec = read_llamagen_codec(tmp_path / "vq_ds16_t2i.pt", 256)
     assert codec.config == VQGANConfig(
@@ -139,14 +119,18 @@ def test_code_hidden_in_a_checkpoint_does_not_run(convert, tmp_path):
 
 
 BLOCK = "encoder.conv_blocks.0.res.1.conv1.weight"
+WIDEST = "encoder.conv_blocks.4.res.0.conv2.weight"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({BLOCK: None}, rf"vq.pt is no whole image tokenizer of LlamaGen: {BLOCK} is absent, expected \(32, 32, 3, 3\)"),
+        (
+            {BLOCK: None},
+            rf"is no whole image tokenizer of LlamaGen: {BLOCK} is absent, expected \(32, 32, 3, 3\)",
+        ),
         ({BLOCK: torch.ones(32, 32)}, rf"{BLOCK} is of shape \(32, 32\), expected \(32, 32, 3, 3\) \(1 such\)"),
-        ({BLOCK.replace("conv1", "conv2"): torch.ones(1).expand(10**6, 1, 1, 1)}, r"is of shape \(1000000, 1, 1, 1\)"),
+        ({WIDEST: torch.ones(1).expand(10**6, 1, 1, 1)}, r"expected \(1000000, 64, 3, 3\)"),
         ({"encoder.conv_in.weight": None}, "is no image tokenizer of LlamaGen: encoder.conv_in.weight is absent"),
         ({"quantize.embedding.weight": torch.tensor(1.0)}, r"quantize.embedding.weight is of shape \(\) under"),
         ({"encoder.conv_blocks.0.res.0.conv2.weight": None}, "encoder.conv_blocks.0.res.0.conv2.weight is absent"),
