@@ -58,8 +58,11 @@ def test_a_person_turns_the_dials_compares_and_finds_settings(address, size, tmp
         assert "126 million parameters" in summary.input_value()
         page.get_by_role("button", name="Keep as A and compare").click()
         page.get_by_role("button", name="Stop comparing").wait_for(timeout=60_000)
-        page.get_by_label("fp32", exact=True).check()
+        page.get_by_label("Model", exact=True).click()
+        page.get_by_role("option", name="Our model, 256 codes for a picture (VQ-16)").click()
         page.wait_for_function("document.body.innerText.includes('A, GPU')", timeout=60_000)
+        assert "For a picture B computes 0.40 times as much as A." in summary.input_value()
+        page.get_by_label("fp32", exact=True).check()
         page.get_by_role("button", name="Find settings that fit").click()
         page.wait_for_function(
             "[...document.querySelectorAll('textarea')].some(area => area.value.startsWith('Fits T4'))", timeout=60_000
