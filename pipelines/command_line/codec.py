@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 LARGEST_PATCH = 8
+DEFAULT_IMAGE_SIZE = 256
 INTERRUPTED_EXIT_CODE = 130
 
 
@@ -108,21 +109,40 @@ def show(
 
 @app.command()
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="taming-transformers checkpoint (.ckpt).")],
-    description: Annotated[Path, typer.Argument(help="The checkpoint's model description (.yaml).")],
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint of taming-transformers (.ckpt) or LlamaGen (.pt).")],
+    description: Annotated[Path | None, typer.Argument(help="taming's model description (.yaml).")] = None,
+    *,
     output: Annotated[Path, typer.Option(help="Folder of the codec.")],
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels of a picture's side for LlamaGen's; default: 256.", min=1)
+    ] = None,
 ) -> None:
-    """Convert a published taming-transformers VQGAN to safetensors. No code in the checkpoint is run.
+    """Convert a published VQGAN to safetensors. No code in the checkpoint is run.
 
     Examples:
 
       dalle-collab codec convert last.ckpt model.yaml --output vqgan-f8-8192
-    """
-    from pipelines.image_codes.taming_checkpoint import read_taming_codec
 
-    codec = read_taming_codec(checkpoint, description)
+      dalle-collab codec convert vq_ds16_t2i.pt --output vqgan-f16-16384
+    """
+    if description and image_size:
+        raise ValueError(f"{description} says how large pictures are. Leave out --image-size.")
+    if not checkpoint.is_file():  # before torch is imported
+        raise ValueError(f"There is no file {checkpoint}. Download the checkpoint first.")
+    if description:
+        from pipelines.image_codes.taming_checkpoint import read_taming_codec
+
+        codec = read_taming_codec(checkpoint, description)
+    else:
+        from pipelines.image_codes.llamagen_checkpoint import read_llamagen_codec
+
+        codec = read_llamagen_codec(checkpoint, DEFAULT_IMAGE_SIZE if image_size is None else image_size)
     codec.save_pretrained(output)
-    typer.echo(f"{output}: codec {codec.fingerprint}, {codec.config.codebook_size} codes, f={_factor(codec)}.")
+    sizes = codec.config
+    typer.echo(
+        f"{output}: codec {codec.fingerprint}, {sizes.codebook_size} codes, f={sizes.downsampling_factor}, "
+        f"{sizes.num_codes} codes for a picture of {sizes.image_size} x {sizes.image_size} pixels."
+    )
 
 
 def small_codec_config(image_size: int, grid: int, codebook_size: int, channels: int) -> "VQGANConfig":
@@ -227,7 +247,3 @@ def _print_result(codec: "VQGANCodec", images: "torch.Tensor", output: Path) -> 
         f"{output}: codec {codec.fingerprint}, {num_bytes / 2**20:.2f} MiB, mean absolute error {error:.4f} of 1, "
         f"{len(image_codes.unique())} of {codec.config.codebook_size} codes seen on {len(sample)} pictures."
     )
-
-
-def _factor(codec: "VQGANCodec") -> int:
-    return codec.config.downsampling_factor

@@ -32,7 +32,16 @@ def read_taming_codec(checkpoint_path: str | os.PathLike, yaml_path: str | os.Pa
 
 
 def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """The tensors under `state_dict` of a Lightning checkpoint, by name, on the CPU.
+    """The tensors under `state_dict` of a Lightning checkpoint, by name; CodecLoadError as `read_checkpoint`."""
+    content = read_checkpoint(checkpoint_path)
+    tensors = tensors_of(content.get("state_dict", content))
+    if not tensors:
+        raise CodecLoadError(f"{checkpoint_path} has no tensors under `state_dict`, expected a VQGAN of taming.")
+    return tensors
+
+
+def read_checkpoint(checkpoint_path: str | os.PathLike) -> dict[str, Any]:
+    """What a pickled checkpoint holds, tensors on the CPU.
 
     Lightning stores callback objects next to the tensors. Every class unknown to torch becomes an inert placeholder,
     and the file is read by torch's restricted reader, so that nothing in it is imported or called. CodecLoadError for a
@@ -49,13 +58,15 @@ def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.T
     except (pickle.UnpicklingError, ValueError, RuntimeError, EOFError, OSError) as error:
         raise CodecLoadError(
             f"{path} cannot be read as a tensors-only checkpoint: {_reason(error)} "
-            "Expected a taming `.ckpt` saved by torch 1.6 or newer, from a source that you trust."
+            "Expected a checkpoint saved by torch 1.6 or newer, from a source that you trust."
         ) from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else {}
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    if not tensors:
-        raise CodecLoadError(f"{path} has no tensors under `state_dict`, expected a taming VQGAN checkpoint.")
-    return tensors
+    return content if isinstance(content, dict) else {}
+
+
+def tensors_of(part: Any) -> dict[str, torch.Tensor]:
+    """The tensors in a part of a checkpoint, by name; none where the part is something else."""
+    items = part.items() if isinstance(part, dict) else ()
+    return {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
 
 
 def _reason(error: Exception) -> str:

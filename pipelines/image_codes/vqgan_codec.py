@@ -128,6 +128,8 @@ class VQGANCodec(nn.Module):
         if self.config.quantizer == "gumbel":
             return self.quantize.proj(latents).argmax(dim=1)
         flat = latents.permute(0, 2, 3, 1)  # (batch, grid, grid, embedding)
+        if self.config.quantizer == "cosine":  # the latent's own length changes no maximum
+            return (flat @ self.codebook.T).argmax(dim=-1)
         distances = self.codebook.pow(2).sum(1) - 2 * flat @ self.codebook.T  # without |latent|^2, equal for all codes
         return distances.argmin(dim=-1)
 
@@ -223,7 +225,7 @@ def _locate(path_or_repo: str | os.PathLike, revision: str | None) -> tuple[Path
             if not (folder / name).is_file():
                 raise CodecLoadError(
                     f"{folder} has no {name}; expected {CONFIG_NAME} and {WEIGHTS_NAME}. Make them with "
-                    f"`dalle-collab codec train PICTURES --output {folder}` or `dalle-collab codec convert CKPT YAML`."
+                    f"`dalle-collab codec train PICTURES --output {folder}` or `dalle-collab codec convert CKPT`."
                 )
         return folder / CONFIG_NAME, folder / WEIGHTS_NAME
     if folder.is_absolute() or str(path_or_repo).count("/") != 1 or str(path_or_repo).startswith("."):
@@ -254,5 +256,5 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         kind = "a pickle" if start == b"PK" or start[:1] == b"\x80" else "damaged"
         raise CodecLoadError(
             f"{path} is {kind}, expected safetensors ({error}). Pickles are never loaded here; convert a published "
-            "checkpoint with `dalle-collab codec convert CKPT YAML --output DIR`, else download it again."
+            "checkpoint with `dalle-collab codec convert CKPT [YAML] --output DIR`, else download it again."
         ) from error

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-QUANTIZERS = ("gumbel", "nearest")
+QUANTIZERS = ("gumbel", "nearest", "cosine")
 NORMALISATIONS = ("group", "position")
 TAMING_NORM_GROUPS = 32  # taming's GroupNorm always has 32 groups, so channel counts are multiples of 32
 
@@ -33,7 +33,8 @@ class VQGANConfig:
     attention_resolutions: tuple[int, ...] = (32,)
     """Levels (by their resolution) with self-attention, beside the one in the middle."""
     quantizer: str = "gumbel"
-    """`gumbel`: the largest logit names the code; `nearest`: the nearest codebook vector does."""
+    """`gumbel`: the largest logit names the code; `nearest`: the nearest codebook vector does; `cosine`: the codebook
+    vector in the most similar direction does, and all of them have length one."""
     patch_size: int = 1
     """Pixels of patch_size x patch_size become channels before the encoder; 1 as in taming, more is faster."""
     normalisation: str = "group"
@@ -49,7 +50,7 @@ class VQGANConfig:
         object.__setattr__(self, "channel_multipliers", tuple(self.channel_multipliers))
         object.__setattr__(self, "attention_resolutions", tuple(self.attention_resolutions))
         if self.quantizer not in QUANTIZERS:
-            raise ValueError(f"Unknown quantizer {self.quantizer!r}; this codec knows {' and '.join(QUANTIZERS)}.")
+            raise ValueError(f"Unknown quantizer {self.quantizer!r}; this codec knows {', '.join(QUANTIZERS)}.")
         if self.normalisation not in NORMALISATIONS:
             raise ValueError(f"Unknown normalisation {self.normalisation!r}; expected {' or '.join(NORMALISATIONS)}.")
         if not 2 <= self.codebook_size <= 2**15:
@@ -59,7 +60,7 @@ class VQGANConfig:
         if self.quantizer == "gumbel" and self.z_channels != self.embedding_dim:
             raise ValueError(
                 f"z_channels {self.z_channels} and embedding_dim {self.embedding_dim} differ; a gumbel quantizer needs "
-                "them equal. Use quantizer='nearest' or equal sizes."
+                "them equal. Use quantizer='nearest', 'cosine' or equal sizes."
             )
         if self.image_size % self.downsampling_factor:
             raise ValueError(

@@ -50,6 +50,7 @@ def _t5(layers: int, hidden: int, heads: int, head_size: int, wide: int) -> Tran
 
 MODEL_PRESETS: dict[str, ModelSizes] = {
     "Our model (Training Transformers Together)": DalleCollabSizes(),
+    "Our model, 256 codes for a picture (VQ-16)": DalleCollabSizes(codebook_size=16384, image_grid_size=16),
     "BERT base": _bert(12, 768, 12),
     "BERT large": _bert(24, 1024, 16),
     "T5 small": _t5(6, 512, 8, 64, 2048),

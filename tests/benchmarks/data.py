@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from data_coverage import measure_coverage
 from data_streams import measure_streams
 from measurement import Row, write_results
@@ -37,6 +38,18 @@ WEB_SIDE = 256
 """Pixels of a picture that img2dataset has resized."""
 
 JPEG_QUALITY = 90
+
+PUBLISHED = {
+    "published size": VQGANConfig(),
+    "VQ-16's size": VQGANConfig(
+        codebook_size=16384,
+        embedding_dim=8,
+        channel_multipliers=(1, 1, 2, 2, 4),
+        attention_resolutions=(16,),
+        quantizer="cosine",
+    ),
+}
+"""Codecs of 256 x 256 pixels that others have published: taming's, with 1,024 codes, and LlamaGen's, with 256."""
 
 
 class CodecTime:
@@ -160,15 +173,25 @@ def measure_preparation(folder: Path, quick: bool) -> list[Row]:
     write_web_tars(folder / "web", num_web)
     write_web_tars(folder / "few", num_large)
     shipped = VQGANCodec.from_pretrained(PRETRAINED_CODEC)
-    torch.manual_seed(0)
-    published = VQGANCodec(VQGANConfig()).eval().requires_grad_(False)
     rows = measure_rate("shipped codec, the demo's pictures", folder / "scenes", shipped, folder / "scenes-codes")
     rows += measure_rate(f"shipped codec, JPEGs of {WEB_SIDE} pixels", folder / "web", shipped, folder / "web-codes")
-    rows += measure_rate(f"published size, JPEGs of {WEB_SIDE} pixels", folder / "few", published, folder / "few-codes")
     rows += measure_bytes("the demo's pictures", folder / "scenes-codes", folder / "scenes", shipped)
     rows += measure_precision("shipped codec", _pictures(folder / "scenes", shipped, 200 if quick else 2000), shipped)
-    few = _pictures(folder / "few", published, 4 if quick else 16)
-    return rows + measure_precision("published size, random weights", few, published)
+    for name, config in PUBLISHED.items():
+        rows += measure_published(name, config, folder, 4 if quick else 16)
+    return rows
+
+
+def measure_published(name: str, config: VQGANConfig, folder: Path, num_exact: int) -> list[Row]:
+    """A codec of a published one's size with random weights: its rates are the published one's, its codes are not."""
+    torch.manual_seed(0)
+    codec = VQGANCodec(config).eval().requires_grad_(False)
+    if config.quantizer == "cosine":
+        codec.codebook.copy_(F.normalize(codec.codebook, dim=1))
+    tars, output = folder / "few", folder / f"codes-{config.num_codes}"
+    rows = measure_rate(f"{name}, JPEGs of {WEB_SIDE} pixels", tars, codec, output)
+    rows += measure_bytes(f"{name}, random weights", output, tars, codec)
+    return rows + measure_precision(f"{name}, random weights", _pictures(tars, codec, num_exact), codec)
 
 
 def measure_reading(folder: Path, quick: bool) -> list[Row]:

@@ -24,6 +24,7 @@ from pipelines.memory_estimate.settings import MemorySettings, MemorySplit
 DOCUMENT = Path(__file__).parents[2] / "docs" / "memory_estimate.md"
 HEAD = "| model | settings | weights | gradients | activations: estimate | measured | all: estimate / measured |\n"
 QUICK = ("BERT base", "T5 small", "GPT-2 S")
+OURS = {"our model": {}, "our model, 256 codes": {"codebook_size": 16384, "image_grid_size": 16}}
 OUR_STEPS = (("reversible", 1), ("reversible", 4), ("partial", 1), ("none", 1), ("none", 4), ("checkpoint", 4))
 
 
@@ -46,14 +47,14 @@ def compare_known_model(name: str, sizes: TransformerSizes) -> list[tuple[str, s
     return found
 
 
-def compare_our_model() -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
-    """Compare steps of our model at the paper's size."""
-    found = []
+def compare_our_model(name: str) -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
+    """Compare steps of our model at the paper's size, with one of two codecs."""
+    found, sizes = [], DalleCollabSizes(**OURS[name])
     for recompute, batch in OUR_STEPS:
-        step = measure_our_model({}, batch=batch, recompute=recompute, fake=True)
+        step = measure_our_model(OURS[name], batch=batch, recompute=recompute, fake=True)
         settings = MemorySettings(micro_batch_size=batch, recompute=recompute, optimizer="sgd", device="cpu")
-        estimate = estimate_training_memory(DalleCollabSizes(), settings).ram
-        found.append(("our model", f"fp32, {recompute}, {batch} x 1280", estimate, step))
+        estimate = estimate_training_memory(sizes, settings).ram
+        found.append((name, f"fp32, {recompute}, {batch} x {sizes.num_positions - 1}", estimate, step))
     return found
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three models and ours; the document stays as it is")
     quick = parser.parse_args().quick
-    found = compare_our_model()
+    found = [item for name in OURS for item in compare_our_model(name)]
     for name, sizes in MODEL_PRESETS.items():
         if has_transformers_model(sizes) and (not quick or name in QUICK):
             found += compare_known_model(name, sizes)

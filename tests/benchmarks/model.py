@@ -1,6 +1,6 @@
 """Our model beside dalle-pytorch 1.6.6 with equal weights: training steps and generation, in one run.
 
-Usage: python tests/benchmarks/model.py [--quick] [--case small|paper] [--threads N]
+Usage: python tests/benchmarks/model.py [--quick] [--case small|paper|paper-256] [--threads N]
 """
 
 import argparse
@@ -11,12 +11,12 @@ import torch
 from measurement import Row, write_results
 from model_generation import measure_generation, measure_precision
 from model_gpu import measure_gpu, peak_tflops
-from model_pair import Case, benchmark_case
+from model_pair import SIZES, Case, benchmark_case
 from model_rates import MachineRates
 from model_training import LossesDiffer, measure_training
 from rich.console import Console
 
-CASES = ("small", "paper")
+CASES = tuple(SIZES)
 
 
 def measure_case(case: Case, console: Console) -> list[Row]:
@@ -33,7 +33,7 @@ def main() -> None:
     """Measure all, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small case, fewer layers and repeats: a minute")
-    parser.add_argument("--case", choices=CASES, help="only this size (default: both)")
+    parser.add_argument("--case", choices=CASES, help="only this size (default: all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch (default: one for each core)")
     parser.add_argument("--peak-tflops", type=float, help="of the GPU in bfloat16 (default: known for some GPUs)")
     arguments = parser.parse_args()

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import torch
 from measurement import Row, median_seconds
-from model_floors import training_flops
 from model_generation import CANDIDATES_OF_A_CAPTION, peer_seconds
 from model_pair import Case, build_ours, build_peer, example_batch
 from model_training import PEER_REVERSIBLE, TrainingStep, prepare_step
 
 from modeling_dalle_collab import DalleCollabConfig
 from modeling_dalle_collab.configuration_dalle_collab import RECOMPUTE_CHOICES
+from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
 
 # Dense products in bfloat16 with float32 sums, in TFLOP/s, from the vendor's data sheets; the first name that fits.
 PEAKS = {
     **{"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "A10G": 70.0, "A10": 125.0, "L40S": 362.0},
     **{"L4": 121.0, "RTX 4090": 165.2, "RTX 3090": 71.0},
 }
-BATCHES = {"small": 32, "paper": 8}
+BATCHES = {"small": 32, "paper": 8, "paper-256": 32}
 PEER_CODES = 16
 # The layers of "reversible" are never compiled (see reversible_dalle_collab.py), so there is little to gain.
 COMPILED = ("partial", "none")

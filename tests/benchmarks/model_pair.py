@@ -18,6 +18,7 @@ SIZE_NAMES = (
 )
 SMALL_SIZES = {"hidden_size": 256, "num_hidden_layers": 16, "num_attention_heads": 8, "head_dim": 32}
 SMALL_SIZES |= {"text_sequence_length": 64, "image_grid_size": 16}
+SIZES = {"small": SMALL_SIZES, "paper": {}, "paper-256": {"codebook_size": 16384, "image_grid_size": 16}}
 QUICK_LAYERS = 6
 # After training every layer matters; the first scale of the layers above 24 is 1e-6, which would hide their errors.
 SCALE = 0.1
@@ -28,7 +29,7 @@ class Case:
     """A size of the model and how often things are repeated at it."""
 
     name: str
-    """`small` or `paper`."""
+    """`small`, `paper`, or `paper-256`: the paper's with 256 codes out of 16,384 for a picture."""
     config: DalleCollabConfig
     """The sizes, with the window that dalle-pytorch 1.6.6 has."""
     batch: int
@@ -42,9 +43,8 @@ class Case:
 
 
 def benchmark_case(name: str, quick: bool) -> Case:
-    """Return one of the two cases."""
-    sizes = dict(SMALL_SIZES) if name == "small" else {}
-    sizes |= {"num_hidden_layers": QUICK_LAYERS} if quick else {}
+    """Return one of the cases."""
+    sizes = SIZES[name] | ({"num_hidden_layers": QUICK_LAYERS} if quick else {})
     repeats = {"num_rounds": 2, "num_steps": 3, "num_codes": 48} if name == "small" else {}
     repeats = {"num_rounds": 1, "num_steps": 1, "num_codes": 8} if quick else repeats
     repeats = repeats or {"num_rounds": 1, "num_steps": 1, "num_codes": 4}

@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 from measurement import Row, median_seconds
-from model_floors import layer_shapes, layer_weights
 
 from modeling_dalle_collab import DalleCollabConfig
+from pipelines.memory_estimate.models.dalle_collab_compute import layer_shapes, layer_weights
 
 
 class MachineRates:

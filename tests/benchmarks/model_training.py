@@ -14,12 +14,13 @@ from pathlib import Path
 import psutil
 import torch
 from measurement import Row
-from model_floors import reversible_bytes, training_flops
+from model_floors import reversible_bytes
 from model_pair import Case, build_ours, build_peer, example_batch
 from model_rates import MachineRates
 
 from modeling_dalle_collab import DalleCollabConfig
 from modeling_dalle_collab.configuration_dalle_collab import RECOMPUTE_CHOICES
+from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
 
 # The peer's counterpart. Without reversible layers it adds up one stream instead of two: about the same work, but
 # another function, so its loss is another.

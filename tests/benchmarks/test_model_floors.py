@@ -3,26 +3,29 @@
 import pytest
 import torch
 from model_floors import (
-    RECOMPUTED_SHARE,
     ancestor_cache_bytes,
-    forward_flops,
     kept_bytes,
     last_reader,
-    layer_weights,
     most_kept_codes,
     reversible_bytes,
     step_bytes,
     step_flops,
-    training_flops,
-    visible_codes,
-    visible_pairs,
 )
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.attention_dalle_collab import visible_mask
 from modeling_dalle_collab.configuration_dalle_collab import ATTENTION_KINDS, RECOMPUTE_CHOICES
+from pipelines.memory_estimate.models.dalle_collab_compute import (
+    RECOMPUTED_SHARE,
+    forward_flops,
+    layer_weights,
+    training_flops,
+    visible_codes,
+    visible_pairs,
+)
+from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 
-WINDOWS = [("corner", 1), ("corner", 3), ("corner", 5), ("centred", 3), ("centred", 5)]
+WINDOWS = [("corner", 1), ("corner", 3), ("corner", 5), ("centred", 3), ("centred", 5), ("centred", 11)]
 
 
 def tiny_config(conv_window="corner", conv_kernel_size=3, **changes):
@@ -82,7 +85,7 @@ def products_of_a_forward_pass(config):
 def test_work_is_that_of_the_products_one_by_one(window):
     config = tiny_config(*window)
     layers, head = products_of_a_forward_pass(config)
-    assert forward_flops(config) == (layers, head)
+    assert forward_flops(config) == forward_flops(DalleCollabSizes.from_mapping(config.to_dict())) == (layers, head)
     assert training_flops(config, "none") == 3 * (layers + head)
     assert training_flops(config, "reversible") == 4 * layers + 3 * head
 

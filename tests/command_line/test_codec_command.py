@@ -1,5 +1,6 @@
 """`dalle-collab codec`, run as people run it: as a process, on real files."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,9 +10,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from llamagen_material import drawn_weights
 from PIL import Image
+from tiny_run_parts import write_tiny_clip_and_codec
 
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.command_line.codec import small_codec_config
+from pipelines.generation.generation_options import GenerationOptions
+from pipelines.generation.image_generation import load_text_to_image
+from pipelines.generation.text_to_image import rank_candidates
+from pipelines.image_codes.image_code_record import captions_and_codes, iterate_shard, read_layout
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "codec"]
@@ -88,12 +96,79 @@ model:
 
 
 @pytest.mark.slow
+def test_a_tokenizer_of_llamagen_makes_a_dataset_whose_codes_are_drawn(commands, tmp_path):
+    random = np.random.RandomState(0)
+    weights = drawn_weights(random, **{"quantize.embedding.weight": [16384, 8]})
+    torch.save({"model": weights}, tmp_path / "vq_ds16_t2i.pt")
+    (tmp_path / "pictures").mkdir()
+    for number in range(6):
+        Image.fromarray(random.randint(0, 256, (64, 64, 3)).astype(np.uint8)).save(tmp_path / f"pictures/{number}.png")
+        (tmp_path / f"pictures/{number}.txt").write_text(f"picture number {number}")
+    tokenizer, _ = write_tiny_clip_and_codec(tmp_path)
+    for words in (
+        ("codec", "convert", "vq_ds16_t2i.pt", "--output", "codec", "--image-size", 64),
+        ("data", "prepare", "pictures", "--codec", "codec", "--output", "data"),
+    ):
+        done = commands.run(*words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "16384 codes, f=16, 16 codes for a picture of 64 x 64 pixels" in done.stdout or words[0] == "data"
+
+    (shard,) = (tmp_path / "data").rglob("*.parquet")
+    layout = read_layout(shard)
+    ((captions, rows),) = [captions_and_codes(batch, num_codes=layout.num_codes) for batch in iterate_shard(shard)]
+    codes = torch.from_numpy(rows).long()
+    codec = VQGANCodec.from_pretrained(tmp_path / "codec")
+    assert (layout.codec_fingerprint, layout.codebook_size, layout.grid_size) == (codec.fingerprint, 16384, 4)
+    assert codes.shape == (6, 16) and codes.max() > 8191
+
+    write_untrained_run(tmp_path / "run", tokenizer, layout, tmp_path / "codec", tmp_path / "clip")
+    bundle = load_text_to_image(tmp_path / "run")
+    options = GenerationOptions(num_candidates=6, keep=6)
+    ranked = rank_candidates(bundle, "a picture", codes, options)
+    for picture, expected in zip(ranked, codec.decode(codes)[[item.candidate_index for item in ranked]], strict=True):
+        np.testing.assert_allclose(np.asarray(picture.image).transpose(2, 0, 1) / 255, expected, atol=0.51 / 255)
+
+    number = captions.index("picture number 3")
+    words = ("run", "a star", "--candidates", 2, "--keep", 1, "--device", "cpu", "--json", "--output", "grid.png")
+    done = commands.run("generate", *words, "--complete", "pictures/3.png", "--rows", 2, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (drawn,) = json.loads(done.stdout.splitlines()[0])["pictures"]
+    assert len(drawn["image_codes"]) == 16 and drawn["image_codes"][:8] == codes[number, :8].tolist()
+
+
+def write_untrained_run(folder, tokenizer, layout, codec, clip):
+    """A run whose model takes its sizes from a dataset, as `run create` does."""
+    DalleCollabProcessor(
+        tokenizer,
+        image_codec_repository=str(codec),
+        image_codec_fingerprint=layout.codec_fingerprint,
+        clip_repository=str(clip),
+        text_sequence_length=8,
+    ).save_pretrained(folder)
+    sizes = dict(codebook_size=layout.codebook_size, image_grid_size=layout.grid_size)
+    config = DalleCollabConfig(
+        **sizes,
+        text_vocab_size=len(tokenizer),
+        text_sequence_length=8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        attention_pattern=("row",),
+        num_attention_heads=2,
+        head_dim=16,
+    )
+    DalleCollabForConditionalGeneration(config).save_pretrained(folder)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train", "absent", "--output", "codec"], "There is no absent. Expected a tar"),
         (["train", "pictures", "--output", "codec", "--grid", "7"], "A side of 64 pixels cannot be cut into 7"),
         (["show", "absent/codec/x", "."], "There is no codec folder absent/codec/x"),
+        (["convert", "absent.pt", "--output", "codec"], "There is no file absent.pt. Download the checkpoint"),
+        (["convert", "a.ckpt", "a.yaml", "--image-size", "64", "--output", "codec"], "Leave out --image-size"),
+        (["convert", "pictures/corrupt.jpg", "--output", "codec"], "cannot be read as a tensors-only checkpoint"),
     ],
 )
 def test_mistakes_give_one_line_and_exit_code_1(run, pictures, tmp_path, arguments, message):

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.hub_config import read_sizes
 from pipelines.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes
+from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.pages.memory_calculator.fitting import MACHINES, find_fitting, join_command
@@ -129,13 +130,18 @@ def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) ->
     summary = (
         f"{given.repository or given.model}, {as_parameters(estimate.num_parameters)} parameters: "
         f"{as_gigabytes(estimate.gpu.total)} on each GPU, {as_gigabytes(estimate.ram.total)} of RAM."
+        f"{_work(model, settings)}"
     )
     shown = [NamedEstimate(name="B" if first else "this", estimate=estimate)]
     if first:
         kept = CalculatorInput(**first)
-        kept_estimate = estimate_training_memory(kept.sizes(), kept.settings())
+        kept_model, kept_settings = kept.sizes(), kept.settings()
+        kept_estimate = estimate_training_memory(kept_model, kept_settings)
         shown.insert(0, NamedEstimate(name="A", estimate=kept_estimate))
         summary += f" {compared(kept_estimate, estimate)}"
+        if isinstance(model, DalleCollabSizes) and isinstance(kept_model, DalleCollabSizes):
+            ratio = training_flops(model, settings.recompute) / training_flops(kept_model, kept_settings.recompute)
+            summary += f" For a picture B computes {ratio:.2f} times as much as A."
     return CalculatorAnswer(
         summary=summary,
         picture=stacked_picture(shown),
@@ -171,6 +177,13 @@ def find_for(given: CalculatorInput, machine_name: str) -> FoundSettings:
     ]
     text = ", ".join(changed) if changed else "the settings as they are"
     return FoundSettings(message=f"Fits {machine.name}: {text}.", input=fitted)
+
+
+def _work(model: ModelSizes, settings: MemorySettings) -> str:
+    if not isinstance(model, DalleCollabSizes):
+        return ""
+    work = training_flops(model, settings.recompute) / 1e12
+    return f" A picture is {model.num_image_codes:,} codes; training on it and its caption takes {work:.2f} TFLOP."
 
 
 def _command(model: ModelSizes, settings: MemorySettings, run: str) -> str:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from taming.modules.vqvae.quantize import VectorQuantizer2
 
 from pipelines.image_codes.vqgan_codec import CodecLoadError, VQGANCodec, VQGANConfig
@@ -22,6 +23,7 @@ SIZES = dict(
 )
 GUMBEL = VQGANConfig(**SIZES, quantizer="gumbel")
 NEAREST = VQGANConfig(**SIZES, quantizer="nearest")
+COSINE = VQGANConfig(**{**SIZES, "z_channels": 16}, quantizer="cosine")
 SMALL = VQGANConfig(
     **{**SIZES, "channel_multipliers": (1,), "num_residual_blocks": 0},
     quantizer="nearest",
@@ -43,7 +45,7 @@ def some_images(num_images: int = 3) -> torch.Tensor:
     return torch.rand(num_images, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("config", [GUMBEL, NEAREST, SMALL], ids=["gumbel", "nearest", "small"])
+@pytest.mark.parametrize("config", [GUMBEL, NEAREST, COSINE, SMALL], ids=["gumbel", "nearest", "cosine", "small"])
 def test_pictures_become_codes_and_codes_become_pictures(config):
     codec = some_codec(config)
     codes = codec.encode(some_images())
@@ -54,7 +56,7 @@ def test_pictures_become_codes_and_codes_become_pictures(config):
     assert pictures.min() >= 0 and pictures.max() <= 1
 
 
-@pytest.mark.parametrize("config", [GUMBEL, SMALL], ids=["gumbel", "small"])
+@pytest.mark.parametrize("config", [GUMBEL, COSINE, SMALL], ids=["gumbel", "cosine", "small"])
 def test_equal_pictures_have_equal_codes_in_any_batch(config):
     codec = some_codec(config)
     together = codec.encode(some_images(4))
@@ -74,6 +76,16 @@ def test_nearest_codes_are_those_of_tamings_quantizer():
     latents = codec.latents(some_images())
     _, _, (_, _, expected) = codec.quantize(latents)
     assert torch.equal(codec.encode(some_images()).flatten(), expected.flatten())
+
+
+def test_cosine_codes_are_the_nearest_of_directions_whatever_the_latents_length():
+    codec = some_codec(COSINE)
+    codec.codebook.copy_(F.normalize(codec.codebook, dim=1))
+    latents = codec.latents(some_images())
+    directions = F.normalize(latents, dim=1).permute(0, 2, 3, 1).flatten(0, 2)
+    expected = torch.cdist(directions, codec.codebook).argmin(dim=1)
+    for length in (1e-4, 1, 1e4):
+        assert torch.equal(codec.nearest_codes(length * latents).flatten(), expected)
 
 
 def test_gumbel_codes_are_the_ones_that_tamings_noisy_quantizer_chooses_most_often():
@@ -158,7 +170,7 @@ def test_codes_of_another_number_or_outside_the_codebook_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quantizer": "lfq"}, "Unknown quantizer 'lfq'; this codec knows gumbel and nearest"),
+        ({"quantizer": "lfq"}, "Unknown quantizer 'lfq'; this codec knows gumbel, nearest, cosine"),
         ({"normalisation": "batch"}, "Unknown normalisation 'batch'"),
         ({"codebook_size": 40000}, "codebook_size is 40000; int16 codes allow 2 to 32768"),
         ({"channels": 48}, "channels is 48; taming's normalisation needs a multiple of 32"),

@@ -216,6 +216,18 @@ def test_the_answer_compares_two_settings():
     shown = answer(CalculatorInput(micro_batch_size=8), first=kept.to_state(), run="my-org/birds")
     assert "more GPU than A." in shown.summary
     assert shown.command == "dalle-collab join my-org/birds --micro-batch-size 8 --device cuda"
+    assert "For a picture B computes 1.00 times as much as A." in shown.summary
+
+
+def test_the_answer_says_what_fewer_codes_save_for_a_picture():
+    paper, short = (CalculatorInput(model=name) for name in list(MODEL_PRESETS)[:2])
+    sizes = [given.sizes() for given in (paper, short)]
+    assert [(each.num_image_codes, each.codebook_size) for each in sizes] == [(1024, 8192), (256, 16384)]
+    shown = answer(short, first=paper.to_state(), run="my-org/birds")
+    # The caption's 256 tokens stay: 512 of 1,280 positions are left.
+    assert "256 codes; training on it and its caption takes 4.58 TFLOP." in shown.summary
+    assert "For a picture B computes 0.40 times as much as A." in shown.summary
+    assert "TFLOP" not in answer(CalculatorInput(model="GPT-2 S", recompute="none"), first=None, run="").summary
     assert shown.picture.count('role="img"') == 4
 
 

@@ -32,6 +32,8 @@ MIDDLING = dict(
 )
 PAPER = dict(num_hidden_layers=8)
 """The paper's sizes with fewer layers."""
+SHORT = PAPER | dict(codebook_size=16384, image_grid_size=16)
+"""The same with a codec of 256 codes for a picture."""
 
 
 def estimated(sizes, **settings):
@@ -55,9 +57,10 @@ def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precisio
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("recompute", ["reversible", "none"])
-def test_a_step_of_the_papers_width_holds_what_was_estimated(recompute, batch):
+@pytest.mark.parametrize("sizes", [PAPER, SHORT], ids=["1024-codes", "256-codes"])
+def test_a_step_of_the_papers_width_holds_what_was_estimated(sizes, recompute, batch):
     how = dict(batch=batch, recompute=recompute)
-    assert_close(estimated(PAPER, **how), measure_our_model(PAPER, fake=True, **how))
+    assert_close(estimated(sizes, **how), measure_our_model(sizes, fake=True, **how))
 
 
 @pytest.mark.parametrize("bits", [8, 32])
