@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.command_line.data.engine_options import EngineChoice, EngineName, PartName
 from pipelines.command_line.data.filter_options import Places, with_filter_options
 from pipelines.command_line.data.outcome_table import print_outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
-    from pipelines.data_preparation.shard_writing import PreparationResult
+    from pipelines.data_preparation.shard_writing import Preparation, PreparationProgress, PreparationResult
     from pipelines.data_preparation.sources.sample import CaptionImageSource
 
 MOST_NAMES_SHOWN = 10
@@ -38,6 +39,8 @@ def prepare(
         int | None, typer.Option(help="Most pictures in flight on a device; default: what its memory holds.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Decoding processes; default: one per core.")] = None,
+    engine: EngineName = "local",
+    part: PartName = None,
     device: Annotated[str, typer.Option(help="Where the codec runs: cpu, cuda, cuda:0,cuda:1 or auto.")] = "cpu",
     precision: Annotated[
         str, typer.Option(help="float32, tf32 or bfloat16; the last changes half of the codes.")
@@ -61,17 +64,21 @@ def prepare(
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --shard-size 1024
 
       dalle-collab data prepare hub:my-org/photographs --codec my-codec --output my-dataset --caption-column text
+
+      dalle-collab data prepare /shared/tars --codec my-codec --output /shared/my-dataset --part 3/8
     """
     from pipelines.data_preparation.pictures.picture_options import PictureOptions
 
     pictures = PictureOptions(fit=fit, memory_mib=picture_memory)
-    # Before torch is imported, so that a mistyped path is reported at once.
+    # Before torch is imported, so that a mistake is reported at once.
+    how = EngineChoice.parse(engine, part, device)
     found = _find_sources(sources, policy, leave_out)
-    from pipelines.data_preparation.shard_writing import PreparationOptions
+    from pipelines.data_preparation.shard_writing import Preparation, PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
     from pipelines.torch_devices import torch_devices
 
-    devices = torch_devices(device)
+    # What hands out work to a cluster needs no GPU.
+    devices = torch_devices(device) if how.name == "local" else (device,)
     options = PreparationOptions(
         shard_size=shard_size,
         batch_size=batch_size,
@@ -81,8 +88,12 @@ def prepare(
         pictures=pictures,
         policy=policy,
     )
-    loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=devices[0])
-    result = _prepare_with_progress(found, loaded, output, options)
+    device_here = devices[0] if how.name == "local" else "cpu"
+    loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device_here)
+    preparation = Preparation(sources=found, codec=loaded, output=output.absolute(), options=options)
+    result = _prepare_with_progress(preparation, how, workers)
+    if result is None:
+        return
     _print_report(result.report)
     _print_advice(result.report)
     _print_shards(result, output)
@@ -91,7 +102,10 @@ def prepare(
 def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | None) -> "Sequence[CaptionImageSource]":
     from pipelines.data_preparation.sources.finding import find_sources
 
-    found = find_sources(places, policy.reading)
+    # A worker on another machine is in another folder.
+    found = find_sources(
+        [Path(place).absolute() if Path(place).exists() else place for place in places], policy.reading
+    )
     if leave_out is None:
         return found
     from pipelines.data_preparation.deduplication.duplicates import DuplicatesList, SourceWithoutDuplicates
@@ -100,7 +114,10 @@ def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | N
     return [SourceWithoutDuplicates(source, duplicates) for source in found]
 
 
-def _prepare_with_progress(found: list, codec: object, output: Path, options: object) -> "PreparationResult":
+def _prepare_with_progress(
+    preparation: "Preparation", how: EngineChoice, workers: int | None
+) -> "PreparationResult | None":
+    """The result, or None if other parts are missing."""
     from rich.progress import (
         BarColumn,
         Progress,
@@ -110,7 +127,7 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
         TimeRemainingColumn,
     )
 
-    from pipelines.data_preparation.shard_writing import PreparationProgress, prepare_shards
+    from pipelines.data_preparation.shard_writing import PreparationProgress
 
     columns = (
         TextColumn("encoding"),
@@ -121,7 +138,7 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
         TimeRemainingColumn(),
     )
     with Progress(*columns) as bar:
-        task = bar.add_task("opening", total=sum(source.num_bytes for source in found))
+        task = bar.add_task("opening", total=sum(source.num_bytes for source in preparation.sources))
         started = time.monotonic()
 
         def on_progress(progress: PreparationProgress) -> None:
@@ -130,11 +147,38 @@ def _prepare_with_progress(found: list, codec: object, output: Path, options: ob
             bar.update(task, completed=progress.bytes_read, description=words)
 
         try:
-            return prepare_shards(found, codec, output, options, on_progress)
+            return _prepare(preparation, how, workers, on_progress)
         except KeyboardInterrupt:
             bar.stop()
             typer.echo("Finished shards are kept. The same command resumes from here.", err=True)
             raise
+
+
+def _prepare(
+    preparation: "Preparation",
+    how: EngineChoice,
+    workers: int | None,
+    on_progress: "Callable[[PreparationProgress], None]",
+) -> "PreparationResult | None":
+    if how.name == "ray":
+        from pipelines.data_preparation.engines.ray_engine import prepare_with_ray
+
+        return prepare_with_ray(preparation, address=how.address, num_workers=workers, on_progress=on_progress)
+    if how.part is not None:
+        from pipelines.data_preparation.engines.part_preparation import prepare_part
+
+        done = prepare_part(preparation, how.part, on_progress=on_progress)
+        typer.echo(f"Part {how.part}: {done.num_shards} shards are finished.")
+        if done.missing:
+            typer.echo(
+                f"{len(done.missing)} shards of other parts are missing, such as "
+                f"{done.missing[0].describe(preparation.sources)}. The last part to end puts {preparation.output} "
+                "together; if all have ended, run those again that failed, or the same command without --part."
+            )
+        return done.whole
+    from pipelines.data_preparation.shard_writing import prepare_shards
+
+    return prepare_shards(preparation.sources, preparation.codec, preparation.output, preparation.options, on_progress)
 
 
 def _print_report(report: "FilterReport") -> None:

@@ -70,6 +70,7 @@ class SourceWithoutDuplicates:
         self.source = source
         self.name = f"{source.name} without the duplicates {duplicates.digest[:12]}"
         self.num_bytes = source.num_bytes
+        self.path = source.path
         self.duplicates = duplicates
 
     def samples(self) -> Iterator[CaptionImage | SourceDamage]:

@@ -38,6 +38,7 @@ class HubSource:
     def __init__(
         self, rows: datasets.IterableDataset, name: str, num_bytes: int, image_column: str, reading: ReadingOptions
     ):
+        self.path = None
         self.rows = rows
         self.name = name
         self.num_bytes = num_bytes

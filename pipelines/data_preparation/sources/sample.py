@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pipelines.data_preparation.filtering import DropReason
@@ -59,6 +60,8 @@ class CaptionImageSource(Protocol):
 
     name: str
     num_bytes: int
+    path: Path | None
+    """The file or folder that every machine has to see that reads it; None if there is none."""
 
     def samples(self) -> Iterator[CaptionImage | SourceDamage]:
         """All samples; each SourceDamage comes last, if there is any."""
