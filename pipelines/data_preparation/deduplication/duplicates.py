@@ -73,9 +73,9 @@ class SourceWithoutDuplicates:
         self.path = source.path
         self.duplicates = duplicates
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All samples."""
-        for sample in self.source.samples():
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All samples from `begin` on."""
+        for sample in self.source.samples(begin):
             if isinstance(sample, CaptionImage) and sample.fault is None:
                 yield replace(sample, fault=self.duplicates.reason_of(_name_of(sample)))
             else:

@@ -183,7 +183,10 @@ def _cluster(address: str | None) -> Iterator[Any]:
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise PreparationError(f"Ray {f'at {address}' if address else 'here'} cannot be used: {error}") from error
+        raise PreparationError(
+            f"Ray {f'at {address}' if address else 'here'} cannot be used: {error}. A cluster with a token needs "
+            "RAY_AUTH_MODE=token and its ~/.ray/auth_token here; versions of Ray and Python have to be the same."
+        ) from error
     try:
         yield ray
     finally:

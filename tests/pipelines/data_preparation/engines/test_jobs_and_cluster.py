@@ -49,6 +49,12 @@ def whole(arguments, codec, tmp_path_factory):
     return folder_digest(output)
 
 
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """Ray keeps a token in the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def start(*arguments: object) -> subprocess.Popen:
     return subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

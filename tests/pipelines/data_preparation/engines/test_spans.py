@@ -22,8 +22,8 @@ class Samples:
         self.name, self.num_bytes = name, num_samples
         self.num_samples, self.is_damaged = num_samples, is_damaged
 
-    def samples(self):
-        for number in range(self.num_samples):
+    def samples(self, begin=0):
+        for number in range(begin, self.num_samples):
             yield CaptionImage(key=str(number), source=self.name, caption="a caption", image_bytes=b"x")
         if self.is_damaged:
             yield SourceDamage(source=self.name, reason="cut", num_samples_read=self.num_samples)
