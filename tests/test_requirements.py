@@ -27,10 +27,11 @@ def requirements(text: str) -> dict[str, Requirement]:
 
 @pytest.fixture(scope="module")
 def ranges():
-    """Return what setup.cfg asks for, installed and for the tests."""
+    """Return what setup.cfg asks for, installed, in its extras and for the tests."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    return requirements(setup["options"]["install_requires"] + setup["options.extras_require"]["test"])
+    asked = requirements("\n".join([setup["options"]["install_requires"], *setup["options.extras_require"].values()]))
+    return {name: found for name, found in asked.items() if name != setup["metadata"]["name"]}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.command_line.data import CaptionLines
+from pipelines.command_line.data.filter_options import CaptionLines
 
 if TYPE_CHECKING:
     import numpy as np

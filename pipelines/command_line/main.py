@@ -6,7 +6,8 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, data, demo, doctor, evaluate, generate, join
+from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join
+from pipelines.command_line.data import commands as data
 from pipelines.command_line.model import commands as model
 from pipelines.command_line.run import commands as run
 

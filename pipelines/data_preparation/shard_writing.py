@@ -1,32 +1,33 @@
 """Turns sources into a folder of shards, one per fixed span of input; a second run continues where it stopped."""
 
 import contextlib
+import functools
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hub_tools.checks import check_choice, check_counts
-from pipelines.data_preparation.device_encoding import PRECISIONS, Encoders, sub_batch_size
-from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
+from pipelines.data_preparation.device_encoding import PRECISIONS, sub_batch_size
+from pipelines.data_preparation.encoding import sum_reports
 from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
-from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
-from pipelines.data_preparation.pictures.dropped_pictures import FOLDER_NAME, DroppedPictures
-from pipelines.data_preparation.pictures.picture_options import DecodingSettings, PictureOptions
+from pipelines.data_preparation.pictures.dropped_pictures import FOLDER_NAME, keep_first_dropped
+from pipelines.data_preparation.pictures.picture_options import PictureOptions
 from pipelines.data_preparation.preparation_manifest import (
     REPORT_NAME,
     FinishedShard,
-    InputPosition,
     PreparationManifest,
     check_same_settings,
-    file_digest,
     load_manifest,
     write_json,
 )
+from pipelines.data_preparation.shard_maker import ShardMaker
+from pipelines.data_preparation.shard_records import load_all_records, remove_records
 from pipelines.data_preparation.sources.sample import CaptionImageSource
 from pipelines.data_preparation.span_reader import SpanReader
-from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
+from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 
@@ -82,6 +83,38 @@ class PreparationResult:
     """Shards that an earlier run had finished."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is prepared, with which codec, to where and how: all that a worker has to know."""
+
+    sources: Sequence[CaptionImageSource]
+    """In their order."""
+    codec: VQGANCodec
+    """It makes the image codes."""
+    output: Path
+    """The folder of shards."""
+    options: PreparationOptions
+    """How shards are made."""
+
+    def layout(self) -> ImageCodeLayout:
+        """The layout of records."""
+        return layout_of(self.codec, self.options)
+
+    def settings(self) -> dict[str, Any]:
+        """What determines every byte of the shards."""
+        return {
+            **asdict(self.layout()),
+            "shard_size": self.options.shard_size,
+            "filter": asdict(self.options.policy),
+            "pictures": asdict(self.options.pictures),
+            "sources": [{"name": source.name, "num_bytes": source.num_bytes} for source in self.sources],
+        }
+
+    def shard_maker(self) -> ShardMaker:
+        """What makes the shards; it starts its processes when it is needed."""
+        return ShardMaker(self.codec, self.layout(), self.output, self.options)
+
+
 def layout_of(codec: VQGANCodec, options: PreparationOptions) -> ImageCodeLayout:
     """The layout of records that this codec makes with these options."""
     return ImageCodeLayout(
@@ -104,55 +137,88 @@ def prepare_shards(
     """Write `train-00000.parquet`, ... with `manifest.json` and `report.json` into output.
 
     Stopped at any moment and restarted, it keeps every finished shard and makes the others, byte for byte the same. A
-    missing or changed shard is made again. With more sources after the first ones, their shards are added.
-    PreparationError if output was started with other settings.
+    missing or changed shard is made again. With more sources after the first ones, their shards are added. Nobody else
+    may write to output. PreparationError if output was started with other settings.
     """
+    preparation = Preparation(sources=sources, codec=codec, output=output, options=options)
+    known = begin_preparation(preparation)
+    remove_leftovers(output, ".*.partial")
+    return finish_preparation(preparation, {**known, **load_all_records(output)}, on_progress)
+
+
+def begin_preparation(preparation: Preparation) -> dict[int, FinishedShard]:
+    """Create the folder, or check that it was started with the same settings; return the shards in its manifest."""
+    output, settings = preparation.output, preparation.settings()
     output.mkdir(parents=True, exist_ok=True)
-    layout = layout_of(codec, options)
-    settings = _settings(sources, layout, options)
-    earlier = load_manifest(output) or PreparationManifest(settings=settings)
-    check_same_settings(earlier.settings, settings, output)
-    _remove_partial_files(output)
-    earlier = PreparationManifest(settings=settings, shards=earlier.shards)
-    earlier.save(output)
-    with ShardMaker(codec, layout, output, options) as maker:
-        shards, num_kept = _make_shards(maker, SpanReader(sources), earlier, on_progress)
+    earlier = load_manifest(output)
+    if earlier is not None:
+        check_same_settings(earlier.settings, settings, output)
+    if earlier is None or earlier.settings != settings:
+        PreparationManifest(settings=settings, shards=earlier.shards if earlier else ()).save(output)
+    return dict(enumerate(earlier.shards)) if earlier else {}
+
+
+def finish_preparation(
+    preparation: Preparation,
+    known: Mapping[int, FinishedShard],
+    on_progress: Callable[[PreparationProgress], None] = lambda progress: None,
+) -> PreparationResult:
+    """Keep the known shards, by number, make all that are missing or changed, and write manifest and report."""
+    output = preparation.output
+    with contextlib.ExitStack() as stack:
+        # Only if a shard is missing: the machine that puts together what others have made may lack their GPU.
+        maker = functools.cache(lambda: stack.enter_context(preparation.shard_maker()))
+        shards, num_kept = _make_shards(maker, preparation, known, on_progress)
+    keep_first_dropped(output)
     result = PreparationResult(
         report=sum_reports(shard.report for shard in shards), shards=tuple(shards), num_shards_kept=num_kept
     )
-    write_json(output / REPORT_NAME, _report_values(result, layout))
+    write_json(output / REPORT_NAME, _report_values(result, preparation.layout()))
+    remove_records(output)
     return result
 
 
+def remove_leftovers(output: Path, pattern: str) -> None:
+    """Remove what processes left that were killed while they wrote; nobody may be writing what the pattern matches."""
+    for leftover in [*output.glob(pattern), *(output / FOLDER_NAME).glob(".*.partial")]:
+        leftover.unlink(missing_ok=True)
+
+
 def _make_shards(
-    maker: "ShardMaker",
-    reader: SpanReader,
-    earlier: PreparationManifest,
+    maker: Callable[[], ShardMaker],
+    preparation: Preparation,
+    known: Mapping[int, FinishedShard],
     on_progress: Callable[[PreparationProgress], None],
 ) -> tuple[list[FinishedShard], int]:
     shards: list[FinishedShard] = []
-    progress = _ProgressCounter(reader, on_progress)
+    reader = SpanReader(preparation.sources)
+    progress = ProgressCounter(reader, on_progress)
+    settings = preparation.settings()
     num_kept = 0
     while not reader.is_at_end():
         number = len(shards)
-        known = earlier.shards[number] if number < len(earlier.shards) else None
-        if known is not None and known.begin == reader.position and known.is_whole(maker.output):
-            reader.skip_to(known.end)
-            shards.append(known)
+        earlier = known.get(number)
+        if earlier is not None and earlier.begin == reader.position and earlier.is_whole(preparation.output):
+            reader.skip_to(earlier.end)
+            shards.append(earlier)
             num_kept += 1
-            progress.add_earlier(known.report.seen, len(shards))
+            progress.add_earlier(earlier.report.seen, len(shards))
             continue
         # A span that was finished before keeps its end: it may have been the last one of fewer sources.
-        end = known.end if known is not None and known.begin == reader.position else None
-        shards.append(maker.make(number, reader, progress.add, end))
+        end = earlier.end if earlier is not None and earlier.begin == reader.position else None
+        shards.append(maker().make(number, reader, progress.add, end))
         # Later shards of an earlier run stay listed, so that redoing one shard does not cost the ones after it.
-        kept = (*shards, *earlier.shards[len(shards) :])
-        PreparationManifest(settings=earlier.settings, shards=kept).save(maker.output)
+        later = itertools.takewhile(lambda number: number in known, itertools.count(len(shards)))
+        listed = (*shards, *(known[number] for number in later))
+        PreparationManifest(settings=settings, shards=listed).save(preparation.output)
         progress.add(0, len(shards))
+    PreparationManifest(settings=settings, shards=tuple(shards)).save(preparation.output)
     return shards, num_kept
 
 
-class _ProgressCounter:
+class ProgressCounter:
+    """Counts what is done and tells it on."""
+
     def __init__(self, reader: SpanReader, on_progress: Callable[[PreparationProgress], None]):
         self.reader, self.on_progress = reader, on_progress
         self.num_samples, self.num_new_samples, self.num_shards = 0, 0, 0
@@ -179,75 +245,6 @@ class _ProgressCounter:
         )
 
 
-class ShardMaker:
-    """Makes shards with a pool of decoders and the codec on its devices, which live as long as it does."""
-
-    def __init__(self, codec: VQGANCodec, layout: ImageCodeLayout, output: Path, options: PreparationOptions):
-        self.layout, self.output, self.shard_size = layout, output, options.shard_size
-        settings = DecodingSettings(side=codec.config.image_size, policy=options.policy, options=options.pictures)
-        self.pool = DecodingPool(settings, options.num_workers)
-        self.encoders = Encoders(
-            codec,
-            devices=options.devices,
-            precision=options.precision,
-            num_threads=options.num_workers,
-            batch_size=options.batch_size,
-        )
-        self.dropped = DroppedPictures(output, self.pool)
-        self._contexts = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._contexts.enter_context(self.pool)
-        self._contexts.enter_context(self.encoders)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._contexts.close()
-
-    def make(
-        self, number: int, reader: SpanReader, on_samples: Callable[[int], None], end: InputPosition | None = None
-    ) -> FinishedShard:
-        """The next shard of the input, up to `end`, written."""
-        begin = reader.position
-        self.dropped.begin_shard(number)
-        encoded = encode_samples(
-            reader.read_span(self.shard_size, end),
-            self.pool,
-            self.encoders,
-            on_samples=on_samples,
-            on_drop=self.dropped.keep,
-        )
-        name = _write(encoded, self.layout, self.output / f"train-{number:05d}.parquet")
-        return FinishedShard(
-            name=name,
-            num_rows=len(encoded.captions),
-            num_bytes=(self.output / name).stat().st_size if name else 0,
-            sha256=file_digest(self.output / name) if name else "",
-            begin=begin,
-            end=reader.position,
-            report=sum_reports([encoded.report, *map(damage_report, reader.damages)]),
-        )
-
-
-def _write(encoded: EncodedSamples, layout: ImageCodeLayout, path: Path) -> str | None:
-    if not encoded.captions:
-        return None
-    write_image_code_shard(path, image_code_table(encoded.captions, encoded.image_codes, layout, encoded.scalars))
-    return path.name
-
-
-def _settings(
-    sources: Sequence[CaptionImageSource], layout: ImageCodeLayout, options: PreparationOptions
-) -> dict[str, Any]:
-    return {
-        **asdict(layout),
-        "shard_size": options.shard_size,
-        "filter": asdict(options.policy),
-        "pictures": asdict(options.pictures),
-        "sources": [{"name": source.name, "num_bytes": source.num_bytes} for source in sources],
-    }
-
-
 def _report_values(result: PreparationResult, layout: ImageCodeLayout) -> dict[str, Any]:
     num_bytes = sum(shard.num_bytes for shard in result.shards)
     return {
@@ -258,8 +255,3 @@ def _report_values(result: PreparationResult, layout: ImageCodeLayout) -> dict[s
         "bytes_per_sample": round(num_bytes / result.report.kept, 1) if result.report.kept else None,
         **asdict(layout),
     }
-
-
-def _remove_partial_files(output: Path) -> None:
-    for leftover in [*output.glob(".*.partial"), *(output / FOLDER_NAME).glob(".*.partial")]:
-        leftover.unlink()

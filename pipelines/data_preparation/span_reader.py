@@ -49,9 +49,7 @@ class SpanReader:
 
     def _open(self) -> Iterator[CaptionImage | SourceDamage]:
         if self._samples is None:
-            self._samples = self.sources[self.position.source].samples()
-            for _ in range(self.position.sample):
-                next(self._samples, None)
+            self._samples = self.sources[self.position.source].samples(self.position.sample)
         return self._samples
 
     def _next_source(self) -> None:

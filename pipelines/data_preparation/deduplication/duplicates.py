@@ -70,11 +70,12 @@ class SourceWithoutDuplicates:
         self.source = source
         self.name = f"{source.name} without the duplicates {duplicates.digest[:12]}"
         self.num_bytes = source.num_bytes
+        self.path = source.path
         self.duplicates = duplicates
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All samples."""
-        for sample in self.source.samples():
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All samples from `begin` on."""
+        for sample in self.source.samples(begin):
             if isinstance(sample, CaptionImage) and sample.fault is None:
                 yield replace(sample, fault=self.duplicates.reason_of(_name_of(sample)))
             else:

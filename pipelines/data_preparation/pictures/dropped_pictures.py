@@ -41,9 +41,8 @@ class DroppedPictures:
 
     def begin_shard(self, number: int) -> None:
         """What is kept from now on belongs to this shard."""
-        places = [path.stem.split("-") for path in self.folder.glob("*-*-*.txt")]
         self._shard, self._num_here = number, Counter()
-        self._num_earlier = Counter(reason for reason, shard, _ in places if shard.isdecimal() and int(shard) < number)
+        self._num_earlier = Counter(reason for reason, shard, _ in _places(self.folder) if shard < number)
 
     def keep(self, sample: CaptionImage, reason: DropReason) -> None:
         """Keep this sample if there are few of its kind."""
@@ -64,6 +63,16 @@ class DroppedPictures:
         write_text_whole(self.folder / f"{name}.txt", text.encode(errors="replace").decode())
 
 
+def keep_first_dropped(output: Path) -> None:
+    """Remove what is too much when shards were made side by side and did not see what earlier ones kept."""
+    num_kept = Counter[str]()
+    for reason, shard, number in sorted(_places(output / FOLDER_NAME)):
+        num_kept[reason] += 1
+        if num_kept[reason] > MOST_PER_REASON:
+            for suffix in (".txt", ".jpg"):
+                (output / FOLDER_NAME / f"{reason}-{shard:05d}-{number}{suffix}").unlink(missing_ok=True)
+
+
 def read_dropped_pictures(folder: Path) -> list[DroppedPicture]:
     """What `DroppedPictures` has kept in a folder of shards, by reason."""
     found = []
@@ -79,3 +88,9 @@ def read_dropped_pictures(folder: Path) -> list[DroppedPicture]:
             )
         )
     return found
+
+
+def _places(folder: Path) -> list[tuple[str, int, int]]:
+    """Reason, shard and number of all that is kept."""
+    names = [path.stem.split("-") for path in folder.glob("*-*-*.txt")]
+    return [(reason, int(shard), int(number)) for reason, shard, number in names if f"{shard}{number}".isdecimal()]

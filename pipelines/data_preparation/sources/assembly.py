@@ -1,6 +1,7 @@
 """From the files or columns of one sample to the sample: the same for all sources."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ from pipelines.data_preparation.sources.sample import CaptionImage
 CAPTION_COLUMNS = ("caption", "text", "alt_text", "alttext", "alt", "description", "title", "prompt", "txt")
 
 Fault = tuple[DropReason, str]
+SamplesOfKey = tuple[int, Iterator[CaptionImage]]
+"""How many samples the files of one key make, and the samples, which are read when they are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,19 @@ def assemble(
                 yield with_fault(sample, (DropReason.UNKNOWN_KIND, suffix or "no suffix"))
             else:
                 yield with_fault(sample, obstacle or damage)
+
+
+def num_assembled(parts: Sequence[Part], rows: Sequence[Mapping[str, Any]] = ()) -> int:
+    """How many samples `assemble` makes of these."""
+    return max(1, sum(part.name.kind is FileKind.PICTURE for part in parts)) * max(1, len(rows))
+
+
+def samples_after(begin: int, found: Iterable[SamplesOfKey]) -> Iterator[CaptionImage]:
+    """All samples after the first `begin`; of keys that lie before, nothing is read."""
+    for num_samples, samples in found:
+        if begin < num_samples:
+            yield from itertools.islice(samples, begin, None)
+        begin = max(0, begin - num_samples)
 
 
 def make_sample(

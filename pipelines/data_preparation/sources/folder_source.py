@@ -12,7 +12,16 @@ from typing import Any
 
 from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
-from pipelines.data_preparation.sources.assembly import Part, assemble, find_caption, make_sample, with_fault
+from pipelines.data_preparation.sources.assembly import (
+    Part,
+    SamplesOfKey,
+    assemble,
+    find_caption,
+    make_sample,
+    num_assembled,
+    samples_after,
+    with_fault,
+)
 from pipelines.data_preparation.sources.caption_tables import Row, TableDamage, is_table, read_table
 from pipelines.data_preparation.sources.file_kinds import (
     PICTURE_SUFFIXES,
@@ -48,17 +57,18 @@ class FolderSource:
             self.num_pictures += len(pictures)
             self.num_bytes += sum(_state_of(path / (place + name))[0] for name in pictures)
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All pictures, folder by folder in the order of their names; then what tables list and the folder lacks."""
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All from `begin` on: pictures, folder by folder in the order of names; then what only tables have."""
         rows, faulty_rows, damages = self._read_tables()
-        num_samples = 0
-        for sample in itertools.chain(self._found(rows), self._absent(rows), faulty_rows):
+        num_samples = begin
+        found = itertools.chain(self._found(rows), self._absent(rows), [(len(faulty_rows), iter(faulty_rows))])
+        for sample in samples_after(begin, found):
             num_samples += 1
             yield sample
         for reason in damages:
             yield SourceDamage(source=self.name, reason=reason, num_samples_read=num_samples)
 
-    def _found(self, rows: Rows) -> Iterator[CaptionImage]:
+    def _found(self, rows: Rows) -> Iterator[SamplesOfKey]:
         for place, names in _walk(self.path):
             by_key: dict[str, list[str]] = {}
             for name in names:
@@ -68,15 +78,16 @@ class FolderSource:
             for key in sorted(by_key):
                 yield from self._samples_of(key, by_key[key], rows)
 
-    def _samples_of(self, key: str, names: list[str], rows: Rows) -> Iterator[CaptionImage]:
+    def _samples_of(self, key: str, names: list[str], rows: Rows) -> Iterator[SamplesOfKey]:
         parts = [self._part(name) for name in names]
         pictures = [name for name, part in zip(names, parts, strict=True) if part.name.kind is FileKind.PICTURE]
         others = [part for part in parts if part.name.kind is not FileKind.PICTURE]
         for picture in pictures:
             found = rows.pop(unicodedata.normalize("NFC", picture), [])
-            yield from assemble(picture, self.name, [self._part(picture), *others], self.reading, found)
+            parts = [self._part(picture), *others]
+            yield num_assembled(parts, found), assemble(picture, self.name, parts, self.reading, found)
         if not pictures:
-            yield from assemble(key, self.name, others, self.reading)
+            yield num_assembled(others), assemble(key, self.name, others, self.reading)
 
     def _part(self, name: str) -> Part:
         size, obstacle = _state_of(self.path / name)
@@ -102,9 +113,9 @@ class FolderSource:
                 damages.append(f"{name}: {damage}")
         return rows, faulty, damages
 
-    def _absent(self, rows: Rows) -> Iterator[CaptionImage]:
+    def _absent(self, rows: Rows) -> Iterator[SamplesOfKey]:
         for name in sorted(rows):
-            yield from assemble(name, self.name, [], self.reading, rows[name])
+            yield num_assembled([], rows[name]), assemble(name, self.name, [], self.reading, rows[name])
 
     def _faulty(self, table: str, row: Row) -> CaptionImage:
         fields = list((row.values or {}).items())

@@ -38,17 +38,18 @@ class HubSource:
     def __init__(
         self, rows: datasets.IterableDataset, name: str, num_bytes: int, image_column: str, reading: ReadingOptions
     ):
+        self.path = None
         self.rows = rows
         self.name = name
         self.num_bytes = num_bytes
         self.image_column = image_column
         self.reading = reading
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All rows. An outage of the Hub is raised: the next run resumes."""
-        number = 0
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All rows from `begin` on. An outage of the Hub is raised: the next run resumes."""
+        number = begin
         try:
-            for row in self.rows:
+            for row in self.rows.skip(begin) if begin else self.rows:
                 picture = row.get(self.image_column)
                 if isinstance(picture, dict) and picture.get("bytes") is None and picture.get("path"):
                     picture["bytes"] = _download(picture["path"])

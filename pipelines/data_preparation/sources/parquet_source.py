@@ -34,8 +34,8 @@ class ParquetSource:
         except (pa.ArrowException, OSError):
             return True
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All rows; those of a damaged row group are lost, and counted."""
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All rows from `begin` on; those of a damaged row group are lost, and counted."""
         number = 0
         try:
             with self._open() as file:
@@ -46,12 +46,16 @@ class ParquetSource:
                 wanted = [name for name in names if name == column or is_wanted(name, self.reading)]
                 for group in range(file.num_row_groups):
                     end = number + file.metadata.row_group(group).num_rows
+                    if end < begin:
+                        number = end
+                        continue
                     for row in _rows(file, group, wanted):
-                        yield sample_of_row(row, number, self.name, column, self.reading)
+                        if number >= begin:
+                            yield sample_of_row(row, number, self.name, column, self.reading)
                         number += 1
                     if number < end:
                         reason = f"{end - number} rows of row group {group} cannot be read"
-                        yield from (self._lost(row) for row in range(number, end))
+                        yield from (self._lost(row) for row in range(max(begin, number), end))
                         number = end
                         yield SourceDamage(source=self.name, reason=reason, num_samples_read=number)
         except (pa.ArrowException, OSError) as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pipelines.data_preparation.filtering import DropReason
@@ -53,12 +54,16 @@ class SourceDamage:
 class CaptionImageSource(Protocol):
     """Something that yields captioned pictures, in the same order every time.
 
-    A second `samples()` begins at the start again: a preparation resumes by skipping what it has seen. A sample that
-    cannot be read is yielded with its fault, so that samples kept and dropped are all that were there.
+    A sample that cannot be read is yielded with its fault, so that samples kept and dropped are all that were there.
     """
 
     name: str
     num_bytes: int
+    path: Path | None
+    """The file or folder that every machine has to see that reads it; None if there is none."""
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All samples; each SourceDamage comes last, if there is any."""
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All samples, or those after the first `begin`, of which as little as possible is read.
+
+        A SourceDamage comes after the samples before it: with `begin`, those that come later than all that is left out.
+        """

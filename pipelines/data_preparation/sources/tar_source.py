@@ -13,7 +13,14 @@ from typing import IO
 
 from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
-from pipelines.data_preparation.sources.assembly import Part, assemble, with_fault
+from pipelines.data_preparation.sources.assembly import (
+    Part,
+    SamplesOfKey,
+    assemble,
+    num_assembled,
+    samples_after,
+    with_fault,
+)
 from pipelines.data_preparation.sources.file_kinds import FileKind, readable_name, split_name
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
 from pipelines.data_preparation.sources.tar_index import Member, TarIndex
@@ -39,16 +46,17 @@ class TarSource:
         self.name = name or readable_name(path.name)
         self.num_bytes = path.stat().st_size
 
-    def samples(self) -> Iterator[CaptionImage | SourceDamage]:
-        """All samples, in the order of their first members."""
-        num_samples = 0
+    def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
+        """All samples from `begin` on, in the order of their first members."""
+        num_samples = begin
         try:
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(self.path.open("rb"))
                 file, damage = _unpacked(file, self.num_bytes, stack)
                 index = TarIndex(file)
                 damage = damage or index.damage
-                for sample in _samples_of(file, index, self.name, self.reading, is_damaged=damage is not None):
+                found = _samples_of(file, index, self.name, self.reading, is_damaged=damage is not None)
+                for sample in samples_after(begin, found):
                     num_samples += 1
                     yield sample
         except OSError as error:
@@ -59,7 +67,7 @@ class TarSource:
 
 def _samples_of(
     file: IO[bytes], index: TarIndex, source: str, reading: ReadingOptions, *, is_damaged: bool
-) -> Iterator[CaptionImage]:
+) -> Iterator[SamplesOfKey]:
     last = len(index) - 1
     usual_kinds: set[FileKind] | None = None
     key_before, number = None, 0
@@ -73,8 +81,12 @@ def _samples_of(
         key = parts[0].name.key
         number = number + 1 if key == key_before else 1
         key_before = key
-        for sample in assemble(key if number == 1 else f"{key}##{number}", source, parts, reading):
-            yield with_fault(replace(sample, fault=None), (DropReason.INCOMPLETE, "")) if is_cut else sample
+        assembled = assemble(key if number == 1 else f"{key}##{number}", source, parts, reading)
+        yield num_assembled(parts), map(_as_incomplete, assembled) if is_cut else assembled
+
+
+def _as_incomplete(sample: CaptionImage) -> CaptionImage:
+    return with_fault(replace(sample, fault=None), (DropReason.INCOMPLETE, ""))
 
 
 def _part(file: IO[bytes], member: Member) -> Part:

@@ -1,0 +1,1 @@
+"""`dalle-collab data`: turn captioned pictures into shards of image codes, and inspect them."""

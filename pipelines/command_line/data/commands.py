@@ -1,0 +1,93 @@
+"""`dalle-collab data`: turn captioned pictures into shards of image codes, and inspect them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.command_line.data.deduplicate import deduplicate
+from pipelines.command_line.data.download import download
+from pipelines.command_line.data.prepare import prepare
+from pipelines.command_line.data.show import show
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder of shards.")],
+) -> None:
+    """Read every record of every shard and report what is wrong; exit code 1 if anything is.
+
+    Examples:
+
+      dalle-collab data verify my-dataset
+    """
+    from rich.progress import Progress
+
+    from pipelines.data_preparation.inspection.verification import verify_folder
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("verifying shards", total=None)
+        report = verify_folder(folder, lambda done, total: bar.update(task, completed=done, total=total))
+    for problem in report.problems:
+        typer.echo(problem, err=True)
+    typer.echo(f"{folder}: {report.num_shards} valid shards, {report.num_records} records, {report.num_bytes} bytes")
+    if report.layout is not None:
+        typer.echo(f"codec {report.layout.codec_fingerprint}, {report.layout.codebook_size} codes")
+    if report.problems:
+        typer.echo(f"{len(report.problems)} shards are damaged.", err=True)
+        raise typer.Exit(1)
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(help="Folder of shards.")],
+    new: Annotated[Path, typer.Argument(help="Folder of shards of another version.")],
+) -> None:
+    """Compare two versions of a dataset, record by record: added, removed, other captions, other codes.
+
+    Exit code 1 if they differ. Memory stays bounded; a temporary file takes about the size of the keys.
+
+    Examples:
+
+      dalle-collab data diff my-dataset my-dataset-v2
+    """
+    from rich.progress import Progress
+
+    from pipelines.data_preparation.inspection.dataset_diff import compare_datasets
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("comparing shards", total=None)
+        found = compare_datasets(old, new, lambda done, total: bar.update(task, completed=done, total=total))
+    typer.echo(
+        f"{old}: {found.num_old:,} records. {new}: {found.num_new:,}. {found.num_same_shards:,} shards are equal."
+    )
+    for kind, number in found.counts.items():
+        keys = found.examples[kind]
+        shown = f": {', '.join(keys)}{', ...' if number > len(keys) else ''}" if keys else ""
+        typer.echo(f"{kind}: {number:,}{shown}")
+    if any(found.counts.values()):
+        raise typer.Exit(1)
+
+
+def train_tokenizer(
+    folder_or_dataset: Annotated[str, typer.Argument(help="Folder of shards or dataset ORG/NAME on the Hub.")],
+    output: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
+    vocab_size: Annotated[int, typer.Option(help="Most tokens, including special ones.")] = 4096,
+) -> None:
+    """Train a small lowercasing tokenizer on a dataset's captions.
+
+    Examples:
+
+      dalle-collab data train-tokenizer my-dataset --vocab-size 512 --output my-tokenizer
+    """
+    from pipelines.data_preparation.tokenizer_training import captions_of
+    from pipelines.data_preparation.tokenizer_training import train_tokenizer as train
+
+    tokenizer = train(captions_of(folder_or_dataset), vocab_size)
+    tokenizer.save_pretrained(output)
+    typer.echo(f"{output}: a tokenizer of {len(tokenizer)} tokens.")
+
+
+# The help lists them in this order, in which they are needed.
+for command in (prepare, download, deduplicate, verify, show, diff, train_tokenizer):
+    app.command()(command)

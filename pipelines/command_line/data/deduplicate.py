@@ -1,0 +1,53 @@
+"""`dalle-collab data deduplicate`: list pictures that come again."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.command_line.data.filter_options import Places, with_filter_options
+
+if TYPE_CHECKING:
+    from pipelines.data_preparation.filtering import FilterPolicy
+
+
+@with_filter_options
+def deduplicate(
+    policy: "FilterPolicy",
+    sources: Places,
+    output: Annotated[Path, typer.Option(help="Folder of fingerprints and of the list; an unfinished one continues.")],
+    distance: Annotated[int, typer.Option(help="Bits of 124 in which near duplicates differ at most: 0 to 3.")] = 3,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+) -> None:
+    """List pictures that come again, the same or nearly, over all sources; `data prepare --leave-out` drops them.
+
+    The first one of each is kept. Give the filter that you prepare with: only what it keeps is compared.
+
+    Examples:
+
+      dalle-collab data deduplicate pictures/ --output duplicates
+
+      dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --leave-out duplicates/duplicates.parquet
+    """
+    from rich.progress import Progress
+
+    from pipelines.data_preparation.sources.finding import find_sources
+
+    found = find_sources(sources, policy.reading)
+    from pipelines.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("fingerprinting", total=len(found))
+        report = find_duplicates(
+            found,
+            output,
+            policy,
+            distance=distance,
+            num_workers=workers or len(os.sched_getaffinity(0)),
+            on_source=lambda done: bar.update(task, completed=done),
+        )
+    typer.echo(
+        f"{output / LIST_NAME}: {report.num_exact} exact and {report.num_near} near duplicates among "
+        f"{report.num_compared} pictures"
+    )
