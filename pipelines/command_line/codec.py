@@ -130,11 +130,11 @@ def convert(
     if not checkpoint.is_file():  # before torch is imported
         raise ValueError(f"There is no file {checkpoint}. Download the checkpoint first.")
     if description:
-        from pipelines.image_codes.taming_checkpoint import read_taming_codec
+        from pipelines.image_codes.checkpoints.taming_checkpoint import read_taming_codec
 
         codec = read_taming_codec(checkpoint, description)
     else:
-        from pipelines.image_codes.llamagen_checkpoint import read_llamagen_codec
+        from pipelines.image_codes.checkpoints.llamagen_checkpoint import read_llamagen_codec
 
         codec = read_llamagen_codec(checkpoint, DEFAULT_IMAGE_SIZE if image_size is None else image_size)
     codec.save_pretrained(output)

@@ -86,7 +86,7 @@ model:
     ch_mult: [1, 1], num_res_blocks: 1, attn_resolutions: []}}
 """
     (tmp_path / "model.yaml").write_text(description)
-    from pipelines.image_codes.taming_checkpoint import read_taming_config
+    from pipelines.image_codes.checkpoints.taming_checkpoint import read_taming_config
 
     codec = VQGANCodec(read_taming_config(tmp_path / "model.yaml"))
     torch.save({"state_dict": codec.state_dict()}, tmp_path / "last.ckpt")

@@ -17,7 +17,7 @@ from llamagen_material import GOLDEN, drawn_weights, golden_shapes
 from safetensors import safe_open
 
 from pipelines.data_preparation.device_encoding import encode_pixels
-from pipelines.image_codes.llamagen_checkpoint import NOT_USED, read_llamagen_codec
+from pipelines.image_codes.checkpoints.llamagen_checkpoint import NOT_USED, read_llamagen_codec
 from pipelines.image_codes.vqgan_codec import CodecLoadError, VQGANCodec, VQGANConfig
 
 

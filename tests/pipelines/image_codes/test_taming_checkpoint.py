@@ -9,7 +9,11 @@ import types
 import pytest
 import torch
 
-from pipelines.image_codes.taming_checkpoint import read_taming_codec, read_taming_config, read_taming_tensors
+from pipelines.image_codes.checkpoints.taming_checkpoint import (
+    read_taming_codec,
+    read_taming_config,
+    read_taming_tensors,
+)
 from pipelines.image_codes.vqgan_codec import CodecLoadError, VQGANCodec, VQGANConfig
 
 PUBLISHED_YAML = """

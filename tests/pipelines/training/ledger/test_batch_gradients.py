@@ -74,10 +74,11 @@ def test_a_sketch_is_linear_and_tells_how_large_a_difference_is(gradients):
     assert sketcher.sketch(gradients, 3.0) == pytest.approx(np.multiply(3.0, sketch).tolist())
     halves = [gradient * 0.5 for gradient in gradients]
     assert np.add(sketcher.sketch(halves), sketcher.sketch(halves)) == pytest.approx(sketch, rel=1e-5)
+    draw = torch.Generator().manual_seed(1)
     norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     found = []
     for share in (1e-3, 1e-1, 1.0):
-        noise = [torch.randn_like(gradient) for gradient in gradients]
+        noise = [torch.randn(gradient.shape, generator=draw) for gradient in gradients]
         size = torch.cat([part.flatten() for part in noise]).norm()
         others = [part + share * norm / size * more for part, more in zip(gradients, noise, strict=True)]
         found.append(sketch_difference(sketcher.sketch(others), sketch) / share)

@@ -13,7 +13,7 @@ from itertools import count, takewhile
 import torch
 import torch.nn.functional as F
 
-from pipelines.image_codes.taming_checkpoint import read_checkpoint, tensors_of
+from pipelines.image_codes.checkpoints.taming_checkpoint import read_checkpoint, tensors_of
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import CodecLoadError, VQGANConfig
 
