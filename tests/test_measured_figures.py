@@ -160,6 +160,27 @@ def test_a_row_of_the_losses_under_attack_is_as_measured(label):
     assert f"| {label} | {' | '.join(said)} |" in page("faults")
 
 
+def test_the_errors_of_the_codecs_are_as_measured():
+    rows = [row for row in measured("averaging_codecs") if row["unit"] == "1"]
+    for single, average in zip(rows[::2], rows[1::2], strict=True):
+        assert single["case"] == average["case"]
+        said = [f"{_per_cent(single[key])}, {_per_cent(average[key])}" for key in ("ours", "peer", "floor")]
+        assert f"| {single['case']} | {' | '.join(said)} |" in page("measurements")
+
+
+def test_the_losses_of_averaging_in_8_bits_are_as_measured_and_within_half_a_per_cent_of_float32():
+    *pairs, mean = [row for row in measured("averaging_codecs") if row["unit"] == "nat"]
+    assert len(pairs) == 3
+    assert mean["ours"] == pytest.approx(mean["peer"], rel=0.005)
+    for row in (*pairs, mean):
+        label = row["case"].partition(": ")[2]
+        assert f"| {label} | {row['ours']:.4f} | {row['peer']:.4f} |" in page("measurements")
+
+
+def _per_cent(value):
+    return f"{100 * value:.3g} %"
+
+
 def _short(value):
     """Return a number with three significant digits, as the table has it."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

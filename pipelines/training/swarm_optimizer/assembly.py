@@ -86,14 +86,14 @@ def make_optimizer(
         start=True,
         **(options | (dict(LISTENER) if listens else {})),
     )
-    _step_along_averaged_gradients(state, gradients)
+    step_along_averaged_gradients(state, gradients)
     parts = EpochParts(
         run=run,
         policy=RoundPolicy.of(run),
         tracker=tracker,
         state=state,
         gradients=gradients,
-        gathering=SummedGradients(gradients) if listens else _gathering(run, model, gradients, state),
+        gathering=SummedGradients(gradients) if listens else gathering_of(run, model, gradients, state),
         records=records,
         transfer=StateTransfer(state, records, transfer_limits(run), acquaintances, anchors),
         round_times=_round_times(run),
@@ -139,16 +139,17 @@ def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit:
     )
 
 
-def _step_along_averaged_gradients(state: SwarmStateAverager, gradients: SwarmGradientAverager) -> None:
+def step_along_averaged_gradients(state: SwarmStateAverager, gradients: SwarmGradientAverager) -> None:
     """Make the optimizer's gradients the averaged tensors: nothing is copied between the two."""
     with gradients.get_tensors() as averaged:
         for parameter, gradient in zip(state.optimized_parameters, averaged, strict=True):
             parameter.grad = gradient
 
 
-def _gathering(
+def gathering_of(
     run: TrainingRun, model: torch.nn.Module, gradients: SwarmGradientAverager, state: SwarmStateAverager
 ) -> Gathering:
+    """Return what the run's peers do with their gradients between two rounds."""
     return SummedGradients(gradients) if run.local_steps == 1 else LocalSteps(run, model, gradients, state)
 
 
