@@ -39,6 +39,7 @@ test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill prep
 	$(VENV)/bin/python tests/long/simulation.py
 	$(VENV)/bin/python tests/long/attack_matrix.py
 	$(VENV)/bin/python tests/long/preparation.py
+	$(VENV)/bin/python -m pytest -q -p no:xdist tests/long/two_anchors.py
 
 test-soak: $(STAMP)  ## Let a small swarm train for 2,000 epochs and say what has grown in its processes
 	$(VENV)/bin/python tests/long/soak.py

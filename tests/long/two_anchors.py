@@ -74,7 +74,8 @@ def test_records_count_once_though_the_leasing_anchor_is_killed_and_comes_back_w
     print(json.dumps(figures))
     assert figures["num_twice"] == 0
     # Without an anchor peers read in orders of their own, and some of it is done already.
-    assert figures["num_booked"] > 0.8 * figures["num_trained"]
+    known = figures["num_booked"] + figures["num_repeated"] + figures["num_strange"]
+    assert known > 0.95 * figures["num_trained"]
 
 
 def newest_booking(material, repository):
