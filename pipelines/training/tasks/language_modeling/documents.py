@@ -19,6 +19,9 @@ DOCUMENTS_PER_READ = 64
 DOCUMENTS_LOOKED_AT = 1000
 """How many records a check reads to find a document that is not empty."""
 
+UNREADABLE = (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, ValueError)
+"""What `datasets` raises for a dataset that there is not."""
+
 MOST_CHARACTERS = 2**18
 """Longest piece of a document tokenised at once, which bounds the memory for gigantic ones."""
 
@@ -38,7 +41,7 @@ def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, d
             revision=run.dataset_revision,
             streaming=True,
         )
-    except (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, ValueError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"The text dataset {place} cannot be read: {explain_error(error)}") from error
     if "train" not in splits:
         raise ValueError(f"Dataset {place} has no split train; it has {', '.join(splits)}.")
@@ -48,12 +51,15 @@ def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, d
 def training_blocks(run: TrainingRun, settings: LanguageSettings) -> ShardBlocks | None:
     """Return the blocks of the training split; None if it is not of Parquet files, which alone have any.
 
-    Raises ValueError if there is no such dataset.
+    None, too, if there is no such dataset: `open_dataset` says so when somebody wants to read it.
     """
     prepare_streaming()
-    builder = datasets.load_dataset_builder(
-        run.dataset_repository, settings.dataset_subset or None, revision=run.dataset_revision
-    )
+    try:
+        builder = datasets.load_dataset_builder(
+            run.dataset_repository, settings.dataset_subset or None, revision=run.dataset_revision
+        )
+    except UNREADABLE:
+        return None
     files = [file.partition(f"{run.dataset_repository}@")[2].partition("/")[2] for file in _files(builder, "train")]
     if not files or not all(name.endswith(".parquet") for name in files):
         return None
