@@ -5,9 +5,9 @@
 Peers draw their own batches without end, and LAMB takes what their vectors come to. These are exponential means of
 gradients (`momentum_before_averaging`), as Karimireddy et al. (2021) show to be needed against attackers who hide in
 sampling noise: momentum 0.98 makes that noise 10 times smaller. The same with single gradients, whose momentum is added
-after averaging, stands below, and the progress of local steps, which outer steps follow. The attackers know all honest vectors and send what
-`pipelines/chaos/faults/colluding_attacks.py` makes of them. Against so many of them CenteredClip's radius is the median
-distance itself (`tau_ratio` 1).
+after averaging, stands below, and the progress of local steps, which outer steps follow. The attackers know all honest
+vectors and send what `pipelines/chaos/faults/colluding_attacks.py` makes of them. Against so many of them
+CenteredClip's radius is the median distance itself (`tau_ratio` 1).
 """
 
 import argparse
