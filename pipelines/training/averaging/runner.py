@@ -76,7 +76,7 @@ class TrustedAllReduceRunner(ReducingEnd):
     agree in every bit that they have received. The reducer's own part goes through the codec too, so that others can
     make the average again.
 
-    A member that neither sends nor reduces only listens: it takes all answers from the others.
+    A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
     def __init__(self, *, is_last_attempt: bool, upload_limit: UploadLimit | None = None, **kwargs: Any) -> None:
@@ -106,8 +106,7 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def run(self) -> AsyncGenerator[torch.Tensor, None]:
         """Yield the averages, tensor by tensor; see `AllReduceRunner.run`."""
-        takes_part = self.peer_id in self.sender_peer_ids or bool(self.parts_for_local_averaging)
-        averages = super().run() if takes_part else self._listen()
+        averages = super().run() if self.peer_id in self.sender_peer_ids else self._listen()
         try:
             async with aclosing(averages):
                 async for average in averages:
@@ -117,10 +116,12 @@ class TrustedAllReduceRunner(ReducingEnd):
                 self._future.exception()  # nobody else looks at it, and asyncio would print it
 
     async def _listen(self) -> AsyncGenerator[torch.Tensor, None]:
-        """Take all answers from those that reduce and from those that they have answered; send nothing."""
+        """Take all answers from those that reduce and from those that they have answered; send no vector."""
         container = self.tensor_part_container
         counts = zip(self.ordered_peer_ids, container.num_parts_by_peer, strict=True)
         tasks = [asyncio.create_task(self._listen_to(peer)) for peer, number in counts if number]
+        if self.parts_for_local_averaging:
+            tasks.append(asyncio.create_task(self._handle_missing_senders()))
         try:
             async for average in container.iterate_output_tensors():
                 yield average
@@ -135,6 +136,9 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def _listen_to(self, reducer: PeerID) -> None:
         peer_index = self.ordered_peer_ids.index(reducer)
+        if reducer == self.peer_id:
+            await self._communicate_with_peer(reducer)
+            return
         await self._take_from_others(reducer, asks_reducer=True)
         self.answers.end(reducer)
         if self._missing_parts(peer_index):
@@ -167,7 +171,9 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def _take_from_reducer(self, reducer: PeerID) -> None:
         is_own = reducer == self.peer_id
-        async with aclosing(self._own_answers() if is_own else self._answers(reducer)) as answers:
+        sends = self.peer_id in self.sender_peer_ids
+        own_answers = self._own_answers if sends else self._answers_to_others
+        async with aclosing(own_answers() if is_own else self._answers(reducer)) as answers:
             async for answer in answers:
                 self._register(reducer, answer)
 
@@ -272,6 +278,23 @@ class TrustedAllReduceRunner(ReducingEnd):
                 values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
                 yield _Answer(part_index=part_index, message=message, values=values)
 
+    async def _answers_to_others(self) -> AsyncGenerator[_Answer, None]:
+        """Take this helper's own answers as they are made for the others; it has no parts that would wait for them."""
+        loop, ended = asyncio.get_running_loop(), asyncio.create_task(self.tensor_part_reducer.finished.wait())
+        try:
+            for _ in self.parts_for_local_averaging:
+                asked = asyncio.create_task(self._asked.get())
+                await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done() and self._asked.empty():  # all senders are gone
+                    asked.cancel()
+                    return
+                part_index = await asked
+                message = await asyncio.shield(self._averages[part_index])
+                values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
+                yield _Answer(part_index=part_index, message=message, values=values)
+        finally:
+            ended.cancel()
+
     def _own_input(self, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
         """Take a part of this peer's own share through the codec, as others' parts come; runs in a thread."""
         part_index, part = numbered_part
@@ -301,7 +324,7 @@ class TrustedAllReduceRunner(ReducingEnd):
             await all_sent.wait()
         async for answer in amap_in_executor(
             partial(self._check_answer, peer_id),
-            aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout),
+            self._arriving(peer_id, aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout)),
             as_aiter(*indices),
             as_aiter(*parts),
             max_prefetch=self.tensor_part_container.prefetch,
