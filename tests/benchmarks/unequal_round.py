@@ -97,6 +97,11 @@ def be_a_peer(number: int, folder: Path, address: str, settings: UnequalSettings
             await super()._step(**kwargs)
 
     torch.set_num_threads(1)
+    if "KEEP_LOGS" in os.environ:
+        import logging
+        logger = logging.getLogger("pipelines.training.averaging.bandwidth")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(logging.StreamHandler())
     run = TrainingRun(
         run_id="bench", model_config={}, dataset_repository="a/b", dataset_revision="c",
         averaging_compression="blockwise_8bit",

@@ -274,7 +274,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             shares = division.divide(peers.index(self.peer_id), ids, group_info.gathered, self.total_size)
             async with enter_asynchronously(self.get_tensors()) as tensors, division.measuring():
                 await self._run_allreduce_inplace_(tensors, group_info, peer_fractions=shares, **kwargs)
-                return dict.fromkeys(peers)
+            if (link := division.measured) is not None:
+                self._figures.up_mbit.value, self._figures.down_mbit.value = link.up, link.down
+            return dict.fromkeys(peers)
         except BaseException as error:  # also when it is out of time: hivemind then looks for a group again
             if isinstance(error, Exception):
                 logger.exception(error)

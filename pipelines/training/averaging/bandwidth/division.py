@@ -38,9 +38,14 @@ class Division:
         self.helps = False
 
     @property
+    def measured(self) -> Link | None:
+        """What this peer's link was measured to carry; None: nothing yet."""
+        return self._meter.link
+
+    @property
     def link(self) -> Link | None:
         """What this peer's link carries: measured, or what it was limited to; None: neither is known."""
-        measured, limit = self._meter.link, self._limit_mbit
+        measured, limit = self.measured, self._limit_mbit
         if not limit:
             return measured
         return Link(up=limit, down=limit) if measured is None else replace(measured, up=min(measured.up, limit))
@@ -74,7 +79,12 @@ class Division:
         """
         self._members, self._own_index = members_of(peers, tuple(map(read_statement, gathered))), own_index
         shares = shares_of(self._members)
-        logger.debug("Links %s, shares %s.", [(m.link, m.is_proven) for m in self._members], shares)
+        logger.debug(
+            "Measured here: %s. Links that count: %s. Shares: %s.",
+            self._meter.link,
+            [(round(member.link.up, 1), round(member.link.down, 1), member.is_proven) for member in self._members],
+            [round(share, 3) for share in shares],
+        )
         return divided(size, shares)
 
     def note_round(self, delivered: Mapping[bytes, float]) -> None:
@@ -84,7 +94,7 @@ class Division:
     @asynccontextmanager
     async def measuring(self) -> AsyncIterator[None]:
         """Measure this peer's link meanwhile."""
-        watching = asyncio.create_task(self._meter.watch())
+        watching = asyncio.create_task(self._meter.watch(sends=self._limit_mbit != 0))
         try:
             yield
         finally:

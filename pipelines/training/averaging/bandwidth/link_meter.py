@@ -1,8 +1,8 @@
 """What a peer's link really reaches while it sends and receives parts.
 
-Not the mean over a round: most of a round, a fast peer waits for a slow one. What counts is the fastest stretch of a
-round. If the link ran at that pace for most of the round, it is full; else it may carry more, and is taken for more
-until it turns out to be full.
+Not the mean over a round: most of a round, a fast peer waits for a slow one. While its queue is full, a link shows what
+it carries. One that was hardly ever full may carry more than its fastest stretch: it is taken for more, until it turns
+out to be full.
 """
 
 import asyncio
@@ -24,11 +24,18 @@ STRETCH_SECONDS = 0.3
 MIN_BYTES = 2**20
 """A direction that has carried less in a round says nothing about the link."""
 
-FULL_PACE, FULL_SHARE = 0.7, 0.5
-"""A link is full that ran at this part of its fastest pace for this part of the round."""
+MIN_WAITING = 2**14
+"""Bytes in the queue of a link that is full."""
+
+FULL_SHARE = 1 / 3
+"""A link that was full for a smaller part of the round may carry more than it did."""
+
+EVEN_PACE, EVEN_SHARE = 0.5, 0.5
+"""What arrives shows no queue. A direction is full that ran at this part of its fastest pace for this part of the
+round: bursts look different."""
 
 HEADROOM = 2.0
-"""A link that was not full is taken for this multiple of its fastest pace."""
+"""A direction that was not full is taken for this multiple of its fastest pace."""
 
 NUM_ROUNDS = 3
 """Rounds whose median counts."""
@@ -36,28 +43,49 @@ NUM_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Look:
-    """The bytes that had passed at a time, in seconds."""
+    """The bytes that had passed at a time, in seconds, and those that waited then."""
 
     at: float
     sent: int
     received: int
+    waiting: int
 
 
-def rate_in(times: Sequence[float], counts: Sequence[int]) -> float | None:
-    """Return the Mbit/s that a direction of a link carries, by the bytes passed at each time; None: too few."""
-    if len(times) < 2 or counts[-1] - counts[0] < MIN_BYTES:
-        return None
-    rates, begin = [], 0
-    for end in range(len(times)):
-        while begin < end and times[end] - times[begin + 1] >= STRETCH_SECONDS:
+@dataclass(frozen=True)
+class _Stretch:
+    up: float
+    down: float
+    is_full: bool
+
+
+def measured(looks: Sequence[Look], *, sends: bool) -> tuple[float | None, float | None]:
+    """Return the Mbit/s that a link carries up and down, by what was seen in a round; None: too little has passed.
+
+    `sends`: whether the peer has a vector of its own. What a helper receives comes at the pace of the others' links, and
+    says nothing against its own.
+    """
+    stretches, begin = [], 0
+    for end, last in enumerate(looks):
+        while begin < end and last.at - looks[begin + 1].at >= STRETCH_SECONDS:
             begin += 1
-        if times[end] - times[begin] >= STRETCH_SECONDS:
-            rates.append((counts[end] - counts[begin]) / (times[end] - times[begin]) / BYTES_PER_MEGABIT)
-    if not rates:
-        return None
-    fastest = max(rates)
-    is_full = sum(rate >= FULL_PACE * fastest for rate in rates) >= FULL_SHARE * len(rates)
-    return fastest if is_full else HEADROOM * fastest
+        first = looks[begin]
+        if (seconds := last.at - first.at) >= STRETCH_SECONDS:
+            scale = 1 / (seconds * BYTES_PER_MEGABIT)
+            up, down = (last.sent - first.sent) * scale, (last.received - first.received) * scale
+            stretches.append(_Stretch(up, down, is_full=min(first.waiting, last.waiting) >= MIN_WAITING))
+    if not stretches:
+        return None, None
+    full = [stretch.up for stretch in stretches if stretch.is_full]
+    fastest = max(stretch.up for stretch in stretches)
+    up = statistics.median(full) if len(full) >= FULL_SHARE * len(stretches) else HEADROOM * fastest
+    fastest = max(stretch.down for stretch in stretches)
+    even = [stretch.down for stretch in stretches if stretch.down >= EVEN_PACE * fastest]
+    is_even = sends and len(even) >= EVEN_SHARE * len(stretches)
+    down = statistics.fmean(even) if is_even else HEADROOM * fastest
+    return (
+        up if looks[-1].sent - looks[0].sent >= MIN_BYTES else None,
+        down if looks[-1].received - looks[0].received >= MIN_BYTES else None,
+    )
 
 
 @dataclass(kw_only=True)
@@ -71,23 +99,14 @@ class LinkMeter:
     _downs: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ROUNDS))
 
     @property
-    def up(self) -> float | None:
-        """Mbit/s; None: not measured."""
-        return statistics.median(self._ups) if self._ups else None
-
-    @property
-    def down(self) -> float | None:
-        """Mbit/s; None: not measured."""
-        return statistics.median(self._downs) if self._downs else None
-
-    @property
     def link(self) -> Link | None:
-        """What is known of both directions; one that was hardly used counts like the other."""
-        up, down = self.up or self.down, self.down or self.up
+        """Medians of the last rounds; a direction that was hardly used counts like the other. None: not measured."""
+        up, down = (statistics.median(rates) if rates else None for rates in (self._ups, self._downs))
+        up, down = up or down, down or up
         return None if up is None or down is None else Link(up=up, down=down)
 
-    async def watch(self) -> None:
-        """Measure a round; cancel it at its end."""
+    async def watch(self, *, sends: bool) -> None:
+        """Measure a round; cancel it at its end. `sends`: see `measured`."""
         looks: list[Look] = []
         known: Mapping[int, Traffic] = {}
         sent = received = 0
@@ -96,21 +115,18 @@ class LinkMeter:
                 while True:
                     now = self.count()
                     for inode, traffic in now.items() if looks else ():
-                        before = known.get(inode, Traffic(0, 0))
+                        before = known.get(inode, Traffic(0, 0, 0))
                         sent += traffic.sent - before.sent
                         received += traffic.received - before.received
                     known = now
-                    looks.append(Look(time.monotonic(), sent, received))
+                    waiting = sum(traffic.waiting for traffic in now.values())
+                    looks.append(Look(time.monotonic(), sent, received, waiting))
                     await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             finally:
-                self.note_round(looks)
+                self.note_round(looks, sends=sends)
 
-    def note_round(self, looks: Sequence[Look]) -> None:
+    def note_round(self, looks: Sequence[Look], *, sends: bool) -> None:
         """Take what was seen in a round."""
-        times = [look.at for look in looks]
-        for rates, counts in (
-            (self._ups, [look.sent for look in looks]),
-            (self._downs, [look.received for look in looks]),
-        ):
-            if (rate := rate_in(times, counts)) is not None:
+        for rates, rate in zip((self._ups, self._downs), measured(looks, sends=sends), strict=True):
+            if rate is not None:
                 rates.append(rate)

@@ -19,19 +19,28 @@ INFO = 2
 """`INET_DIAG_INFO`: asks for, and marks, a `struct tcp_info`."""
 
 ESTABLISHED = 1 << 1
-HEADER, REQUEST, ANSWER_BYTES = struct.Struct("=IHHII"), struct.Struct("=BBBBI48x"), 72
-INODE_OFFSET, BYTES_OFFSET = 68, 120
-"""Of `idiag_inode` in `struct inet_diag_msg`; of `tcpi_bytes_acked`, then `tcpi_bytes_received`, in `struct tcp_info`."""
+HEADER, REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBBBI48x")
+ANSWER = struct.Struct("=68xI")
+"""`struct inet_diag_msg`, of which we read `idiag_inode`."""
+
+TCP_INFO = struct.Struct("=120xQQ8xI")
+"""`struct tcp_info`, of which we read `tcpi_bytes_acked`, `tcpi_bytes_received` and `tcpi_notsent_bytes`."""
 
 SECONDS_TO_ANSWER = 1.0
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one connection since it was opened: sent and acknowledged, and received."""
+    """Bytes of one connection."""
 
     sent: int
+    """Since it was opened, as far as the other end has confirmed them."""
+
     received: int
+    """Since it was opened."""
+
+    waiting: int
+    """Now in the queue, because the link or the other end takes no more."""
 
 
 def daemon_of(process: int) -> int | None:
@@ -85,11 +94,9 @@ def _read_messages(data: bytes, found: dict[int, Traffic]) -> bool:
         if kind == MESSAGE_ERROR:
             raise OSError("The kernel does not say what TCP connections have carried.")
         body, data = data[HEADER.size : length], data[(length + 3) & ~3 :]
-        info = _attribute(body[ANSWER_BYTES:])
-        if len(info) >= BYTES_OFFSET + 16:
-            found[struct.unpack_from("=I", body, INODE_OFFSET)[0]] = Traffic(
-                *struct.unpack_from("=QQ", info, BYTES_OFFSET)
-            )
+        info = _attribute(body[ANSWER.size :])
+        if len(info) >= TCP_INFO.size:
+            found[ANSWER.unpack_from(body)[0]] = Traffic(*TCP_INFO.unpack_from(info))
     return True
 
 
