@@ -1,6 +1,6 @@
 """Rounds of real averagers behind links of unequal rates; nobody is told the rates.
 
-Usage of a peer: python unequal_round.py NUMBER FOLDER ADDRESS SETTINGS.
+Usage of a peer: python unequal_round.py NUMBER FOLDER ADDRESS ANNOUNCED SETTINGS.
 """
 
 import json
@@ -8,6 +8,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from typing import Any
 import torch
 from peer_processes import run_peers
 from shaped_links import ShapedLinks
+
+from pipelines.chaos.chaos_processes import free_port
+from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy, PortOwners
+from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
 
 PORT = 4001
 
@@ -47,17 +53,23 @@ class UnequalRound:
 
 def run_unequal_rounds(settings: UnequalSettings) -> list[UnequalRound]:
     """Average a gradient `num_rounds` times over shaped links."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ShapedLinks(f"unequal{os.getpid()}", settings.megabits) as links,
-    ):
-        numbers = range(len(settings.megabits))
+    numbers = range(len(settings.megabits))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        try:
+            links = stack.enter_context(ShapedLinks(f"unequal{os.getpid()}", settings.megabits))
+            addresses = [(f"/ip4/{address}/tcp/{PORT}",) * 2 for address in links.addresses]
+            prefixes, owners = [links.command(number) for number in numbers], None
+        except (OSError, RuntimeError) as error:
+            print(f"No network namespaces here ({error}): proxies shape the links.", file=sys.stderr)
+            owners = PortOwners()
+            addresses, prefixes = _proxied(stack.enter_context(LinkProxy(owners)), settings.megabits), None
         run_peers(
             __file__,
-            [[str(number), folder, links.addresses[number], json.dumps(asdict(settings))] for number in numbers],
+            [[str(number), folder, *addresses[number], json.dumps(asdict(settings))] for number in numbers],
             Path(folder),
             seconds=900,
-            prefixes=[links.command(number) for number in numbers],
+            on_start=lambda number, pid: owners.register(pid, str(number)) if owners is not None else None,
+            prefixes=prefixes,
         )
         senders = numbers[:-1] if settings.has_helper else numbers
         figures = [json.loads((Path(folder) / f"figures-{n}.json").read_text(encoding="utf-8")) for n in senders]
@@ -72,7 +84,18 @@ def run_unequal_rounds(settings: UnequalSettings) -> list[UnequalRound]:
     ]
 
 
-def be_a_peer(number: int, folder: Path, address: str, settings: UnequalSettings) -> None:
+def _proxied(proxy: LinkProxy, megabits: Sequence[float]) -> list[tuple[str, str]]:
+    """Return what each peer listens on, and what it announces: a proxy that shapes its link."""
+    addresses = []
+    for number, rate in enumerate(megabits):
+        port = free_port()
+        announced = proxy.add(str(number), port).proxy_port
+        proxy.limit(str(number), LinkLimits(bytes_per_second=rate * BYTES_PER_MEGABIT))
+        addresses.append((f"/ip4/127.0.0.1/tcp/{port}", f"/ip4/127.0.0.1/tcp/{announced}"))
+    return addresses
+
+
+def be_a_peer(number: int, folder: Path, address: str, announced: str, settings: UnequalSettings) -> None:
     """Average random gradients with the others, in 8 bits."""
     from hivemind.utils import MSGPackSerializer
 
@@ -108,7 +131,7 @@ def be_a_peer(number: int, folder: Path, address: str, settings: UnequalSettings
     )  # fmt: skip
     helps = settings.has_helper and number == len(settings.megabits) - 1
     entry = () if number == 0 else (_wait_for(folder / "address"),)
-    options = NetworkOptions(host_addresses=(f"/ip4/{address}/tcp/{PORT}",))
+    options = NetworkOptions(host_addresses=(address,), announce_addresses=(announced,))
     parameter = torch.nn.Parameter(torch.randn(settings.num_parameters // 1024, 1024))
     rounds = []
     with open_dht("bench/run", entry, options, admission=None) as dht:
@@ -153,4 +176,4 @@ def _wait_for(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    be_a_peer(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], UnequalSettings(**json.loads(sys.argv[4])))
+    be_a_peer(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5], UnequalSettings(**json.loads(sys.argv[5])))

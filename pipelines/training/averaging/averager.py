@@ -160,7 +160,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._num_senders_served += 1
         try:
             async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
-                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+                await self._pass_bytes(len(message.tensor_part.buffer))
                 yield message
         finally:
             self._num_senders_served -= 1
@@ -175,7 +175,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         if answers is None:
             return
         async for message in until_reader_closes(answers.given_to(context.remote_id, reducer, part_indices)):
-            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+            await self._pass_bytes(len(message.tensor_part.buffer))
             yield message
 
     async def rpc_show_inputs(
@@ -185,7 +185,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         inputs = () if self._checks is None else self._checks.shown(context.remote_id, request)
         if inputs:
             async for message in until_reader_closes(as_aiter(*inputs)):
-                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+                await self._pass_bytes(len(message.tensor_part.buffer))
                 yield message
 
     async def rpc_accuse(
@@ -195,6 +195,12 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         if self._checks is not None:
             async for message in until_reader_closes(self._checks.hear(context.remote_id, stream)):
                 yield message
+
+    async def _pass_bytes(self, number: int) -> None:
+        """Wait until the upload limit and the pace of this peer's link let so many bytes pass."""
+        await pass_bytes(self._upload_limit, number)
+        if self._division is not None:
+            await pass_bytes(self._division.pacer, number)
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -349,7 +355,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
-            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit,
+            count_bytes=self._figures.count_bytes, pass_bytes=self._pass_bytes,
             is_last_attempt=self._num_attempts_left == 0, **kwargs,
         )  # fmt: skip
 

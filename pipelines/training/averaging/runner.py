@@ -5,7 +5,7 @@ import hashlib
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter, attach_event_on_finished
 
-from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.wire.codec import read_part
@@ -79,10 +78,15 @@ class TrustedAllReduceRunner(ReducingEnd):
     A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(self, *, is_last_attempt: bool, upload_limit: UploadLimit | None = None, **kwargs: Any) -> None:
-        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero."""
+    def __init__(
+        self, *, is_last_attempt: bool, pass_bytes: Callable[[int], Awaitable[None]], **kwargs: Any
+    ) -> None:
+        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
+
+        `pass_bytes` waits until so many bytes may be sent.
+        """
         super().__init__(**kwargs)
-        self._is_last_attempt, self._upload_limit = is_last_attempt, upload_limit
+        self._is_last_attempt, self._pass_bytes = is_last_attempt, pass_bytes
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
         self.answers = RoundAnswers(self.ordered_peer_ids)
@@ -394,7 +398,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         async for part_index, message, digest in signed:
             self.sent[reducer, part_index] = (message.weight, digest)
             self._count_bytes(len(message.tensor_part.buffer))
-            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+            await self._pass_bytes(len(message.tensor_part.buffer))
             yield message
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.training.averaging.bandwidth.claims import Witness, members_of, read_statement, told
 from pipelines.training.averaging.bandwidth.link_meter import LinkMeter
 from pipelines.training.averaging.bandwidth.shares import Link, Member, divided, duration_of, shares_of
@@ -36,6 +37,11 @@ class Division:
         self._members: tuple[Member, ...] = ()
         self._own_index = self._num_rounds_to_listen = 0
         self.helps = False
+
+    @property
+    def pacer(self) -> UploadLimit:
+        """Paces what this peer sends; see `LinkMeter`."""
+        return self._meter.pacer
 
     @property
     def measured(self) -> Link | None:
@@ -94,7 +100,7 @@ class Division:
     @asynccontextmanager
     async def measuring(self) -> AsyncIterator[None]:
         """Measure this peer's link meanwhile."""
-        watching = asyncio.create_task(self._meter.watch(sends=self._limit_mbit != 0))
+        watching = asyncio.create_task(self._meter.watch())
         try:
             yield
         finally:
