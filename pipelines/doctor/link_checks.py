@@ -11,7 +11,7 @@ NAME = "averaging round"
 def check_round(
     run: TrainingRun, num_parameters: int | None, measured: Link | None, limit_mbit: float | None
 ) -> CheckResult:
-    """Say what a round will take: by what the link was measured to carry, at most the upload limit, or by that alone."""
+    """Say what a round will take, by what the link was measured to carry and by the upload limit."""
     if num_parameters is None:
         return unknown(NAME, "the model's size is not known")
     if measured is not None and not (limit_mbit and limit_mbit < measured.up):

@@ -135,10 +135,8 @@ def _settled(settings: UnequalSettings) -> float:
 
 
 def _optimum(settings: UnequalSettings) -> float:
-    members = [
-        Member(sends=not (settings.has_helper and number == len(settings.megabits) - 1), reduces=True, link=Link(up=rate, down=rate))
-        for number, rate in enumerate(settings.megabits)
-    ]  # fmt: skip
+    senders = [Member(sends=True, reduces=True, link=Link(up=rate, down=rate)) for rate in settings.megabits]
+    members = [*senders[:-1], replace(senders[-1], sends=not settings.has_helper)]
     return duration_of(members, shares_of(members)) * settings.num_parameters / BYTES_PER_MEGABIT
 
 

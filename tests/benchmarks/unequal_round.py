@@ -122,6 +122,7 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
     torch.set_num_threads(1)
     if "KEEP_LOGS" in os.environ:
         import logging
+
         logger = logging.getLogger("pipelines.training.averaging.bandwidth")
         logger.setLevel(logging.DEBUG)
         logger.addHandler(logging.StreamHandler())

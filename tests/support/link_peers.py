@@ -5,11 +5,11 @@ nothing, and offers its link. With `dies_in_round` the helper is killed once it 
 round, from that one on, in which it reduces.
 """
 
+import hashlib
 import json
 import os
 import signal
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,17 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
     )  # fmt: skip
 
 
+def direction(number: int) -> torch.Tensor:
+    """Return what everybody's gradient in a round is a multiple of; no value is near 0."""
+    random = torch.rand(NUM_VALUES // 1024, 1024, generator=torch.Generator().manual_seed(number))
+    return 0.5 + random
+
+
 def average(settings: dict, averager: WrittenDownAverager, number: int, members: list[str]) -> None:
     """Take part in a round and write down what came of it."""
     index = settings["members"].index(settings["name"])
     if settings["name"] != HELPER:
-        averager.parameters[0].grad = torch.full((NUM_VALUES // 1024, 1024), float(number + index))
+        averager.parameters[0].grad = direction(number) * (1 + index)
         averager.reset_accumulated_grads_()
         averager.accumulate_grads_(1)
     write_event(settings, event="prepared", number=number)
@@ -87,9 +93,10 @@ def average(settings: dict, averager: WrittenDownAverager, number: int, members:
     averager.notify_used_averaged_gradients()
     figures = averager.last_round
     with averager.get_tensors() as tensors:
-        values = tensors[0].unique().tolist()
+        multiple = (tensors[0] / direction(number)).mean().item()
+        digest = hashlib.sha256(tensors[0].numpy().tobytes()).hexdigest()
     write_event(
-        settings, event="averaged", number=number, values=values[:5], share_averaged=figures.share_averaged,
+        settings, event="averaged", number=number, multiple=multiple, digest=digest, share_averaged=figures.share_averaged,
         group_size=figures.group_size, num_incomplete=figures.num_incomplete_rounds - before.num_incomplete_rounds,
         up_mbit=figures.up_mbit, seconds=figures.seconds,
     )  # fmt: skip
@@ -110,7 +117,10 @@ def take_part(settings: dict) -> None:
         write_event(
             settings, event="ready", addresses=visible_addresses(dht), peer_id=dht.peer_id.to_base58(), pid=os.getpid()
         )
-        pids = {member: event["pid"] for member, event in zip(members, wait_for_events(settings, members, "ready"), strict=True)}
+        pids = {
+            member: event["pid"]
+            for member, event in zip(members, wait_for_events(settings, members, "ready"), strict=True)
+        }
         for number in range(settings["num_rounds"]):
             members = [member for member in members if is_running(pids[member])]
             average(settings, averager, number, members)
@@ -122,7 +132,9 @@ def main(settings: dict) -> None:
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
     children = [fork_member(settings | dict(name=name), take_part) for name in settings["members"]]
-    codes = dict(zip(settings["members"], [os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children], strict=True))
+    codes = dict(
+        zip(settings["members"], [os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children], strict=True)
+    )
     write_event(settings, event="finished", codes=codes)
 
 

@@ -86,7 +86,9 @@ def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer
             link = Link(up=newest.up_mbit, down=newest.down_mbit)
             remember_link(link_file(repository), link)
             if not is_said:
-                console.print(f"A round takes {round_line(peer.run, num_parameters, link, 'measured')}.", highlight=False)
+                console.print(
+                    f"A round takes {round_line(peer.run, num_parameters, link, 'measured')}.", highlight=False
+                )
             is_said = True
         yield report
 

@@ -175,7 +175,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         if answers is None:
             return
         async for message in until_reader_closes(answers.given_to(context.remote_id, reducer, part_indices)):
-            await self._pass_bytes(len(message.tensor_part.buffer))
+            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
             yield message
 
     async def rpc_show_inputs(
@@ -185,7 +185,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         inputs = () if self._checks is None else self._checks.shown(context.remote_id, request)
         if inputs:
             async for message in until_reader_closes(as_aiter(*inputs)):
-                await self._pass_bytes(len(message.tensor_part.buffer))
+                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
                 yield message
 
     async def rpc_accuse(
@@ -197,7 +197,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
                 yield message
 
     async def _pass_bytes(self, number: int) -> None:
-        """Wait until the upload limit and the pace of this peer's link let so many bytes pass."""
+        """Wait until the upload limit and the pace of this peer's link let so many bytes of a part pass."""
         await pass_bytes(self._upload_limit, number)
         if self._division is not None:
             await pass_bytes(self._division.pacer, number)

@@ -78,9 +78,7 @@ class TrustedAllReduceRunner(ReducingEnd):
     A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(
-        self, *, is_last_attempt: bool, pass_bytes: Callable[[int], Awaitable[None]], **kwargs: Any
-    ) -> None:
+    def __init__(self, *, is_last_attempt: bool, pass_bytes: Callable[[int], Awaitable[None]], **kwargs: Any) -> None:
         """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
 
         `pass_bytes` waits until so many bytes may be sent.
@@ -328,7 +326,9 @@ class TrustedAllReduceRunner(ReducingEnd):
             await all_sent.wait()
         async for answer in amap_in_executor(
             partial(self._check_answer, peer_id),
-            self._arriving(peer_id, aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout)),
+            self._arriving(
+                peer_id, aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout)
+            ),
             as_aiter(*indices),
             as_aiter(*parts),
             max_prefetch=self.tensor_part_container.prefetch,

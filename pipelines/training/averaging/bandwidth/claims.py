@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
@@ -100,11 +101,11 @@ def read_statement(gathered: bytes) -> Statement:
 def _read_seen(num_rounds: object, rate: object) -> Seen | None:
     if type(num_rounds) is not int or not 0 < num_rounds <= MOST_ROUNDS or not _is_number(rate):
         return None
-    return Seen(num_rounds=num_rounds, mbit=_bounded(float(rate)))  # type: ignore[arg-type] - `_is_number` says so
+    return Seen(num_rounds=num_rounds, mbit=_bounded(rate))
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type] - so it is a number
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # it is a number
 
 
 def _bounded(rate: float) -> float:
@@ -119,7 +120,9 @@ def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple
         for statement, reports in zip(statements, seen, strict=True)
     ]
     ups = [
-        min(_bounded(statement.up), GROWTH * _delivered(reports, len(peers) - 1)) if is_proven and statement.up else None
+        min(_bounded(statement.up), GROWTH * _delivered(reports, len(peers) - 1))
+        if is_proven and statement.up
+        else None
         for statement, reports, is_proven in zip(statements, seen, are_proven, strict=True)
     ]
     usual = _usual(ups) or _usual([statement.up for statement in statements]) or 1.0

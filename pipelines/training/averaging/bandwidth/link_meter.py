@@ -12,6 +12,7 @@ group of four with one link of 10 Mbit/s: its answers lagged behind its parts by
 
 import asyncio
 import contextlib
+import itertools
 import math
 import statistics
 import time
@@ -36,8 +37,8 @@ MIN_WAITING = 2**14
 MIN_OF_MEAN = 0.25
 """A connection that has carried a smaller part of the mean connection's bytes does not count."""
 
-FULL_CONNECTIONS, FULL_SHARE = 0.6, 0.5
-"""A link is full while this share of its connections waits, and was if it is full for this share of the bytes sent."""
+FULL_CONNECTIONS, FULL_SECONDS = 0.6, 0.5
+"""A link is full while this share of its connections waits, and was in a round if it was for so long at a stretch."""
 
 HEADROOM = 2.0
 """A link that was not full is taken for this multiple of its fastest stretch."""
@@ -87,14 +88,22 @@ def measured(looks: Sequence[Look], used: Collection[int]) -> tuple[float | None
 
 def _factor(looks: Sequence[Look], used: Collection[int]) -> float:
     """Return what a link is taken for, as a multiple of its fastest stretch: 1 if it was full."""
-    sent = paced = full = 0
-    for before, look in zip(looks, looks[1:], strict=False):
-        number = look.sent - before.sent
-        is_full = bool(used) and len(set(used).intersection(look.waiting)) >= FULL_CONNECTIONS * len(used)
-        sent, full, paced = sent + number, full + number * is_full, paced + number * (is_full or look.is_paced)
-    if full >= FULL_SHARE * sent:
+    if _lasts(looks, lambda look: len(set(used).intersection(look.waiting)) >= max(1, FULL_CONNECTIONS * len(used))):
         return 1.0
-    return PROBE if paced >= FULL_SHARE * sent else HEADROOM
+    return PROBE if _lasts(looks, lambda look: look.is_paced) else HEADROOM
+
+
+def _lasts(looks: Sequence[Look], is_so: Callable[[Look], bool]) -> bool:
+    """Return whether something is so for `FULL_SECONDS` at a stretch, but for single looks at which it is not."""
+    begin: float | None = None
+    for before, look in itertools.pairwise(looks):
+        if is_so(look):
+            begin = look.at if begin is None else begin
+            if look.at - begin >= FULL_SECONDS:
+                return True
+        elif not is_so(before):
+            begin = None
+    return False
 
 
 @dataclass(kw_only=True)

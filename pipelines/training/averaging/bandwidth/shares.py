@@ -14,6 +14,7 @@ in another way than the others cannot take part. Where a member's own vector tak
 others share the rest evenly by their links.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ def divided(num_values: int, shares: Sequence[float]) -> tuple[int, ...]:
         bounds.append(min(num_values, round(num_values * reached)))
     last = max(index for index, share in enumerate(shares) if share)
     bounds[last + 1 :] = [num_values] * (len(bounds) - last - 1)
-    return tuple(end - begin for begin, end in zip(bounds, bounds[1:], strict=False))
+    return tuple(end - begin for begin, end in itertools.pairwise(bounds))
 
 
 def duration_of(members: Sequence[Member], shares: Sequence[float]) -> float:

@@ -4,7 +4,6 @@ A program that writes to the libp2p daemon only learns what the daemon has taken
 """
 
 import contextlib
-import os
 import socket
 import struct
 from dataclasses import dataclass
@@ -65,9 +64,9 @@ def traffic_of(process: int) -> dict[int, Traffic]:
 
 def _socket_inodes(process: int) -> set[int]:
     inodes = set()
-    for descriptor in os.scandir(f"/proc/{process}/fd"):
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(OSError):
-            target = os.readlink(descriptor.path)
+            target = str(descriptor.readlink())
             if target.startswith("socket:["):
                 inodes.add(int(target[8:-1]))
     return inodes
