@@ -222,21 +222,27 @@ class TrustedAllReduceRunner(ReducingEnd):
         members = deque(m for m, mode in modes if mode == AveragingMode.NODE and m not in (reducer, self.peer_id))
         if asks_reducer:
             members.appendleft(reducer)
+        # Answers that are still on their way when this peer gives up are not given again; who listens to all of them, over
+        # links that are full, has to wait for as long as the parts take.
+        patience = max(SECONDS_FOR_AN_ANSWER, 2 * self._opening_seconds if asks_reducer else 0.0)
         num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while members and num_requests and self._missing_parts(peer_index):
                     member, num_requests = members.popleft(), num_requests - 1
                     try:
-                        await self._take_from(member, reducer)
+                        await self._take_from(member, reducer, patience)
                     except TimeoutError:  # it is waiting for the reducer, too
                         members.append(member)
                     except Exception as error:  # peers fail in many ways; another one may have it
                         logger.info("Peer %s did not pass answers on: %r", member, error)
         return self._num_taken[peer_index] > num_taken
 
-    async def _take_from(self, member: PeerID, reducer: PeerID) -> None:
-        """Take what a member has of a reducer's answers; raises TimeoutError if it may get more of them."""
+    async def _take_from(self, member: PeerID, reducer: PeerID, patience: float) -> None:
+        """Take what a member has of a reducer's answers, with so many seconds of silence before each.
+
+        Raises TimeoutError if it may get more of them.
+        """
         peer_index, loop = self.ordered_peer_ids.index(reducer), asyncio.get_running_loop()
         parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
         missing = self._missing_parts(peer_index)
@@ -245,7 +251,7 @@ class TrustedAllReduceRunner(ReducingEnd):
                 answers_request(self.group_id, reducer, missing)
             )
         async with aclosing(stream):
-            messages = aiter_with_timeout(stream, SECONDS_FOR_AN_ANSWER)
+            messages = aiter_with_timeout(stream, patience)
             for index in missing:
                 message = await anext(messages)
                 if message.code != averaging_pb2.AVERAGED_PART:  # it gets no more of them itself
