@@ -47,6 +47,7 @@ MAY_IMPORT = {
     REDUCE: (RUN,),
     f"{AVERAGING}.wire": (RUN, REDUCE),
     f"{AVERAGING}.group": (RUN,),
+    f"{AVERAGING}.bandwidth": (RUN, SWARM),
     AVERAGING: (RUN, ADMISSION, SWARM),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),

@@ -13,6 +13,7 @@ def doctor(
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Check as a peer without open ports.")] = False,
+    bandwidth_limit: Annotated[float | None, typer.Option(help="Upload limit in Mbit/s that join will get.")] = None,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID.")] = None,
@@ -47,6 +48,7 @@ def doctor(
         announce_addresses=tuple(announce or ()),
         client_mode=client_mode,
         identity_file=identity_file,
+        bandwidth_limit_mbit=bandwidth_limit,
     )
     size = number_or_auto("--micro-batch-size", micro_batch_size)
     compute = ComputeOptions(micro_batch_size=size, device=device)

@@ -16,6 +16,7 @@ from pipelines.admission.dht_gate import authorizer_of
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
 from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
+from pipelines.doctor.link_checks import check_round
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs
@@ -23,7 +24,9 @@ from pipelines.swarm.dialling import parse_address, port_objection
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probe_result import SwarmFinding
+from pipelines.training.averaging.bandwidth.estimate import remembered_link
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.repository.organiser import link_file
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
@@ -94,6 +97,7 @@ def run_checks(
     yield from check_machine(examination)
     yield check_ports(network)
     if (opened := examination.opened) is not None:
+        yield check_link(examination, opened.run)
         announce("dataset and data stream")
         yield from check_data(examination, opened.task)
         yield from check_swarm(examination, opened.run)
@@ -193,6 +197,12 @@ def check_ports(network: NetworkOptions) -> CheckResult:
         if objection is not None:
             objections[text] = objection
     return swarm_checks.check_hosts(network.host_addresses, objections)
+
+
+def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
+    """Say what a round will take on this machine's link."""
+    measured = remembered_link(link_file(examination.repository))
+    return check_round(run, _needs(examination).num_parameters, measured, examination.network.bandwidth_limit_mbit)
 
 
 def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:

@@ -26,6 +26,7 @@ class PeerNeeds:
     shared_memory: int | None
     gpu_memory: int | None
     disk: int | None
+    num_parameters: int | None = None
     explanation: str = ""
     """What the figures are based on, such as `125 M parameters, micro-batch 4`."""
 

@@ -41,6 +41,7 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
         shared_memory=SHARED_BYTES_PER_PARAMETER * estimate.num_parameters,
         gpu_memory=estimate.gpu.total if on_gpu else None,
         disk=SPARE_DISK_BYTES + checkpoint_bytes,
+        num_parameters=estimate.num_parameters,
         explanation=f"{estimate.num_parameters / 1e6:,.1f} M parameters, micro-batch {micro_batch_size}",
     )
 

@@ -15,6 +15,14 @@ class UploadLimit:
         self._bytes_per_second = megabits_per_second * BYTES_PER_MEGABIT
         self._free_from = multiprocessing.Value(ctypes.c_double, 0.0)
 
+    def change(self, megabits_per_second: float) -> None:
+        """Limit this process from now on to another rate; infinity: to none."""
+        self._bytes_per_second = megabits_per_second * BYTES_PER_MEGABIT
+
+    def is_full(self, now: float) -> bool:
+        """Return whether bytes that are booked wait for the link."""
+        return self._free_from.value > now
+
     def book(self, number: int, now: float) -> float:
         """Reserve the link for `number` bytes; return the seconds until they may be sent, counted from `now`.
 

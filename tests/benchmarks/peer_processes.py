@@ -17,8 +17,11 @@ def run_peers(
     *,
     seconds: float,
     on_start: Callable[[int, int], None] = lambda number, pid: None,
+    prefixes: Sequence[Sequence[str]] | None = None,
 ) -> None:
     """Run a program once per list of arguments, side by side, until all have ended; what they print is in `folder`.
+
+    `prefixes`: what precedes each one's command.
 
     Raises:
         RuntimeError: one has failed; the message ends with its last lines.
@@ -29,7 +32,8 @@ def run_peers(
     try:
         for number, own in enumerate(arguments):
             with logs[number].open("wb") as log:
-                command = [sys.executable, "-W", "ignore", program, *own]
+                before = prefixes[number] if prefixes is not None else ()
+                command = [*before, sys.executable, "-W", "ignore", program, *own]
                 peers.append(subprocess.Popen(command, start_new_session=True, stderr=log))
             on_start(number, peers[-1].pid)
         for peer, log in zip(peers, logs, strict=True):

@@ -7,6 +7,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,10 +16,13 @@ from joining import seconds_to_first_gradient
 from measurement import Row, median_seconds, write_results
 from rich.console import Console
 from training_steps import measure_step_times
+from unequal_round import UnequalSettings, run_unequal_rounds
 
 from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
 from pipelines.chaos.chaos_swarm import SwarmPlan
 from pipelines.chaos.faults.link_proxy import LinkLimits
+from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
+from pipelines.training.averaging.bandwidth.shares import Link, Member, duration_of, shares_of
 from pipelines.training.optimizers.lamb import Lamb
 
 SMALL_MODEL = dict(
@@ -103,6 +107,39 @@ def measure_slow_link(quick: bool) -> Iterator[Row]:
         )  # fmt: skip
 
 
+def measure_unequal_links(quick: bool) -> Iterator[Row]:
+    """Rounds over links of unequal rates, which nobody types: shares as measured, and equal ones as the peer.
+
+    The floor is the linear programme's optimum for the links' rates, of the bytes in the vector alone.
+    """
+    num_parameters, num_rounds = (2**21, 6) if quick else (2**23, 10)
+    fast, slow = 100.0, 10.0
+    settings = UnequalSettings(megabits=(fast, fast, fast, slow), num_parameters=num_parameters, num_rounds=num_rounds)
+    ours, peer = (_settled(replace(settings, measures=measures)) for measures in (True, False))
+    yield Row(
+        case=f"links of 100, 100, 100, 10 Mbit/s, {num_parameters / 1e6:.0f} M parameters", metric="all-reduce",
+        unit="s", ours=ours, peer=peer, floor=_optimum(settings),
+    )  # fmt: skip
+    homes = replace(settings, megabits=(15.0,) * 4)
+    helped = replace(homes, megabits=(*homes.megabits, 200.0), has_helper=True)
+    yield Row(
+        case=f"4 uplinks of 15 Mbit/s with a fast auxiliary peer, {num_parameters / 1e6:.0f} M parameters",
+        metric="all-reduce", unit="s", ours=_settled(helped), peer=_settled(homes), floor=_optimum(helped),
+    )  # fmt: skip
+
+
+def _settled(settings: UnequalSettings) -> float:
+    """The median of the rounds from the fifth on."""
+    rounds = [r for r in run_unequal_rounds(settings)[4:] if r.is_whole]
+    return statistics.median(r.seconds for r in rounds)
+
+
+def _optimum(settings: UnequalSettings) -> float:
+    senders = [Member(sends=True, reduces=True, link=Link(up=rate, down=rate)) for rate in settings.megabits]
+    members = [*senders[:-1], replace(senders[-1], sends=not settings.has_helper)]
+    return duration_of(members, shares_of(members)) * settings.num_parameters / BYTES_PER_MEGABIT
+
+
 def measure_goodput(quick: bool) -> Iterator[Row]:
     """Samples per second that reach the common model, beside what the peers' paces add up to.
 
@@ -143,6 +180,7 @@ CASES = dict(
     steps=measure_steps,
     bytes=measure_bytes,
     slow_link=measure_slow_link,
+    unequal_links=measure_unequal_links,
     goodput=measure_goodput,
 )
 

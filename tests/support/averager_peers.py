@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import hivemind
@@ -143,7 +144,7 @@ def take_part(settings: dict) -> None:
         averager.shutdown()
 
 
-def fork_member(settings: dict) -> int:
+def fork_member(settings: dict, take_part: Callable[[dict], None]) -> int:
     if child := os.fork():
         return child
     code = 1
@@ -163,7 +164,7 @@ def main(settings: dict) -> None:
     parallel_streams.MIN_VALUES_PER_STREAM = 1  # two streams to every reducer, as for a long vector
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
-    children = [fork_member(settings | dict(name=name)) for name in settings["members"]]
+    children = [fork_member(settings | dict(name=name), take_part) for name in settings["members"]]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert codes == [0] * len(children), codes
     write_event(settings, event="finished")

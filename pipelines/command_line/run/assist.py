@@ -32,6 +32,9 @@ def assist(
     evaluation_threads: Annotated[int, typer.Option(help="Threads of the CPU that it may use.")] = 1,
     evaluation_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     evaluation_hours: Annotated[float, typer.Option(help="An evaluation that takes longer is given up.")] = 6.0,
+    help_averaging: Annotated[
+        bool, typer.Option(help="Reduce gradients for the others when this link makes their rounds shorter.")
+    ] = True,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
@@ -40,8 +43,9 @@ def assist(
     """Start an auxiliary peer: newcomers find the swarm through it, and it publishes checkpoints and metrics.
 
     It needs no GPU. It announces its addresses in the run's repository, keeps the training state, serves it when all
-    trainers have left, and resumes from the newest checkpoint after a restart. While the Hub is down it spools
-    checkpoints to disk. If there are several auxiliary peers, one publishes; another takes over if it goes silent.
+    trainers have left, and resumes from the newest checkpoint after a restart. With a fast link it reduces gradients
+    for the others. While the Hub is down it spools checkpoints to disk. If there are several auxiliary peers, one
+    publishes; another takes over if it goes silent.
 
     Publishers must be listed. On the machine where the run was created it lists itself; on another one it prints the
     command with which the organiser does so, and publishes from then on.
@@ -87,5 +91,6 @@ def assist(
         max_spool_gigabytes=spool_gigabytes,
         trackers=tuple(tracker or ()),
         evaluation=evaluation,
+        helps_averaging=help_averaging,
     )
     run_auxiliary_peer(repository, network, options, events=EventFile(events))

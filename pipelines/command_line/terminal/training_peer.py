@@ -41,7 +41,8 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
             check=lambda *machine: report_obstacles(console, repository, quick_checks(*machine)),
             parts=parts,
         ) as membership:
-            _show_training(console, status, membership.train(), membership.peer, events)
+            reports = _noting_link(repository, console, membership.train(), membership.peer)
+            _show_training(console, status, reports, membership.peer, events)
     num_samples = membership.peer.num_samples
     events.happened("left", num_samples=num_samples)
     console.print(f"Left {repository}: contributed {num_samples} {membership.peer.run.unit}.")
@@ -66,6 +67,30 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
         console.print(f"To pause it: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}", highlight=False)
     elif event in ("entered", "paused", "resumed"):
         events.happened(event)
+
+
+def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer: Any) -> Iterator[Any]:
+    """Pass reports on; say once what a round takes on this link, and remember what it was measured to carry."""
+    from pipelines.training.averaging.bandwidth.estimate import remember_link, round_line
+    from pipelines.training.averaging.bandwidth.shares import Link
+    from pipelines.training.repository.organiser import link_file
+
+    num_parameters = sum(parameter.numel() for parameter in peer.model.parameters() if parameter.requires_grad)
+    is_said, limit = False, peer.network.bandwidth_limit_mbit
+    if limit is not None:
+        line = round_line(peer.run, num_parameters, Link(up=limit, down=limit), "--bandwidth-limit")
+        console.print(f"A round takes {line}.", highlight=False)
+    for report in reports:
+        newest = peer.optimizer.grad_averager.last_round
+        if report.ended_epoch and newest.up_mbit:
+            link = Link(up=newest.up_mbit, down=newest.down_mbit)
+            remember_link(link_file(repository), link)
+            if not is_said:
+                console.print(
+                    f"A round takes {round_line(peer.run, num_parameters, link, 'measured')}.", highlight=False
+                )
+            is_said = True
+        yield report
 
 
 def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile) -> None:

@@ -47,6 +47,9 @@ class AuxiliaryOptions:
     evaluation: EvaluationOptions | None = None
     """How published checkpoints are evaluated; None: they are not."""
 
+    helps_averaging: bool = True
+    """Whether this peer reduces a share of the gradients when its link makes the rounds shorter."""
+
     def __post_init__(self) -> None:
         check_positive(self, "takeover_seconds", "metrics_interval_seconds", "retry_seconds")
         check_positive(self, "max_spool_gigabytes")

@@ -106,6 +106,7 @@ class AuxiliaryPeer:
             anchor_keys=keys,
             own_anchor_key=key.public,
             listens=True,
+            may_help=self._options.helps_averaging,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self.averager = self.optimizer.state_averager

@@ -24,13 +24,14 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
-from hivemind.utils.asyncio import as_aiter, azip
+from hivemind.utils.asyncio import as_aiter, azip, enter_asynchronously
 
 from pipelines.admission.averaging_gate import AveragingGate
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
+from pipelines.training.averaging.bandwidth.division import Division
 from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.figures import AveragingRound, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
@@ -78,14 +79,17 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         min_share_averaged: float = MIN_SHARE_AVERAGED,
         upload_limit: UploadLimit | None = None,
         rounds_begin_together: bool = True,
+        may_help: bool = False,
         **kwargs: Any,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
-        `rounds_begin_together`: see `GroupSearch`; all else is as in `DecentralizedAverager`.
+        `rounds_begin_together`: see `GroupSearch`; `may_help`: see `Division`; all else is as in
+        `DecentralizedAverager`.
         """
         self._gate = AveragingGate(admission, prefix, kwargs.get("allreduce_timeout"))
-        self._rounds_begin_together = rounds_begin_together
+        self._rounds_begin_together, self._may_help = rounds_begin_together, may_help
+        self._division: Division | None = None
         self._rule, self._min_share_averaged, self._upload_limit = rule, min_share_averaged, upload_limit
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
         self._memory = RoundMemory()
@@ -156,7 +160,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._num_senders_served += 1
         try:
             async for message in until_reader_closes(super().rpc_aggregate_part(stream, context)):
-                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+                await self._pass_bytes(len(message.tensor_part.buffer))
                 yield message
         finally:
             self._num_senders_served -= 1
@@ -191,6 +195,12 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         if self._checks is not None:
             async for message in until_reader_closes(self._checks.hear(context.remote_id, stream)):
                 yield message
+
+    async def _pass_bytes(self, number: int) -> None:
+        """Wait until the upload limit and the pace of this peer's link let so many bytes of a part pass."""
+        await pass_bytes(self._upload_limit, number)
+        if self._division is not None:
+            await pass_bytes(self._division.pacer, number)
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -230,12 +240,14 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         """
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        self._division = self._division or Division(self.dht.pid, self.bandwidth, may_help=self._may_help)
+        step._data_for_gather = self._division.told(step.data_for_gather)
         self._gate.prove(step, self.peer_id)
         step.wait_for_cancel = partial(until_cancelled, step)
         self._checks = self._checks or self.checks_type(
             self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
         )
-        if self.mode == AveragingMode.AUX and self.bandwidth == 0:  # those who only listen would make empty groups
+        if self.mode == AveragingMode.AUX:  # those who send nothing would make empty groups
             self._matchmaking.client_mode = True
         self._search = self._search or GroupSearch(
             self._matchmaking,
@@ -252,7 +264,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             del step.wait_for_cancel  # which refers to the step: its pipes would stay open until garbage is collected
             self._search.end()
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kwargs: Any) -> Any:
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
         group_info = self._gate.checked(group_info)
         try:
             for gathered in group_info.gathered:
@@ -261,7 +273,20 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             logger.warning("A group was aborted. %s", error)
             self._distrust(self._search.leader if self._search is not None else None)
             raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
-        return await super()._aggregate_with_group(group_info, *args, **kwargs)
+        peers, division = group_info.peer_ids, self._division
+        assert division is not None, "a round begins in `_step` alone"
+        try:
+            ids = [peer.to_bytes() for peer in peers]
+            shares = division.divide(peers.index(self.peer_id), ids, group_info.gathered, self.total_size)
+            async with enter_asynchronously(self.get_tensors()) as tensors, division.measuring():
+                await self._run_allreduce_inplace_(tensors, group_info, peer_fractions=shares, **kwargs)
+            if (link := division.measured) is not None:
+                self._figures.up_mbit.value, self._figures.down_mbit.value = link.up, link.down
+            return dict.fromkeys(peers)
+        except BaseException as error:  # also when it is out of time: hivemind then looks for a group again
+            if isinstance(error, Exception):
+                logger.exception(error)
+            raise MatchmakingException(f"A round failed: {error!r}") from error
 
     def _tell_process(self, method: str, *arguments: Any) -> None:
         """Call a method in the averager's process, before anything it is told later."""
@@ -319,6 +344,8 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
                 search.meet_again(members, followers, runner.late_senders | runner.bad_reducers)
             self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
+        if runner.share_averaged == 1.0 and self._division is not None:
+            self._division.note_round(runner.delivered_mbit())
         self._attempt_times.note_success(time.monotonic() - started)
         if is_half:
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
@@ -328,7 +355,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
-            count_bytes=self._figures.count_bytes, upload_limit=self._upload_limit,
+            count_bytes=self._figures.count_bytes, pass_bytes=self._pass_bytes,
             is_last_attempt=self._num_attempts_left == 0, **kwargs,
         )  # fmt: skip
 

@@ -30,6 +30,12 @@ class AveragingRound:
     group_size: int
     """Peers in the last round's group that send gradients; an anchor does not."""
 
+    up_mbit: float
+    """What this peer's link was measured to carry in Mbit/s, at most the upload limit; 0: not measured yet."""
+
+    down_mbit: float
+    """The same of what it receives."""
+
     num_withheld: int
     """Rounds to which this peer sent zeros because its own values were not finite."""
 
@@ -52,6 +58,8 @@ class SharedFigures:
         self.share_averaged = multiprocessing.Value(ctypes.c_double, 1.0)
         self.seconds = multiprocessing.Value(ctypes.c_double, 0.0)
         self.group_size = multiprocessing.Value(ctypes.c_int64, 0)
+        self.up_mbit = multiprocessing.Value(ctypes.c_double, 0.0)
+        self.down_mbit = multiprocessing.Value(ctypes.c_double, 0.0)
         self.num_withheld = multiprocessing.Value(ctypes.c_int64, 0)
         self.num_incomplete_rounds = multiprocessing.Value(ctypes.c_int64, 0)
         self.ledger = SuspectLedger()

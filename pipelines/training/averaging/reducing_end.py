@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.partition import BannedException
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -24,6 +25,7 @@ from hivemind.utils.asyncio import (
     attach_event_on_finished,
 )
 
+from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
 from pipelines.training.averaging.evidence import PartForm, RoundTerms
 from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
@@ -93,6 +95,8 @@ class ReducingEnd(AllReduceRunner):
         self.tensor_part_container.return_deltas = False  # a part that fails keeps its local values
         self._signatures = signatures
         self._averages: dict[int, asyncio.Future[averaging_pb2.AveragingData]] = {}
+        self._asked: asyncio.Queue[int] = asyncio.Queue()  # parts of which an answer is made
+        self._began, self._arrived = time.monotonic(), dict[PeerID, tuple[int, float]]()
         self.offences: set[tuple[PeerID, Offence]] = set()
         self.lost_senders: set[PeerID] = set()
         # Counted as they are sent: answers to slower peers continue after this peer's own result is complete.
@@ -146,6 +150,35 @@ class ReducingEnd(AllReduceRunner):
         shares = zip(self.sender_peer_ids, self.tensor_part_reducer.shares_waited, strict=True)
         late = {peer for peer, share in shares if share >= LATE_SHARE}
         return late if len(late) < len(self.sender_peer_ids) else set()
+
+    def should_delay_results(self, peer_id: PeerID) -> bool:
+        """Tell whether a peer reads its answers only when it has sent everything: clients do.
+
+        hivemind also has those do it that reduce nothing: a slow link then carries its two directions one after the
+        other.
+        """
+        return self.modes[self.ordered_peer_ids.index(peer_id)] == AveragingMode.CLIENT
+
+    def delivered_mbit(self) -> dict[bytes, float]:
+        """Return the rate at which each peer has delivered parts and answers here, from the round's start to its last.
+
+        In Mbit/s, by peer id. A peer from which nothing has come, or that was lost, is left out.
+        """
+        absent = self.lost_senders | self.banned_senders
+        return {
+            peer.to_bytes(): number / BYTES_PER_MEGABIT / max(last - self._began, 1e-3)
+            for peer, (number, last) in self._arrived.items()
+            if number and peer not in absent
+        }
+
+    async def _arriving(
+        self, peer: PeerID, messages: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Count what a peer delivers."""
+        async for message in messages:
+            number, _ = self._arrived.get(peer, (0, 0.0))
+            self._arrived[peer] = number + len(message.tensor_part.buffer), time.monotonic()
+            yield message
 
     def name_late_senders(self) -> None:
         """Report those that the others were waiting for when the round was aborted."""
@@ -212,7 +245,7 @@ class ReducingEnd(AllReduceRunner):
         try:
             async for received in amap_in_executor(
                 partial(self._check_input, sender, part_indices),
-                aenumerate(aiter_with_timeout(stream, self.sender_timeout)),
+                aenumerate(self._arriving(sender, aiter_with_timeout(stream, self.sender_timeout))),
                 max_prefetch=self.tensor_part_container.prefetch,
             ):
                 part_index = part_indices[num_answered]
@@ -259,6 +292,7 @@ class ReducingEnd(AllReduceRunner):
     async def _answer(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         if part_index not in self._averages:  # compressed and signed once for all members
             loop = asyncio.get_running_loop()
+            self._asked.put_nowait(part_index)
             self._averages[part_index] = loop.run_in_executor(None, self._signed, average, part_index)
         return await asyncio.shield(self._averages[part_index])
 

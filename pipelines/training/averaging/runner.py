@@ -5,7 +5,7 @@ import hashlib
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter, attach_event_on_finished
 
-from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.wire.codec import read_part
@@ -76,13 +75,16 @@ class TrustedAllReduceRunner(ReducingEnd):
     agree in every bit that they have received. The reducer's own part goes through the codec too, so that others can
     make the average again.
 
-    A member that neither sends nor reduces only listens: it takes all answers from the others.
+    A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(self, *, is_last_attempt: bool, upload_limit: UploadLimit | None = None, **kwargs: Any) -> None:
-        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero."""
+    def __init__(self, *, is_last_attempt: bool, pass_bytes: Callable[[int], Awaitable[None]], **kwargs: Any) -> None:
+        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
+
+        `pass_bytes` waits until so many bytes may be sent.
+        """
         super().__init__(**kwargs)
-        self._is_last_attempt, self._upload_limit = is_last_attempt, upload_limit
+        self._is_last_attempt, self._pass_bytes = is_last_attempt, pass_bytes
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
         self.answers = RoundAnswers(self.ordered_peer_ids)
@@ -106,8 +108,7 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def run(self) -> AsyncGenerator[torch.Tensor, None]:
         """Yield the averages, tensor by tensor; see `AllReduceRunner.run`."""
-        takes_part = self.peer_id in self.sender_peer_ids or bool(self.parts_for_local_averaging)
-        averages = super().run() if takes_part else self._listen()
+        averages = super().run() if self.peer_id in self.sender_peer_ids else self._listen()
         try:
             async with aclosing(averages):
                 async for average in averages:
@@ -117,10 +118,12 @@ class TrustedAllReduceRunner(ReducingEnd):
                 self._future.exception()  # nobody else looks at it, and asyncio would print it
 
     async def _listen(self) -> AsyncGenerator[torch.Tensor, None]:
-        """Take all answers from those that reduce and from those that they have answered; send nothing."""
+        """Take all answers from those that reduce and from those that they have answered; send no vector."""
         container = self.tensor_part_container
         counts = zip(self.ordered_peer_ids, container.num_parts_by_peer, strict=True)
         tasks = [asyncio.create_task(self._listen_to(peer)) for peer, number in counts if number]
+        if self.parts_for_local_averaging:
+            tasks.append(asyncio.create_task(self._handle_missing_senders()))
         try:
             async for average in container.iterate_output_tensors():
                 yield average
@@ -135,6 +138,9 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def _listen_to(self, reducer: PeerID) -> None:
         peer_index = self.ordered_peer_ids.index(reducer)
+        if reducer == self.peer_id:
+            await self._communicate_with_peer(reducer)
+            return
         await self._take_from_others(reducer, asks_reducer=True)
         self.answers.end(reducer)
         if self._missing_parts(peer_index):
@@ -167,7 +173,9 @@ class TrustedAllReduceRunner(ReducingEnd):
 
     async def _take_from_reducer(self, reducer: PeerID) -> None:
         is_own = reducer == self.peer_id
-        async with aclosing(self._own_answers() if is_own else self._answers(reducer)) as answers:
+        sends = self.peer_id in self.sender_peer_ids
+        own_answers = self._own_answers if sends else self._answers_to_others
+        async with aclosing(own_answers() if is_own else self._answers(reducer)) as answers:
             async for answer in answers:
                 self._register(reducer, answer)
 
@@ -214,21 +222,27 @@ class TrustedAllReduceRunner(ReducingEnd):
         members = deque(m for m, mode in modes if mode == AveragingMode.NODE and m not in (reducer, self.peer_id))
         if asks_reducer:
             members.appendleft(reducer)
+        # Answers that are still on their way when this peer gives up are not given again; who listens to all of them, over
+        # links that are full, has to wait for as long as the parts take.
+        patience = max(SECONDS_FOR_AN_ANSWER, 2 * self._opening_seconds if asks_reducer else 0.0)
         num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while members and num_requests and self._missing_parts(peer_index):
                     member, num_requests = members.popleft(), num_requests - 1
                     try:
-                        await self._take_from(member, reducer)
+                        await self._take_from(member, reducer, patience)
                     except TimeoutError:  # it is waiting for the reducer, too
                         members.append(member)
                     except Exception as error:  # peers fail in many ways; another one may have it
                         logger.info("Peer %s did not pass answers on: %r", member, error)
         return self._num_taken[peer_index] > num_taken
 
-    async def _take_from(self, member: PeerID, reducer: PeerID) -> None:
-        """Take what a member has of a reducer's answers; raises TimeoutError if it may get more of them."""
+    async def _take_from(self, member: PeerID, reducer: PeerID, patience: float) -> None:
+        """Take what a member has of a reducer's answers, with so many seconds of silence before each.
+
+        Raises TimeoutError if it may get more of them.
+        """
         peer_index, loop = self.ordered_peer_ids.index(reducer), asyncio.get_running_loop()
         parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
         missing = self._missing_parts(peer_index)
@@ -237,7 +251,7 @@ class TrustedAllReduceRunner(ReducingEnd):
                 answers_request(self.group_id, reducer, missing)
             )
         async with aclosing(stream):
-            messages = aiter_with_timeout(stream, SECONDS_FOR_AN_ANSWER)
+            messages = aiter_with_timeout(stream, patience)
             for index in missing:
                 message = await anext(messages)
                 if message.code != averaging_pb2.AVERAGED_PART:  # it gets no more of them itself
@@ -272,6 +286,23 @@ class TrustedAllReduceRunner(ReducingEnd):
                 values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
                 yield _Answer(part_index=part_index, message=message, values=values)
 
+    async def _answers_to_others(self) -> AsyncGenerator[_Answer, None]:
+        """Take this helper's own answers as they are made for the others; it has no parts that would wait for them."""
+        loop, ended = asyncio.get_running_loop(), asyncio.create_task(self.tensor_part_reducer.finished.wait())
+        try:
+            for _ in self.parts_for_local_averaging:
+                asked = asyncio.create_task(self._asked.get())
+                await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done() and self._asked.empty():  # all senders are gone
+                    asked.cancel()
+                    return
+                part_index = await asked
+                message = await asyncio.shield(self._averages[part_index])
+                values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
+                yield _Answer(part_index=part_index, message=message, values=values)
+        finally:
+            ended.cancel()
+
     def _own_input(self, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
         """Take a part of this peer's own share through the codec, as others' parts come; runs in a thread."""
         part_index, part = numbered_part
@@ -301,7 +332,9 @@ class TrustedAllReduceRunner(ReducingEnd):
             await all_sent.wait()
         async for answer in amap_in_executor(
             partial(self._check_answer, peer_id),
-            aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout),
+            self._arriving(
+                peer_id, aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout)
+            ),
             as_aiter(*indices),
             as_aiter(*parts),
             max_prefetch=self.tensor_part_container.prefetch,
@@ -371,7 +404,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         async for part_index, message, digest in signed:
             self.sent[reducer, part_index] = (message.weight, digest)
             self._count_bytes(len(message.tensor_part.buffer))
-            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
+            await self._pass_bytes(len(message.tensor_part.buffer))
             yield message
 
 

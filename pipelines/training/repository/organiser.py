@@ -26,6 +26,11 @@ def local_folder(purpose: str, repository: str) -> Path:
     return Path(constants.HF_HOME) / "dalle-collab" / purpose / "--".join(names)
 
 
+def link_file(repository: str) -> Path:
+    """Return where this machine keeps what its link was measured to carry in a run."""
+    return local_folder("links", repository) / "link.json"
+
+
 def organiser_key_file(repository: str) -> Path:
     """Return where `run create` puts the organiser's key unless it is told otherwise."""
     return local_folder("organiser", repository) / "organiser_key.pem"

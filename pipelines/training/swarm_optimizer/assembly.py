@@ -35,7 +35,8 @@ from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTr
 from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
 
 LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
-"""Options of a gradient averager that sends nothing and reduces nothing; see `TrustedAllReduceRunner`."""
+"""Options of a gradient averager that sends nothing, and reduces nothing unless it `may_help`; see
+`TrustedAllReduceRunner`."""
 
 
 def make_optimizer(
@@ -50,12 +51,14 @@ def make_optimizer(
     own_anchor_key: str | None = None,
     lease: LeaseBook | NoLease | None = None,
     listens: bool = False,
+    may_help: bool = False,
     verbose: bool = False,
 ) -> SwarmOptimizer:
     """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients.
 
     `anchor_keys` returns the public keys of the run's anchors, in order; `own_anchor_key` is this peer's, if it is one.
-    `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing.
+    `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing, except where it
+    `may_help` and its link makes the rounds shorter.
     """
     check_codec(averaging_compression(run))
     level = logging.INFO if verbose else logging.DEBUG
@@ -84,7 +87,7 @@ def make_optimizer(
         keeps_own_gradient=True,
         gradient_momentum=gradient_momentum(run),
         start=True,
-        **(options | (dict(LISTENER) if listens else {})),
+        **(options | (dict(LISTENER, may_help=may_help) if listens else {})),
     )
     step_along_averaged_gradients(state, gradients)
     parts = EpochParts(

@@ -1,0 +1,127 @@
+"""One averager's part in dividing the vector: what it tells its group of links, and the shares that follow."""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.training.averaging.bandwidth.claims import Witness, members_of, read_statement, told
+from pipelines.training.averaging.bandwidth.link_meter import LinkMeter
+from pipelines.training.averaging.bandwidth.shares import Link, Member, divided, duration_of, shares_of
+from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
+
+logger = logging.getLogger(__name__)
+
+MIN_GAIN = 1.1
+"""A helper offers its link if that makes the round shorter by this factor."""
+
+ROUNDS_BETWEEN_OFFERS = 20
+"""A helper that has found out that its link gains nothing listens for this many rounds."""
+
+
+class Division:
+    """What one averager knows of its group's links; lives in the averager's process."""
+
+    def __init__(self, dht_process: int | None, limit_mbit: float | None, *, may_help: bool) -> None:
+        """`dht_process` has started the libp2p daemon; `limit_mbit`: the upload limit of this peer, 0 if it listens.
+
+        `may_help`: whether a peer that listens offers to reduce where that promises a gain.
+        """
+        self._dht_process, self._daemon = dht_process, None if dht_process is None else daemon_of(dht_process)
+        self._limit_mbit, self._may_help = limit_mbit, may_help
+        self._meter, self._witness = LinkMeter(count=self._count), Witness()
+        self._members: tuple[Member, ...] = ()
+        self._own_index = self._num_rounds_to_listen = 0
+        self.helps = False
+
+    @property
+    def pacer(self) -> UploadLimit:
+        """Paces what this peer sends; see `LinkMeter`."""
+        return self._meter.pacer
+
+    @property
+    def measured(self) -> Link | None:
+        """What this peer's link was measured to carry; None: nothing yet."""
+        return self._meter.link
+
+    @property
+    def link(self) -> Link | None:
+        """What this peer's link carries: measured, or what it was limited to; None: neither is known."""
+        measured, limit = self.measured, self._limit_mbit
+        if not limit:
+            return measured
+        return Link(up=limit, down=limit) if measured is None else replace(measured, up=min(measured.up, limit))
+
+    def told(self, gathered: bytes) -> bytes:
+        """Return what this peer tells its group, in place of what hivemind has it say."""
+        link = self.link
+        if self._limit_mbit == 0 and not self._offers_help():
+            return told(gathered, 0.0, None, self._witness.report())
+        up, down = (None, None) if link is None else (round(link.up, 3), round(link.down, 3))
+        return told(gathered, up, down, self._witness.report())
+
+    def _offers_help(self) -> bool:
+        """Decide whether this peer, which listens, offers its link for the next round."""
+        link = self._meter.link
+        if not self._may_help or link is None or not self._members:
+            return False
+        self._num_rounds_to_listen -= 1
+        offers = gain_of_help(self._members, self._own_index, link) >= MIN_GAIN and self._num_rounds_to_listen <= 0
+        if offers != self.helps:
+            logger.info("This peer %s the others to reduce.", "begins to help" if offers else "no longer helps")
+            self._num_rounds_to_listen = 0 if offers else ROUNDS_BETWEEN_OFFERS
+        self.helps = offers
+        return offers
+
+    def divide(self, own_index: int, peers: Sequence[bytes], gathered: Sequence[bytes], size: int) -> tuple[int, ...]:
+        """Return how many values of the vector each member reduces; all members come to the same.
+
+        Raises:
+            ValueError: nobody can reduce.
+        """
+        self._members, self._own_index = members_of(peers, tuple(map(read_statement, gathered))), own_index
+        shares = shares_of(self._members)
+        logger.debug(
+            "Measured here: %s. Links that count: %s. Shares: %s.",
+            self._meter.link,
+            [(round(member.link.up, 1), round(member.link.down, 1), member.is_proven) for member in self._members],
+            [round(share, 3) for share in shares],
+        )
+        return divided(size, shares)
+
+    def note_round(self, delivered: Mapping[bytes, float]) -> None:
+        """Take what the others have delivered in a whole round, in Mbit/s, by peer id."""
+        self._witness.note_round(delivered)
+
+    @asynccontextmanager
+    async def measuring(self) -> AsyncIterator[None]:
+        """Measure this peer's link meanwhile."""
+        watching = asyncio.create_task(self._meter.watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+    def _count(self) -> Mapping[int, Traffic]:
+        if self._daemon is None:
+            raise OSError("There is no libp2p daemon to be seen.")
+        return traffic_of(self._daemon)
+
+
+def gain_of_help(members: Sequence[Member], own_index: int, link: Link) -> float:
+    """Return how many times shorter a round is if a member that sends nothing reduces over such a link."""
+    others = (*members[:own_index], *members[own_index + 1 :])
+    if not any(other.reduces for other in others):
+        return math.inf
+    durations = []
+    for helps in (False, True):
+        own = replace(members[own_index], reduces=helps, is_proven=True, link=link)
+        group = (*members[:own_index], own, *members[own_index + 1 :])
+        durations.append(duration_of(group, shares_of(group)))
+    return durations[0] / durations[1]

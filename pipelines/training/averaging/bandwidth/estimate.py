@@ -1,0 +1,41 @@
+"""What a round of a run will take on a link, and what this machine remembers of its link."""
+
+import json
+import math
+from pathlib import Path
+
+from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
+from pipelines.training.averaging.bandwidth.shares import Link
+from pipelines.training.run.training_run import TrainingRun
+
+BYTES_PER_VALUE = {"none": 4, "float16": 2, "blockwise_8bit": 1}
+"""On the wire, by the run's `averaging_compression`."""
+
+
+def round_line(run: TrainingRun, num_parameters: int, link: Link, source: str) -> str:
+    """Return one line about how long a round takes; `source`: where the link's rates, in Mbit/s, come from.
+
+    A peer sends its vector at least, if the others reduce, and twice as much at most, in a large group of equals.
+    """
+    num_bytes = num_parameters * BYTES_PER_VALUE[run.averaging_compression]
+    seconds = num_bytes / (min(link.up, link.down) * BYTES_PER_MEGABIT)
+    rates = f"{link.up:.3g} Mbit/s up, {link.down:.3g} down"
+    return f"{seconds:.2g} to {2 * seconds:.2g} s for {num_bytes / 1e6:.3g} MB at {rates} ({source})"
+
+
+def remember_link(file: Path, link: Link) -> None:
+    """Write down what a link was measured to carry, for the next time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(dict(up=link.up, down=link.down)), encoding="utf-8")
+    partial.replace(file)
+
+
+def remembered_link(file: Path) -> Link | None:
+    """Return what was written down last; None: nothing that can be read."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        rates = float(values["up"]), float(values["down"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return Link(up=rates[0], down=rates[1]) if all(0 < rate < math.inf for rate in rates) else None

@@ -1,0 +1,181 @@
+"""What a link carries, by what passed in a round, and the kernel's counters that say what passed."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Collection
+
+import pytest
+
+from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
+from pipelines.training.averaging.bandwidth.estimate import remember_link, remembered_link, round_line
+from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, LinkMeter, Look, measured
+from pipelines.training.averaging.bandwidth.shares import Link, Member
+from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
+from pipelines.training.run.training_run import TrainingRun
+
+MEGABIT = 125_000
+
+
+def looks_at(rates: list[tuple[float, float]], *, waiting: Collection[int] = ()) -> list[Look]:
+    """Looks every tenth of a second at a link that runs at these rates up and down in Mbit/s, one for each second."""
+    looks, sent, received = [Look(0.0, 0, 0, waiting)], 0.0, 0.0
+    for up, down in rates:
+        for _ in range(10):
+            sent, received = sent + up * MEGABIT / 10, received + down * MEGABIT / 10
+            looks.append(Look(len(looks) / 10, int(sent), int(received), waiting))
+    return looks
+
+
+CONNECTIONS = {1: 10**6, 2: 10**6, 3: 10**6, 4: 10**6}
+
+
+def test_a_link_for_which_all_connections_wait_carries_what_it_does():
+    up, down = measured(looks_at([(10, 9)] * 5, waiting=CONNECTIONS), CONNECTIONS)
+    assert up == pytest.approx(10, rel=0.01)
+    assert down == pytest.approx(9, rel=0.01)
+
+
+def test_waiting_for_others_does_not_count():
+    looks = looks_at([(10, 8)] * 3 + [(0, 0)] * 2, waiting=CONNECTIONS)
+    up, down = measured(looks, CONNECTIONS)
+    assert up == pytest.approx(10, rel=0.01)
+    assert down == pytest.approx(8, rel=0.01)
+
+
+@pytest.mark.parametrize("waiting", [(), (3,), (1, 2)], ids=["none", "one slow peer", "two slow peers"])
+def test_a_link_that_was_never_full_is_taken_for_more_than_its_fastest_stretch(waiting):
+    up, down = measured(looks_at([(60, 50), (6, 5), (6, 5), (6, 5)], waiting=waiting), CONNECTIONS)
+    assert up == pytest.approx(60 * HEADROOM, rel=0.01)
+    assert down == pytest.approx(50 * HEADROOM, rel=0.01)
+
+
+def test_hardly_any_bytes_or_no_time_say_nothing():
+    assert measured(looks_at([(0.5, 30)] * 4), CONNECTIONS)[0] is None
+    assert measured([], {}) == (None, None)
+    assert measured(looks_at([(100, 100)])[:3], CONNECTIONS) == (None, None)
+
+
+def test_the_median_of_the_last_rounds_counts_and_an_unused_direction_counts_like_the_other():
+    meter = LinkMeter(count=dict)
+    assert meter.link is None
+    for rate in (10, 50, 20, 30):
+        meter.note_round(looks_at([(rate, 0.1)] * 4, waiting=CONNECTIONS), CONNECTIONS)
+    assert meter.link == Link(up=pytest.approx(30, rel=0.01), down=pytest.approx(30, rel=0.01))
+
+
+def test_a_connection_that_carries_next_to_nothing_is_not_asked_whether_it_waits():
+    meter = LinkMeter(count=dict)
+    meter.note_round(looks_at([(10, 10)] * 4, waiting=CONNECTIONS), CONNECTIONS | dict.fromkeys(range(5, 8), 20_000))
+    assert meter.link == Link(up=pytest.approx(10, rel=0.01), down=pytest.approx(10, rel=0.01))
+
+
+def test_a_meter_that_watches_counts_connections_that_open_and_close():
+    counts = [
+        {1: Traffic(5_000_000, 0, 0)},  # before the round
+        {1: Traffic(5_000_000, 0, 99_999), 2: Traffic(400_000, 0, 0)},
+        {2: Traffic(2_400_000, 0, 99_999)},
+    ]
+    seen, enough = 0, asyncio.Event()
+
+    def count() -> dict[int, Traffic]:
+        nonlocal seen
+        seen += 1
+        if seen == 14:
+            enough.set()
+        return counts[min(seen, len(counts)) - 1]
+
+    meter = LinkMeter(count=count)
+
+    async def watch() -> None:
+        watching = asyncio.create_task(meter.watch())
+        await enough.wait()
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    asyncio.run(watch())
+    assert meter.link is not None
+    assert 0 < meter.link.up <= HEADROOM * 2.4 * 8  # Mbit in a second: those of the round, not those before it
+
+
+def test_where_the_kernel_does_not_tell_nothing_is_measured():
+    def count() -> dict[int, Traffic]:
+        raise PermissionError("no")
+
+    meter = LinkMeter(count=count)
+    asyncio.run(meter.watch())
+    assert meter.link is None
+
+
+def test_the_kernel_tells_what_a_connection_has_carried_and_what_waits():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            thread = threading.Thread(target=sender.sendall, args=(b"x" * 2_000_000,))
+            thread.start()
+            number = 0
+            while number < 2_000_000:
+                number += len(receiver.recv(2**16))
+            thread.join()
+            receiver.sendall(b"y" * 1000)
+            assert sender.recv(1000)
+            traffic = traffic_of(os.getpid())
+            sent, got = (traffic[os.fstat(end.fileno()).st_ino] for end in (sender, receiver))
+            assert sent.received == got.sent == 1000 or sent.received == 1000
+            assert got.received == 2_000_000
+            assert sent.sent in (2_000_000, 2_000_001)  # the opening counts on some kernels
+            sender.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                while True:
+                    sender.send(b"x" * 2**16)
+            assert traffic_of(os.getpid())[os.fstat(sender.fileno()).st_ino].waiting > 0
+
+
+def test_a_process_that_has_ended_has_no_traffic_and_one_without_a_daemon_none():
+    with pytest.raises(OSError):
+        traffic_of(2**22 + 1)
+    assert daemon_of(os.getpid()) is None
+
+
+def node(rate: float) -> Member:
+    return Member(sends=True, reduces=True, link=Link(up=rate, down=rate))
+
+
+LISTENER = Member(sends=False, reduces=False, link=Link(up=1, down=1))
+CLIENT = Member(sends=True, reduces=False, link=Link(up=15, down=15))
+
+
+def test_a_fast_helper_gains_where_links_are_slow_and_a_slow_one_nowhere():
+    group = (node(15), node(15), LISTENER, node(15), node(15))
+    assert gain_of_help(group, 2, Link(up=1000, down=1000)) == pytest.approx(1.75, rel=0.01)
+    assert gain_of_help(group, 2, Link(up=3, down=3)) == pytest.approx(1.0)
+    assert gain_of_help((CLIENT, LISTENER, CLIENT), 1, Link(up=3, down=3)) == float("inf")
+
+
+def test_an_upload_limit_bounds_what_is_claimed_and_is_claimed_before_anything_is_measured():
+    division = Division(None, 20.0, may_help=False)
+    assert division.link == Link(up=20.0, down=20.0)
+    division._meter.note_round(looks_at([(10, 40)] * 4, waiting=CONNECTIONS), CONNECTIONS)
+    assert division.link == Link(up=pytest.approx(10, rel=0.01), down=pytest.approx(40, rel=0.01))
+
+
+def test_a_link_is_remembered_and_a_damaged_file_is_not_believed(tmp_path):
+    file = tmp_path / "folder" / "link.json"
+    assert remembered_link(file) is None
+    remember_link(file, Link(up=10.5, down=20.0))
+    assert remembered_link(file) == Link(up=10.5, down=20.0)
+    for text in ("", "[]", '{"up": 1}', '{"up": -1, "down": 5}', '{"up": NaN, "down": 5}', '{"up": "a", "down": 5}'):
+        file.write_text(text, encoding="utf-8")
+        assert remembered_link(file) is None
+
+
+@pytest.mark.parametrize(
+    ("compression", "seconds"), [("none", "32 to 64 s for 40 MB"), ("blockwise_8bit", "8 to 16 s for 10 MB")]
+)
+def test_a_round_takes_as_long_as_its_bytes_on_the_slower_direction(compression, seconds):
+    run = TrainingRun(
+        run_id="r", model_config={}, dataset_repository="a/b", dataset_revision="c", averaging_compression=compression
+    )
+    line = round_line(run, 10_000_000, Link(up=10, down=50), "measured")
+    assert line == f"{seconds} at 10 Mbit/s up, 50 down (measured)"
