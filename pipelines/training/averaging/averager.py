@@ -26,13 +26,13 @@ from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 
-from pipelines.admission.averaging_gate import AveragingGate
+from pipelines.admission.averaging_gate import AveragingGate, GroupSignatures
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.checks import RoundChecks
-from pipelines.training.averaging.figures import AveragingRound, SharedFigures
+from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
 from pipelines.training.averaging.group.time_limits import attempt_times
@@ -198,7 +198,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         """Accept a peer into a group unless it should be avoided, or redirect it; see `DecentralizedAverager`."""
         gathered = self._gate.opened(request.gather, context.remote_id)
         try:
-            mode_of(gathered)
+            self._check_gathered(gathered)
         except ValueError as error:
             logger.warning("Peer %s was not accepted into a group. %s", context.remote_id, error)
             self._distrust(context.remote_id)
@@ -256,12 +256,16 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         group_info = self._gate.checked(group_info)
         try:
             for gathered in group_info.gathered:
-                mode_of(gathered)
+                self._check_gathered(gathered)
         except ValueError as error:  # the leader should not have let it in, or has made it up
             logger.warning("A group was aborted. %s", error)
             self._distrust(self._search.leader if self._search is not None else None)
             raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
         return await super()._aggregate_with_group(group_info, *args, **kwargs)
+
+    def _check_gathered(self, gathered: bytes) -> None:
+        """Raise ValueError if no honest member tells its group this."""
+        mode_of(gathered)
 
     def _tell_process(self, method: str, *arguments: Any) -> None:
         """Call a method in the averager's process, before anything it is told later."""
@@ -286,8 +290,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         runner = self._new_runner(
             tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures, **kwargs
         )
-        self._answers[group_id] = runner.answers
-        checks.open(runner, signatures.tokens)
+        self._keep_for_members(runner, signatures)
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         search.begin()
@@ -324,7 +327,13 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
 
-    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> TrustedAllReduceRunner:
+    def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
+        """Keep what members may ask for during a round and for a while after it."""
+        assert self._checks is not None, "a round begins in `_step` alone"
+        self._answers[runner.group_id] = runner.answers
+        self._checks.open(runner, signatures.tokens)
+
+    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> Round:
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
@@ -342,7 +351,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         is_last = self._num_attempts_left == 0
         return None if is_last else self._attempt_times.seconds
 
-    def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
+    def _lacks_answers(self, runner: Round) -> bool:
         """Return whether a part has no average that can be used; the others then lack it too."""
         offences = {offence for _, offence in runner.offences}
         return bool(offences & {Offence.NO_ANSWER, Offence.BAD_ANSWER}) and runner.share_averaged < 1.0
@@ -371,7 +380,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         logger.warning("Peer %s %s.", peer.to_base58(), offence)
         self._figures.ledger.record_round([(peer.to_base58(), offence)])
 
-    def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool, *, is_over: bool) -> None:
+    def _record_round(self, runner: Round, seconds: float, succeeded: bool, *, is_over: bool) -> None:
         figures, share = self._figures, runner.share_averaged if succeeded else 0.0
         offences = runner.end_round() if is_over else runner.offences
         if is_over:

@@ -78,7 +78,7 @@ class PeerParts:
     takes_signals: bool = False
     """Whether SIGINT and SIGTERM end the training cleanly, and SIGUSR1 and SIGUSR2 pause and resume it."""
 
-    gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
+    gradient_averager_type: type[SwarmGradientAverager] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,195 @@
+"""An averager whose members give each other small contributions, all of them to everybody, instead of reducing parts.
+
+Forming groups, trying again, figures and suspects are those of every averager; a `ContributionRound` takes the place of
+the all-reduce. A peer gives its contribution to a fan-out node, if it knows one, while it looks for a group.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
+
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer
+
+from pipelines.admission.averaging_gate import GroupSignatures
+from pipelines.training.averaging.averager import RobustAverager
+from pipelines.training.averaging.contributions.announcement import (
+    Announcement,
+    announced_in,
+    drawn_order,
+    receipt_statement,
+)
+from pipelines.training.averaging.contributions.deliveries import Deliveries
+from pipelines.training.averaging.contributions.round import ContributionRound, RoundTerms
+from pipelines.training.averaging.contributions.shelf import Shelf
+from pipelines.training.averaging.figures import Round
+from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.averaging.group.group_data import mode_of
+from pipelines.training.averaging.wire.streams import until_reader_closes
+from pipelines.training.sparse.codec import SparseCodec
+
+logger = logging.getLogger(__name__)
+
+FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS = 5.0, 3600.0
+"""A peer that does not pass contributions on is given and asked for none for this long, twice as long each time."""
+
+SHARE_OF_THE_LAST_ATTEMPT = 0.9
+"""Share of the time of an all-reduce in which the last attempt collects; the rest is for the mean."""
+
+SECONDS_OF_AN_ATTEMPT = 60.0
+"""How long contributions are collected if the averager was given no time-out."""
+
+
+class ContributionAverager(RobustAverager):
+    """Averages contributions; see the module. `codec` is the run's, for the tensors of this averager."""
+
+    round_type: type[ContributionRound] = ContributionRound
+    deliveries_type: type[Deliveries] = Deliveries
+
+    def __init__(self, *args: Any, codec: SparseCodec, **kwargs: Any) -> None:
+        """All but `codec` is as in `RobustAverager`."""
+        self.codec = codec
+        self._was_taken = multiprocessing.Value("b", 0)  # before hivemind forks the process that runs the rounds
+        self._shelf = Shelf(range(codec.least_bytes, codec.most_bytes + 1))
+        self._avoided = Avoidance(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
+        self._announcement: Announcement | None = None
+        self._announced: dict[PeerID, Announcement] = {}
+        self._fan_outs: list[PeerID] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(*args, **kwargs)
+        self._seconds_of_the_last_attempt = SHARE_OF_THE_LAST_ATTEMPT * (
+            self._allreduce_timeout or SECONDS_OF_AN_ATTEMPT
+        )
+
+    def _run_internal(self) -> None:
+        self._deliveries = self.deliveries_type(
+            self._shelf,
+            self._stub_of,
+            count_bytes=self._figures.count_bytes,
+            upload_limit=self._upload_limit,
+            sign_receipt=self._sign_receipt,
+            note_taken=self._note_taken,
+        )
+        super()._run_internal()
+
+    def offer(self, content: bytes | None, epoch: int) -> None:
+        """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""
+        self._was_taken.value = 0
+        self._tell_process("_offer", content, epoch)
+
+    @property
+    def was_taken(self) -> bool:
+        """Whether another peer has got the newest contribution, so that it may be in the others' mean."""
+        return bool(self._was_taken.value)
+
+    async def rpc_give_contribution(
+        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Take a contribution that a peer gives for all others; see `Deliveries.receive`."""
+        async for message in until_reader_closes(self._deliveries.receive(context.remote_id, stream)):
+            yield message
+
+    async def rpc_take_contribution(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> StreamOf[averaging_pb2.DownloadData]:
+        """Give a contribution to a peer that knows its digest; see `Deliveries.pass_on`."""
+        self._num_senders_served += 1
+        try:
+            async for message in until_reader_closes(self._deliveries.pass_on(context.remote_id, request)):
+                yield message
+        finally:
+            self._num_senders_served -= 1
+
+    async def rpc_aggregate_part(
+        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Refuse: nobody averages parts for others."""
+        yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+
+    async def _offer(self, content: bytes | None, epoch: int) -> None:
+        self._shelf.begin_round(epoch)
+        self._announcement = None
+        if content is None:
+            return
+        announcement = Announcement.of(content)
+        self._shelf.put(announcement.digest, content, epoch)
+        now = time.monotonic()
+        known = [peer for peer in self._fan_outs if not self._avoided.avoids(peer, now)]
+        for fan_out in drawn_order(announcement.digest, known)[:1]:
+            announcement = replace(announcement, fan_out=fan_out)
+            self._in_background(self._give([fan_out], announcement, epoch))
+        self._announcement = announcement
+
+    async def _give(self, peers: Sequence[PeerID], announcement: Announcement, epoch: int) -> None:
+        """Give this peer's contribution to the first of these peers that takes it; avoid those that do not."""
+        for peer in peers:
+            try:
+                await self._deliveries.give(peer, announcement, epoch)
+                return
+            except Exception as error:  # peers fail in many ways; this one or others give it then
+                logger.info("Peer %s did not take a contribution: %r", peer, error)
+                self._avoided.avoid(peer, time.monotonic())
+
+    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+        if self._announcement is not None:
+            bandwidth, mode, _ = MSGPackSerializer.loads(step.data_for_gather)
+            step._data_for_gather = MSGPackSerializer.dumps([bandwidth, mode, self._announcement.encode()])
+        await super()._step(step=step, **kwargs)
+
+    def _check_gathered(self, gathered: bytes) -> None:
+        super()._check_gathered(gathered)
+        announced_in(gathered, self._shelf.sizes)
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+    ) -> None:
+        members = [peer for peer in group_info.peer_ids if peer != self.peer_id]
+        modes = dict(zip(group_info.peer_ids, map(mode_of, group_info.gathered), strict=True))
+        found = zip(group_info.peer_ids, group_info.gathered, strict=True)
+        announced = {peer: announced_in(gathered, self._shelf.sizes) for peer, gathered in found}
+        self._announced = {peer: announcement for peer, announcement in announced.items() if announcement is not None}
+        self._fan_outs = [peer for peer in members if modes[peer] == AveragingMode.AUX]
+        own = self._announced.get(self.peer_id)
+        if own is not None and own.fan_out is None and self.mode == AveragingMode.CLIENT:  # nobody can take it here
+            peers = drawn_order(own.digest, [peer for peer in members if modes[peer] != AveragingMode.CLIENT])
+            self._in_background(self._give(peers, own, self._shelf.epoch))
+        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **kwargs)
+
+    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> Round:
+        seconds = self._attempt_seconds()
+        terms = RoundTerms(
+            group_id=kwargs["group_id"],
+            peer_id=self.peer_id,
+            epoch=self._shelf.epoch,
+            members=ordered_peer_ids,
+            modes=kwargs["modes"],
+            announced=self._announced,
+            seconds=self._seconds_of_the_last_attempt if seconds is None else seconds,
+            is_last_attempt=self._num_attempts_left == 0,
+        )
+        return self.round_type(terms, self.codec, self._deliveries, kwargs["signatures"], self._avoided)
+
+    def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
+        """Nothing but contributions, which are on the shelf."""
+
+    def _sign_receipt(self, digest: bytes, epoch: int) -> bytes:
+        return self._gate.signatures_of(()).sign(receipt_statement(self.peer_id, digest, epoch))
+
+    def _note_taken(self, digest: bytes) -> None:
+        if self._announcement is not None and digest == self._announcement.digest:
+            self._was_taken.value = 1
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
