@@ -206,7 +206,7 @@ def _numbers_of(bits: np.ndarray, count: int, width: int) -> tuple[np.ndarray, n
     """Return so many numbers, uint8 or int64 as they need, and the bits after them."""
     numbers = np.zeros(count, dtype=np.uint8 if width <= 8 else np.int64)
     for column in bits[: count * width].reshape(count, width).T:
-        numbers = numbers << 1 | column
+        numbers = np.left_shift(numbers, 1) | column
     return numbers, bits[count * width :]
 
 
