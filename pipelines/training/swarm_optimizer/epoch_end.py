@@ -236,8 +236,11 @@ def leave(parts: EpochParts) -> None:
 def have_others_moved_on(parts: EpochParts) -> bool:
     """Query the DHT, which the tracker does not do during a round.
 
-    With delayed averaging, the others' epochs show it only after the next one, but their states show it at once.
+    With delayed averaging, the others' epochs show it only after the next one, but their states show it at once. Who
+    knows nobody yet learns from the states whom an anchor knows.
     """
     if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
-    return parts.run.delay_gradient_averaging and parts.transfer.look().newest_epoch >= parts.epoch
+    if parts.run.delay_gradient_averaging:
+        return parts.transfer.look().newest_epoch >= parts.epoch
+    return not parts.acquaintances.know_somebody and parts.transfer.look().newest_epoch > parts.epoch
