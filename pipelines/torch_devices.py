@@ -1,5 +1,6 @@
 """The torch devices of this machine: the one that a person named, checked, and their names for people."""
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -27,9 +28,8 @@ def torch_devices(names: str) -> tuple[str, ...]:
     return tuple(torch_device(name.strip()) for name in names.split(","))
 
 
-def compute_threads(cpu_threads: int | None, environment: Mapping[str, str], num_cores: int | None) -> int:
-    """Return with how many threads to compute on the CPU: as many as the person said, else OMP_NUM_THREADS, else all
-    cores.
+def wanted_threads(cpu_threads: int | None, environment: Mapping[str, str]) -> int | None:
+    """Return with how many threads to compute on the CPU: as many as the person said, else OMP_NUM_THREADS, else None.
 
     OMP_NUM_THREADS may be a list, one number for each level of nesting: the first counts. A value that OpenMP itself
     would pass over, such as `all`, is passed over here too.
@@ -37,7 +37,12 @@ def compute_threads(cpu_threads: int | None, environment: Mapping[str, str], num
     if cpu_threads is not None:
         return cpu_threads
     outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else num_cores or 1
+    return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else None
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_device(device: str, num_devices: int = 1) -> str:

@@ -22,7 +22,7 @@ def join(
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
     cpu_threads: Annotated[
-        int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else all cores.")
+        int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else what is fastest.")
     ] = None,
     shuffle_buffer: Annotated[int, typer.Option(help="Records in the shuffle buffer.")] = 2048,
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,

@@ -15,8 +15,11 @@ from pipelines.training.run.task import Batch, TrainingTask
 logger = logging.getLogger(__name__)
 
 LARGEST_TRIED = 256
-GAIN_WORTH_A_LARGER_BATCH = 1.1
-"""Least speed-up for which a doubled micro-batch is worth its memory and the coarser sample count."""
+SHARE_OF_THE_BEST_RATE = 0.95
+"""The smallest micro-batch that reaches this share is chosen: larger ones cost memory and make counts coarser."""
+
+GAIN_OF_TWO_DOUBLINGS = 1.04
+"""Least gain for which sizes are doubled again; one doubling alone may lie in the noise."""
 
 SECONDS_OF_A_LONG_TRIAL = 4.0
 """If one micro-batch takes longer than this, larger ones would only make an epoch's end less exact."""
@@ -32,10 +35,10 @@ class NoMicroBatchFitsError(ValueError):
 
 
 def choose_micro_batch(measure: Callable[[int], float | None], *, largest: int) -> int:
-    """Return the smallest micro-batch at the knee of the machine's speed; a power of two or half as much again.
+    """Return the smallest micro-batch with about the best rate; a power of two or half as much again.
 
     `measure(size)` returns the seconds that a micro-batch takes, or None if memory does not suffice with a margin.
-    Sizes are doubled while each sample gets cheaper; when memory runs out, the size half-way is tried.
+    Sizes are doubled while samples get cheaper; when memory runs out, the size half-way is tried.
 
     Raises:
         NoMicroBatchFitsError: not even one sample fits.
@@ -46,14 +49,19 @@ def choose_micro_batch(measure: Callable[[int], float | None], *, largest: int) 
             "Not even one sample fits in the device's memory. Free memory (other programs on the device?), "
             "or use the CPU: --device cpu"
         )
+    rates = {1: 1 / seconds}
     while size * 2 <= largest and seconds < SECONDS_OF_A_LONG_TRIAL:
+        if size >= 4 and rates[size] < GAIN_OF_TWO_DOUBLINGS * rates[size // 4]:
+            break
         doubled = measure(size * 2)
         if doubled is None:
-            return size * 3 // 2 if size > 1 and measure(size * 3 // 2) is not None else size
-        if doubled * GAIN_WORTH_A_LARGER_BATCH > 2 * seconds:
-            return size
+            between = measure(size * 3 // 2) if size > 1 else None
+            if between is not None:
+                rates[size * 3 // 2] = size * 3 // 2 / between
+            break
         size, seconds = size * 2, doubled
-    return size
+        rates[size] = size / seconds
+    return min(size for size, rate in rates.items() if rate >= SHARE_OF_THE_BEST_RATE * max(rates.values()))
 
 
 def largest_useful(target_batch_size: int) -> int:

@@ -21,7 +21,7 @@ from pipelines.admission.client import PeerAdmission, seek_admission
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
-from pipelines.torch_devices import compute_threads, torch_device
+from pipelines.torch_devices import num_cores, torch_device, wanted_threads
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.pausing import stop_on_signals
@@ -205,7 +205,8 @@ def enter_run(
     settings the peer is its first one. Raises as `join_run` does.
     """
     run = task.run
-    torch.set_num_threads(compute_threads(compute.cpu_threads, os.environ, os.cpu_count()))
+    compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
+    torch.set_num_threads(compute.cpu_threads or num_cores())
     with contextlib.ExitStack() as stack:
         parts.hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, name, network))

@@ -22,7 +22,7 @@ from pipelines.swarm.records import (
     SwarmRecords,
     sender_name,
 )
-from pipelines.torch_devices import describe_device
+from pipelines.torch_devices import describe_device, num_cores
 from pipelines.training.averaging.reduce.suspects import Suspect
 from pipelines.training.gradients.computation import (
     ComputeGradient,
@@ -32,6 +32,7 @@ from pipelines.training.gradients.computation import (
     resolve_precision,
 )
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.training.gradients.thread_choice import AdaptiveThreads, halves
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
 from pipelines.training.peer.pausing import PauseSwitch
@@ -134,7 +135,7 @@ class TrainingPeer:
         )
         self._parts.callback(self.optimizer.shutdown)
         # hivemind has forked by now, and must not once the devices have joined.
-        backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._computation.backward
+        backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._on_one_device()
         self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
         self._introduce()
         if self._lease is not None:
@@ -146,6 +147,11 @@ class TrainingPeer:
 
     def __exit__(self, *exception: object) -> None:
         self._parts.close()
+
+    def _on_one_device(self) -> ComputeGradient:
+        if torch.device(self.compute.device).type != "cpu" or self.compute.cpu_threads is not None:
+            return self._computation.backward
+        return AdaptiveThreads(self._computation.backward, halves(num_cores()))
 
     def _join_devices(self) -> ComputeGradient:
         from pipelines.training.gradients.device_group import (

@@ -27,7 +27,7 @@ class ComputeOptions:
     """Compile the model with `torch.compile`: `on`, `off`, or `auto`: where it pays off."""
 
     cpu_threads: int | None = None
-    """Threads for torch; None: what `OMP_NUM_THREADS` says, else all cores."""
+    """Threads for torch; None: what `OMP_NUM_THREADS` says, else as many as are fastest, measured again and again."""
 
     shuffle_buffer_size: int = 2048
     """Records in the shuffle buffer."""
