@@ -44,7 +44,6 @@ MAY_IMPORT = {
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
     OPTIMIZERS: (RUN,),
     GRADIENTS: (RUN,),
-    "pipelines.training.sparse": (),
     REPOSITORY: (RUN, HUB),
     REDUCE: (RUN,),
     f"{AVERAGING}.wire": (RUN, REDUCE),

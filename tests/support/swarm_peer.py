@@ -176,6 +176,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
             num_rounds=num_rounds, has_averaged=has_averaged, group_size=newest.group_size,
+            bytes_sent=newest.bytes_sent,
             suspects=[[suspect.peer_id, suspect.offence.name] for suspect in newest.suspects],
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
             num_refused=peer.optimizer.num_refused_gradients,

@@ -230,7 +230,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         """
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
-        self._gate.prove(step, self.peer_id)
+        self._gate.prove(step, self.peer_id, self._told(step.data_for_gather))
         step.wait_for_cancel = partial(until_cancelled, step)
         self._checks = self._checks or self.checks_type(
             self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
@@ -263,6 +263,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
         return await super()._aggregate_with_group(group_info, *args, **kwargs)
 
+    def _told(self, gathered: bytes) -> bytes:
+        """Return what this peer tells its group, given what hivemind would tell."""
+        return gathered
+
     def _check_gathered(self, gathered: bytes) -> None:
         """Raise ValueError if no honest member tells its group this."""
         mode_of(gathered)
@@ -288,8 +292,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         assert search is not None and checks is not None, "a round begins in `_step` alone"
         signatures = self._gate.signatures_of(members)
         runner = self._new_runner(
-            tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures, **kwargs
-        )
+            tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures,
+            gathered=group_info.gathered, **kwargs,
+        )  # fmt: skip
         self._keep_for_members(runner, signatures)
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
@@ -333,7 +338,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._answers[runner.group_id] = runner.answers
         self._checks.open(runner, signatures.tokens)
 
-    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> Round:
+    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,

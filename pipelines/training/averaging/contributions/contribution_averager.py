@@ -8,15 +8,12 @@ import asyncio
 import logging
 import multiprocessing
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
-import torch
 from hivemind.averaging.allreduce import AveragingMode
-from hivemind.averaging.control import StepControl
-from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
@@ -34,7 +31,6 @@ from pipelines.training.averaging.contributions.round import ContributionRound, 
 from pipelines.training.averaging.contributions.shelf import Shelf
 from pipelines.training.averaging.figures import Round
 from pipelines.training.averaging.group.avoidance import Avoidance
-from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.wire.streams import until_reader_closes
 from pipelines.training.sparse.codec import SparseCodec
 
@@ -51,36 +47,30 @@ SECONDS_OF_AN_ATTEMPT = 60.0
 
 
 class ContributionAverager(RobustAverager):
-    """Averages contributions; see the module. `codec` is the run's, for the tensors of this averager."""
+    """Averages contributions; see the module."""
 
     round_type: type[ContributionRound] = ContributionRound
     deliveries_type: type[Deliveries] = Deliveries
 
     def __init__(self, *args: Any, codec: SparseCodec, **kwargs: Any) -> None:
-        """All but `codec` is as in `RobustAverager`."""
+        """`codec` is the run's, for the tensors of this averager; all else is as in `RobustAverager`."""
         self.codec = codec
         self._was_taken = multiprocessing.Value("b", 0)  # before hivemind forks the process that runs the rounds
         self._shelf = Shelf(range(codec.least_bytes, codec.most_bytes + 1))
         self._avoided = Avoidance(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
         self._announcement: Announcement | None = None
-        self._announced: dict[PeerID, Announcement] = {}
         self._fan_outs: list[PeerID] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        super().__init__(*args, **kwargs)
-        self._seconds_of_the_last_attempt = SHARE_OF_THE_LAST_ATTEMPT * (
-            self._allreduce_timeout or SECONDS_OF_AN_ATTEMPT
-        )
-
-    def _run_internal(self) -> None:
+        self._longest_attempt = SHARE_OF_THE_LAST_ATTEMPT * (kwargs.get("allreduce_timeout") or SECONDS_OF_AN_ATTEMPT)
         self._deliveries = self.deliveries_type(
             self._shelf,
             self._stub_of,
-            count_bytes=self._figures.count_bytes,
-            upload_limit=self._upload_limit,
+            count_bytes=lambda number: self._figures.count_bytes(number),
+            upload_limit=kwargs.get("upload_limit"),
             sign_receipt=self._sign_receipt,
             note_taken=self._note_taken,
         )
-        super()._run_internal()
+        super().__init__(*args, **kwargs)
 
     def offer(self, content: bytes | None, epoch: int) -> None:
         """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""
@@ -140,43 +130,33 @@ class ContributionAverager(RobustAverager):
                 logger.info("Peer %s did not take a contribution: %r", peer, error)
                 self._avoided.avoid(peer, time.monotonic())
 
-    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
-        if self._announcement is not None:
-            bandwidth, mode, _ = MSGPackSerializer.loads(step.data_for_gather)
-            step._data_for_gather = MSGPackSerializer.dumps([bandwidth, mode, self._announcement.encode()])
-        await super()._step(step=step, **kwargs)
+    def _told(self, gathered: bytes) -> bytes:
+        if self._announcement is None:
+            return gathered
+        bandwidth, mode, _ = MSGPackSerializer.loads(gathered)
+        return MSGPackSerializer.dumps([bandwidth, mode, self._announcement.encode()])
 
     def _check_gathered(self, gathered: bytes) -> None:
         super()._check_gathered(gathered)
         announced_in(gathered, self._shelf.sizes)
 
-    async def _run_allreduce_inplace_(
-        self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
-    ) -> None:
-        members = [peer for peer in group_info.peer_ids if peer != self.peer_id]
-        modes = dict(zip(group_info.peer_ids, map(mode_of, group_info.gathered), strict=True))
-        found = zip(group_info.peer_ids, group_info.gathered, strict=True)
-        announced = {peer: announced_in(gathered, self._shelf.sizes) for peer, gathered in found}
-        self._announced = {peer: announcement for peer, announcement in announced.items() if announcement is not None}
-        self._fan_outs = [peer for peer in members if modes[peer] == AveragingMode.AUX]
-        own = self._announced.get(self.peer_id)
-        if own is not None and own.fan_out is None and self.mode == AveragingMode.CLIENT:  # nobody can take it here
-            peers = drawn_order(own.digest, [peer for peer in members if modes[peer] != AveragingMode.CLIENT])
-            self._in_background(self._give(peers, own, self._shelf.epoch))
-        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **kwargs)
-
-    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> Round:
+    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
+        found = {
+            peer: announced_in(data, self._shelf.sizes) for peer, data in zip(ordered_peer_ids, gathered, strict=True)
+        }
         seconds = self._attempt_seconds()
         terms = RoundTerms(
-            group_id=kwargs["group_id"],
             peer_id=self.peer_id,
             epoch=self._shelf.epoch,
-            members=ordered_peer_ids,
-            modes=kwargs["modes"],
-            announced=self._announced,
-            seconds=self._seconds_of_the_last_attempt if seconds is None else seconds,
+            modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),
+            announced={peer: announcement for peer, announcement in found.items() if announcement is not None},
+            seconds=self._longest_attempt if seconds is None else seconds,
             is_last_attempt=self._num_attempts_left == 0,
         )
+        self._fan_outs = [peer for peer in terms.answering if terms.modes[peer] == AveragingMode.AUX]
+        own = terms.announced.get(self.peer_id)
+        if own is not None and own.fan_out is None and self.peer_id not in terms.answering:  # nobody can take it here
+            self._in_background(self._give(drawn_order(own.digest, terms.answering), own, terms.epoch))
         return self.round_type(terms, self.codec, self._deliveries, kwargs["signatures"], self._avoided)
 
     def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:

@@ -40,19 +40,26 @@ FAR_OFF_SCALE = 0.1
 class RoundTerms:
     """What a round is about: its members and what they have announced."""
 
-    group_id: bytes
     peer_id: PeerID
     """This peer's."""
 
     epoch: int
-    members: tuple[PeerID, ...]
-    modes: tuple[AveragingMode, ...]
+    modes: Mapping[PeerID, AveragingMode]
+    """How each member takes part."""
+
     announced: Mapping[PeerID, Announcement]
+    """Contributions of members; not all have one."""
+
     seconds: float
     """How long contributions are collected."""
 
     is_last_attempt: bool
     """Whether a contribution that nobody has given until then counts as not made, instead of another attempt."""
+
+    @property
+    def answering(self) -> list[PeerID]:
+        """Members that answer calls."""
+        return [member for member, mode in self.modes.items() if mode != AveragingMode.CLIENT]
 
 
 @dataclass(eq=False)
@@ -86,17 +93,13 @@ class ContributionRound:
     def __post_init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: set[bytes] = set()  # digests that their fan-out node did not give to this peer
-        self.late_senders = {owner for owner in self._owners if self._content_of(owner) is None}
+        self.late_senders = {owner for owner in self.terms.announced if self._content_of(owner) is None}
         """Members whose contributions are still missing."""
 
     @property
     def sender_peer_ids(self) -> list[PeerID]:
         """Members that have announced a contribution."""
-        return list(self._owners)
-
-    @property
-    def _owners(self) -> list[PeerID]:
-        return [member for member in self.terms.members if member in self.terms.announced]
+        return list(self.terms.announced)
 
     def end_round(self) -> set[tuple[PeerID, Offence]]:
         """Return the offences."""
@@ -152,8 +155,7 @@ class ContributionRound:
         """
         announcement, own = self.terms.announced[owner], self.terms.peer_id
         patience, loop = PATIENCE_SHARE * self.terms.seconds, asyncio.get_running_loop()
-        modes = zip(self.terms.members, self.terms.modes, strict=True)
-        answering = [member for member, mode in modes if mode != AveragingMode.CLIENT]
+        answering = self.terms.answering
         others = drawn_order(announcement.digest, [member for member in answering if member != owner])
         if announcement.fan_out == own:
             await self.deliveries.shelf.find(announcement.digest, 2 * patience)
@@ -195,8 +197,8 @@ class ContributionRound:
     def _mean(self) -> list[torch.Tensor]:
         """Return the mean of all contributions that can be decoded, each counted once; runs in a thread."""
         updates: dict[bytes, tuple[PeerID, SparseUpdate]] = {}
-        for owner in self._owners:
-            content, digest = self._content_of(owner), self.terms.announced[owner].digest
+        for owner, announcement in self.terms.announced.items():
+            content, digest = self._content_of(owner), announcement.digest
             if content is None or digest in updates:
                 continue
             try:
