@@ -31,6 +31,7 @@ from pipelines.training.averaging.contributions.round import ContributionRound, 
 from pipelines.training.averaging.contributions.shelf import Shelf
 from pipelines.training.averaging.figures import Round
 from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.averaging.group.time_limits import AttemptTimes
 from pipelines.training.averaging.wire.streams import until_reader_closes
 from pipelines.training.sparse.codec import SparseCodec
 
@@ -71,6 +72,10 @@ class ContributionAverager(RobustAverager):
             note_taken=self._note_taken,
         )
         super().__init__(*args, **kwargs)
+        # At least until a silent sender would be dropped: what a peer has announced, it can be waited for.
+        self._attempt_times = AttemptTimes(
+            lowest=kwargs.get("next_chunk_timeout"), highest=kwargs.get("allreduce_timeout")
+        )
 
     def offer(self, content: bytes | None, epoch: int) -> None:
         """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""

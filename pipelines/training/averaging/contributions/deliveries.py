@@ -27,6 +27,9 @@ CHUNK_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 2**14
 """Who is slower than this, with what a chunk may take on top, is given up."""
 
+PATIENT_SHARE = 0.9
+"""Share of the time until a contribution must begin to come, in which a peer may wait for it itself."""
+
 SECONDS_TO_OPEN, ATTEMPTS_TO_OPEN = 5.0, 3
 MOST_EPOCHS = 2**40
 
@@ -102,7 +105,8 @@ class Deliveries:
 
     async def receive(self, giver: PeerID, messages: Messages) -> AsyncGenerator[averaging_pb2.AveragingData, None]:
         """Take a contribution that another peer gives for everybody; yield the answers to it."""
-        hello = await anext(messages)
+        async with asyncio.timeout(CHUNK_SECONDS):
+            hello = await anext(messages)
         try:
             digest, num_bytes, epoch = _read_gift(hello.peer_id)
         except ValueError:
@@ -124,16 +128,19 @@ class Deliveries:
         signature = self._sign_receipt(digest, epoch)
         yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED, peer_id=signature)
 
-    async def take(self, peer: PeerID, announcement: Announcement, patience: float) -> Delivered:
-        """Take a contribution from a peer, which may be getting it itself for the seconds of `patience`.
+    async def take(self, peer: PeerID, announcement: Announcement, seconds: float, *, is_patient: bool) -> Delivered:
+        """Take a contribution from a peer that begins to give it within so many seconds.
+
+        `is_patient`: it may be getting it itself meanwhile.
 
         Raises:
             NotHeldError: it does not have it.
             AlteredError: it gave something else.
             Exception: peers fail in many ways.
         """
-        request = averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps([announcement.digest, float(patience)]))
-        async with asyncio.timeout(SECONDS_TO_OPEN + patience):
+        patience = PATIENT_SHARE * seconds if is_patient else 0.0
+        request = averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps([announcement.digest, patience]))
+        async with asyncio.timeout(seconds):
             stream = await self._stub_of(peer).rpc_take_contribution(request)
             header = await anext(stream)
         async with aclosing(stream), asyncio.timeout(seconds_for(announcement.num_bytes)):

@@ -1,7 +1,6 @@
 """One round in which every member takes all members' contributions and applies the same mean: `ContributionRound`."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -27,8 +26,9 @@ SHARE_FROM_OWNERS = 2 / 3
 """Share of an attempt's time after which a contribution is no longer taken from its owner, only from other members:
 what an owner gives to some at the last moment reaches the others, too."""
 
-PATIENCE_SHARE = 1 / 6
-"""Share of an attempt's time in which a peer that is getting a contribution itself must have it."""
+FAN_OUT_SHARE, PEER_SHARE = 1 / 3, 1 / 6
+"""Share of an attempt's time in which a contribution must begin to come from its fan-out node, and from another peer:
+both may be getting it themselves."""
 
 PAUSE_SECONDS = 0.25
 
@@ -120,14 +120,13 @@ class ContributionRound:
         try:
             await self._collect_all()
         finally:
-            for task in self.finalize():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.gather(*self.finalize(), return_exceptions=True)
         loop = asyncio.get_running_loop()
         for tensor in await loop.run_in_executor(None, self._mean):
             yield tensor
 
     async def _collect_all(self) -> None:
+        self._end_of_owners = asyncio.get_running_loop().time() + SHARE_FROM_OWNERS * self.terms.seconds
         self._tasks = {asyncio.create_task(self._collect(owner)) for owner in self.late_senders}
         if not self._tasks:
             return
@@ -142,64 +141,62 @@ class ContributionRound:
         """Take one contribution from whoever has it, until it is here."""
         with self.deliveries.shelf.coming(self.terms.announced[owner].digest):
             async with aclosing(self._sources(owner)) as sources:
-                async for source, patience in sources:
-                    if await self._take(owner, source, patience) or self._content_of(owner) is not None:
+                async for source, share, is_patient in sources:
+                    await self._take(owner, source, share * self.terms.seconds, is_patient=is_patient)
+                    if self._content_of(owner) is not None:
                         self.late_senders.discard(owner)
                         return
 
-    async def _sources(self, owner: PeerID) -> AsyncGenerator[tuple[PeerID, float], None]:
-        """Yield in turn whom to ask for a contribution, and for how long that one may be getting it itself.
+    async def _sources(self, owner: PeerID) -> AsyncGenerator[tuple[PeerID, float, bool], None]:
+        """Yield in turn whom to ask for a contribution, in which share of the time, and whether to wait if it has none.
 
         First come those through whom it spreads: its fan-out node, and the member above this one in a tree that is
         drawn for it. Then its owner and all others, for ever.
         """
-        announcement, own = self.terms.announced[owner], self.terms.peer_id
-        patience, loop = PATIENCE_SHARE * self.terms.seconds, asyncio.get_running_loop()
-        answering = self.terms.answering
+        announcement, own, answering = self.terms.announced[owner], self.terms.peer_id, self.terms.answering
         others = drawn_order(announcement.digest, [member for member in answering if member != owner])
         if announcement.fan_out == own:
-            await self.deliveries.shelf.find(announcement.digest, 2 * patience)
-        elif announcement.fan_out is not None:
-            yield announcement.fan_out, 2 * patience
+            await self.deliveries.shelf.find(announcement.digest, FAN_OUT_SHARE * self.terms.seconds)
+        elif announcement.fan_out in others:
+            yield announcement.fan_out, FAN_OUT_SHARE, True
         if own in others[1:]:
-            yield others[(others.index(own) - 1) // 2], patience
-        end_of_owner = loop.time() + SHARE_FROM_OWNERS * self.terms.seconds
+            yield others[(others.index(own) - 1) // 2], PEER_SHARE, True
         while True:
-            for source in [owner, *others] if owner in answering and loop.time() < end_of_owner else others:
+            for source in [owner, *others] if owner in answering else others:
                 if source != own:
-                    yield source, 0.0
+                    yield source, PEER_SHARE, False
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _take(self, owner: PeerID, source: PeerID, patience: float) -> bool:
+    async def _take(self, owner: PeerID, source: PeerID, seconds: float, *, is_patient: bool) -> None:
         """Try to take a contribution from one source; name it if it is to blame that this fails."""
         announcement = self.terms.announced[owner]
         if self.avoided.avoids(source, time.monotonic()):
-            return False
+            return
         try:
-            delivered = await self.deliveries.take(source, announcement, patience)
+            async with asyncio.timeout_at(self._end_of_owners if source == owner else None):
+                delivered = await self.deliveries.take(source, announcement, seconds, is_patient=is_patient)
         except AlteredError:
             self._avoid(source, Offence.ALTERED)
-            return False
+            return
         except (NotHeldError, TimeoutError):
             if source == announcement.fan_out:
                 self._refused.add(announcement.digest)
-            return False
+            return
         except Exception as error:  # peers fail in many ways; another one may have it
             logger.info("Peer %s did not give a contribution: %r", source, error)
-            return False
+            return
         self.deliveries.shelf.put(announcement.digest, delivered.content, self.terms.epoch)
         if source == owner and announcement.digest in self._refused and announcement.fan_out is not None:
             statement = receipt_statement(announcement.fan_out, announcement.digest, self.terms.epoch)
             if delivered.receipt and self.signatures.verify(announcement.fan_out, statement, delivered.receipt):
                 self._avoid(announcement.fan_out, Offence.NOT_PASSED_ON)
-        return True
 
     def _mean(self) -> list[torch.Tensor]:
         """Return the mean of all contributions that can be decoded, each counted once; runs in a thread."""
         updates: dict[bytes, tuple[PeerID, SparseUpdate]] = {}
         for owner, announcement in self.terms.announced.items():
             content, digest = self._content_of(owner), announcement.digest
-            if content is None or digest in updates:
+            if content is None or owner in self.lost_senders or digest in updates:
                 continue
             try:
                 updates[digest] = owner, self.codec.decode(content)
