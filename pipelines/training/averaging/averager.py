@@ -142,6 +142,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def _stub_of(self, peer: PeerID) -> StubBase:
         return type(self).get_stub(self._p2p, peer, namespace=self.prefix)
 
+    def _introducing_stub_of(self, peer: PeerID) -> StubBase:
+        """Return a stub for calls of peers that may not have checked this one's group yet."""
+        return self._introducing_stub(self._p2p, peer, namespace=self.prefix)
+
     async def until_group_is_checked(self, group_id: bytes) -> None:
         """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
         if group_id not in self._running_groups:

@@ -15,7 +15,6 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
@@ -167,10 +166,6 @@ class ContributionAverager(RobustAverager):
 
     def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
         """Nothing but contributions, which are on the shelf."""
-
-    def _introducing_stub_of(self, peer: PeerID) -> StubBase:
-        # Members know each other only once each has checked the group, and some are faster.
-        return self._introducing_stub(self._p2p, peer, namespace=self.prefix)
 
     def _sign_receipt(self, digest: bytes, epoch: int) -> bytes:
         return self._gate.signatures_of(()).sign(receipt_statement(self.peer_id, digest, epoch))
