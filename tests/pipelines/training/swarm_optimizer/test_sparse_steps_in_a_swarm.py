@@ -1,9 +1,11 @@
 """Real peers that give each other the largest values of their progress: equal bits, whatever dies or lies."""
 
 import pytest
+from admission_material import edit_lists, publish_run, running_service
 from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
 
+from pipelines.admission.tokens import public_text
 from pipelines.training.sparse.codec import SparseCodec
 from pipelines.training.tasks.text_to_image.model import initial_model
 
@@ -62,6 +64,29 @@ def test_four_peers_train_and_end_with_equal_parameters_for_a_few_bytes(tmp_path
     # Each contribution reaches three others.
     sent = sum(event["bytes_sent"] for event in finished)
     assert sent <= run.num_epochs * 4 * 3 * size_of_a_contribution(run)
+
+
+def test_contributions_travel_while_the_next_epoch_is_computed(tmp_path):
+    run = sparse_run(delay_optimizer_step=True, delay_gradient_averaging=True, num_epochs=6)
+    with Swarm(tmp_path, run, num_peers=3) as swarm:
+        peers = [swarm.start(name, seconds_per_batch=0.3) for name in ("anna", "bert", "cleo")]
+        for peer in peers:
+            assert peer.wait_for("finished")["num_rounds"] >= run.num_epochs - 1
+    assert_equal_bits(*final_parameters(swarm, *peers))
+
+
+def test_members_of_a_run_with_an_authority_contribute(hub, tmp_path):
+    run, names = sparse_run(run_id="sparse", num_epochs=3), ("anna", "bert", "client")
+    tokens = {name: hub.create_user(f"{name}-of-sparse", token_role="read") for name in names}
+    publish_run(hub, "org/sparse", run.to_json())
+    edit_lists(hub, "org/sparse", {"allow": [f"{name}-of-sparse" for name in names]})
+    with running_service(hub, "org/sparse", tmp_path, lifetime_seconds=600.0) as service:
+        door = dict(authorization_service=service.address, authorization_key=public_text(service.key))
+        with Swarm(tmp_path, run.replace(**door), num_peers=3) as swarm:
+            peers = [swarm.start(n, hub_token=token, client_mode=n == "client") for n, token in tokens.items()]
+            finished = [peer.wait_for("finished") for peer in peers]
+    assert_equal_bits(*final_parameters(swarm, *peers))
+    assert [event["num_rounds"] for event in finished] == [run.num_epochs] * 3
 
 
 def start_fan_out(swarm, **settings):
