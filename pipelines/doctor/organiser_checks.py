@@ -161,7 +161,10 @@ def check_protection(run: TrainingRun, repository: str) -> CheckResult:
     if run.aggregation_rule == "mean":
         seen = "everybody may join, and aggregation_rule is mean, which follows no majority"
         return warn(name, seen, expected, f"{_set('aggregation_rule')} {door}")
-    if run.momentum_before_averaging or run.local_steps > 1:
+    if run.local_steps > 1:
+        seen = f"everybody may join; {run.aggregation_rule} of the progress of {run.local_steps} local steps"
+        return ok(name, f"{seen}, which also leaves out a peer that is several times as fast as the others", expected)
+    if run.momentum_before_averaging:
         return ok(name, f"everybody may join; {run.aggregation_rule} of what many samples say", expected)
     seen = f"everybody may join; {run.aggregation_rule} of single gradients, which are mostly noise"
     return warn(name, seen, expected, f"{_set('momentum_before_averaging')} {door}")

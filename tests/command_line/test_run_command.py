@@ -50,7 +50,7 @@ def test_show_prints_the_settings_and_that_there_is_no_checkpoint_yet(commands, 
     [
         ({"--dataset": "org/no-dataset"}, "There is no dataset repository org/no-dataset with Parquet shards"),
         ({"--codec": "org/tiny-other"}, "but the run's codec is"),
-        ({"--set": "nonsense=1"}, "Unknown setting nonsense; expected fields of TrainingRun or DalleCollabConfig"),
+        ({"--set": "nonsense=1"}, "Unknown setting nonsense of a text-to-image run. All settings: dalle-collab run s"),
         ({"--set": "target_batch_size=0"}, "target_batch_size is 0; expected a number above 0."),
         ({"--settings": "no.json"}, "no.json: No such file or directory"),
     ],

@@ -15,6 +15,7 @@ from pipelines.command_line.run import ledger as run_ledger
 from pipelines.command_line.run import recompute as run_recompute
 from pipelines.command_line.run import report as run_report
 from pipelines.command_line.run import rollback as run_rollback
+from pipelines.command_line.run import settings as run_settings
 from pipelines.command_line.terminal.setting_options import parse_settings
 
 app = typer.Typer(no_args_is_help=True)
@@ -43,7 +44,7 @@ def create(
     It also makes the organiser's key, which stays on this machine: with it alone the run's publishers are named and
     revoked (run keys).
 
-    Settings are the fields of TrainingRun, of the task and of the model's configuration; the defaults of a
+    `dalle-collab run settings` lists all settings; the defaults of a
     text-to-image run are those of the paper. A language model is built from a transformers model_type and its sizes,
     or starts from a checkpoint: start_from=ORG/NAME.
 
@@ -133,6 +134,7 @@ def _read_settings(path: Path | None) -> dict[str, Any]:
 # The help lists them in this order, in which an organiser needs them.
 for command in (
     create,
+    run_settings.settings,
     run_authorize.authorize,
     run_assist.assist,
     run_keys.keys,

@@ -58,9 +58,17 @@ class OptimizerSettings:
     """`lamb`, or `adamw`, which needs smaller learning rates, such as 1e-3."""
 
     peak_learning_rate: float = 2.5e-3
+    """Learning rate after the warm-up, from which it falls to zero."""
+
     betas: tuple[float, float] = (0.9, 0.96)
+    """Decay of the means of gradients and of their squares."""
+
     epsilon: float = 1e-6
+    """Added to the root of the mean square, by which steps are divided."""
+
     weight_decay: float = 0.045
+    """Decoupled weight decay, of matrices only."""
+
     max_gradient_norm: float = 4.0
     """Global norm to which the averaged gradient is clipped."""
 

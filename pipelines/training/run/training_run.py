@@ -24,10 +24,10 @@ from pipelines.training.run.sections import (
 
 FORMAT_VERSION = 2
 FLAT_FORMAT_VERSION = 1
+"""Format of files with all settings side by side, without sections."""
+
 RETIRED_SETTINGS = frozenset({"average_state_every"})
 """Settings of earlier versions that have no effect any more; they are read and dropped."""
-
-"""Format of files with all settings side by side, without sections."""
 
 TASKS_THAT_COUNT_TOKENS = ("fill-mask", "text-generation")
 

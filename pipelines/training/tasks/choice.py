@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipelines.training.run.setting_list import Setting, settings_of_runs
 from pipelines.training.run.task import Processor, RunRequest, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 
@@ -17,6 +18,9 @@ class TaskKind:
     compose: Callable[[RunRequest], tuple[TrainingRun, Processor]]
     """Returns a new run whose parts match, with its processor; raises ValueError if they do not."""
 
+    settings: Callable[[str | None], list[Setting]]
+    """Returns the task's own settings, and those of a `model_type` where the task has several."""
+
 
 def _open_text_to_image(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
     from pipelines.training.tasks.text_to_image.task import TextToImageTask
@@ -28,6 +32,12 @@ def _compose_text_to_image(request: RunRequest) -> tuple[TrainingRun, Processor]
     from pipelines.training.tasks.text_to_image.run_creation import compose
 
     return compose(request)
+
+
+def _settings_of_text_to_image(model_type: str | None) -> list[Setting]:
+    from pipelines.training.tasks.text_to_image.model import listed_settings
+
+    return listed_settings(model_type)
 
 
 def _open_language_model(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
@@ -42,10 +52,20 @@ def _compose_language_model(request: RunRequest) -> tuple[TrainingRun, Processor
     return compose(request)
 
 
-_LANGUAGE_MODEL = TaskKind(open=_open_language_model, compose=_compose_language_model)
+def _settings_of_language_model(model_type: str | None) -> list[Setting]:
+    from pipelines.training.tasks.language_modeling.model import listed_settings
+
+    return listed_settings(model_type)
+
+
+_LANGUAGE_MODEL = TaskKind(
+    open=_open_language_model, compose=_compose_language_model, settings=_settings_of_language_model
+)
 
 TASKS: dict[str, TaskKind] = {
-    "text-to-image": TaskKind(open=_open_text_to_image, compose=_compose_text_to_image),
+    "text-to-image": TaskKind(
+        open=_open_text_to_image, compose=_compose_text_to_image, settings=_settings_of_text_to_image
+    ),
     "fill-mask": _LANGUAGE_MODEL,
     "text-generation": _LANGUAGE_MODEL,
 }
@@ -69,6 +89,15 @@ def compose_run(request: RunRequest) -> tuple[TrainingRun, Processor]:
         ValueError: the task or a setting is unknown, or parts do not match.
     """
     return _kind(request.task, "The new run has").compose(request)
+
+
+def settings_of(task: str, model_type: str | None = None) -> list[Setting]:
+    """Return what an organiser can choose for a run of this task, and for a model of one of transformers' types.
+
+    Raises:
+        ValueError: there is no such task or type.
+    """
+    return settings_of_runs() + _kind(task, "You ask about").settings(model_type)
 
 
 def _kind(task: str, who: str) -> TaskKind:

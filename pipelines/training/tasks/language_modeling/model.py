@@ -9,7 +9,9 @@ from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
+from hub_tools.checks import check_known
 from hub_tools.one_line_errors import explain_error
+from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 
@@ -41,18 +43,31 @@ def model_configuration(model_config: Mapping[str, Any], task: str) -> Pretraine
         )
     model_type = settings.pop("model_type", None)
     kind = _configuration_class(model_type)
-    known = {item.name for item in dataclasses.fields(kind)} | set(kind.attribute_map)
-    if unknown := sorted(set(settings) - known):
-        raise ValueError(
-            f"Unknown setting {', '.join(unknown)} of a model of type {model_type}; known: "
-            f"{', '.join(sorted(known - set(NOT_SIZES)))}. A newer transformers may know it."
-        )
+    cure = f"All of them: dalle-collab run settings --task {task} --model-type {model_type}"
+    check_known(settings, _known_settings(kind), of=f"a model of type {model_type}", cure=cure)
     try:
         config = kind(**settings)
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise ValueError(f"The settings of the model are invalid: {' '.join(str(error).split())}") from error
     _check_kind(config, task)
     return config
+
+
+def _known_settings(kind: type[PretrainedConfig]) -> set[str]:
+    """Return the names that a configuration takes, with those that transformers maps to them."""
+    return {item.name for item in dataclasses.fields(kind)} | set(kind.attribute_map)
+
+
+def listed_settings(model_type: str | None) -> list[Setting]:
+    """Return the settings of a language run, and of models of this type; ValueError if transformers has none."""
+    found = settings_in(LanguageSettings, "Language")
+    if model_type is not None:
+        kind = _configuration_class(model_type)
+        defaults, names = kind(), sorted(_known_settings(kind) - set(NOT_SIZES))
+        found += [
+            Setting(name=name, default=getattr(defaults, name, None), meaning="", group=model_type) for name in names
+        ]
+    return found
 
 
 def _configuration_class(model_type: object) -> type[PretrainedConfig]:

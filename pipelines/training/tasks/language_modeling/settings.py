@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hub_tools.checks import check_known
+
 FILL_MASK, TEXT_GENERATION = "fill-mask", "text-generation"
 LANGUAGE_TASKS = (FILL_MASK, TEXT_GENERATION)
 """Names of the Hub's pipelines, also used for tasks."""
@@ -55,12 +57,8 @@ class LanguageSettings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Return the settings of a run's `task_settings`; raises ValueError naming what is unknown or wrong."""
-        known = sorted(item.name for item in dataclasses.fields(cls))
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(
-                f"Unknown setting {', '.join(unknown)} of a language model's run; known: {', '.join(known)}. "
-                "A newer package may know it: pip install -U dalle-collab"
-            )
+        cure = "All settings: dalle-collab run settings --task fill-mask"
+        check_known(values, (item.name for item in dataclasses.fields(cls)), of="a language model's run", cure=cure)
         return cls(**values)
 
     def sample_weight(self, task: str) -> float:

@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 
+from hub_tools.checks import check_choice, check_known
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
+
+UPDATE = "All settings: dalle-collab run settings. A newer package may know it: pip install -U dalle-collab"
 
 
 def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
@@ -35,14 +39,16 @@ def checked_configuration(settings: Mapping[str, Any]) -> DalleCollabConfig:
     """
     if (model_type := settings.get("model_type", DalleCollabConfig.model_type)) != DalleCollabConfig.model_type:
         raise ValueError(f"The run's model is of type {model_type!r}; expected {DalleCollabConfig.model_type!r}.")
-    if unknown := sorted(set(settings) - known_settings() - {"model_type"}):
-        raise ValueError(
-            f"Unknown setting {', '.join(unknown)} of the model; known: {', '.join(sorted(known_settings()))}. "
-            "A newer package may know it: pip install -U dalle-collab"
-        )
+    check_known(settings, known_settings() | {"model_type"}, of="the model", cure=UPDATE)
     return DalleCollabConfig(**settings)
 
 
 def known_settings() -> set[str]:
     """Return the names of all settings of the model."""
     return {item.name for item in dataclasses.fields(DalleCollabConfig)} & set(vars(DalleCollabConfig()))
+
+
+def listed_settings(model_type: str | None = None) -> list[Setting]:
+    """Return the settings of the model; ValueError for another type than ours."""
+    check_choice("model_type", model_type, (None, DalleCollabConfig.model_type))
+    return settings_in(DalleCollabConfig, "Model")

@@ -1,12 +1,13 @@
 """Putting a new run together from its dataset, tokenizer, codec and settings; all is checked before it is published."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from huggingface_hub import HfApi
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from hub_tools.checks import check_known
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.task import RunRequest
@@ -22,6 +23,7 @@ def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
 
     if request.codec is None:
         raise ValueError("A text-to-image run needs the codec that made its image codes: --codec ORG/CODEC")
+    check_names(request.settings)  # before the Hub is asked for anything
     layout = dataset_layout(request.dataset, "main")
     try:
         tokenizer = AutoTokenizer.from_pretrained(request.tokenizer)
@@ -65,11 +67,7 @@ def compose_run(
     run_fields = {item.name for item in dataclasses.fields(TrainingRun)}
     run_settings = {key: value for key, value in settings.items() if key in run_fields}
     model_settings = {key: value for key, value in settings.items() if key not in run_fields}
-    if unknown := sorted(set(model_settings) - known_settings()):
-        raise ValueError(
-            f"Unknown setting {', '.join(unknown)}; expected fields of TrainingRun or DalleCollabConfig: "
-            "see the documentation of `dalle-collab run create`."
-        )
+    check_names(settings)
     model_config = dict(
         model_settings,
         text_vocab_size=len(tokenizer),
@@ -89,6 +87,13 @@ def compose_run(
         required_versions=settings.get("required_versions", required_versions()),
     )
     return TrainingRun.from_mapping(values)
+
+
+def check_names(settings: Iterable[str]) -> None:
+    """Raise ValueError naming settings that neither runs nor models have."""
+    run_fields = {item.name for item in dataclasses.fields(TrainingRun)}
+    cure = "All settings: dalle-collab run settings"
+    check_known(settings, run_fields | known_settings(), of="a text-to-image run", cure=cure)
 
 
 def compose_processor(

@@ -143,7 +143,7 @@ def test_parameters_are_float32_whatever_the_configuration_says(open_task):
         (WRITE, GPT2, {"sequence_length": 128}, r"positions for 64 tokens"),
         (WRITE, GPT2, {"sequence_length": 4}, r"sequence_length is 4; expected 8 to"),
         (FILL, ALBERT, {"mask_probability": 0}, r"mask_probability is 0; expected 0.01 to 0.9"),
-        (FILL, ALBERT, {"text_colum": "text"}, r"Unknown setting text_colum of .*known: .*text_column"),
+        (FILL, ALBERT, {"text_colum": "text"}, r"Unknown setting text_colum of .*; nearest: text_column"),
         (FILL, ALBERT, {"whole_word_masks": "yes"}, r"whole_word_masks is 'yes'; expected a value of type bool"),
         (FILL, ALBERT, {"start_from": "org/bert"}, r"start_from_revision is ''; expected both"),
         (FILL, ALBERT, dict(start_from="org/bert", start_from_revision="main"), r"expected a commit of 40"),
