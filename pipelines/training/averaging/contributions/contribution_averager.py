@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
+import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -56,7 +57,10 @@ class ContributionAverager(RobustAverager):
     def __init__(self, *args: Any, codec: SparseCodec, **kwargs: Any) -> None:
         """`codec` is the run's, for the tensors of this averager; all else is as in `RobustAverager`."""
         self.codec = codec
-        self._was_taken = multiprocessing.Value("b", 0)  # before hivemind forks the process that runs the rounds
+        # Shared, before hivemind forks the process that runs the rounds: its pipe fails with messages that do not fit
+        # into a socket's buffer, which uvloop makes non-blocking.
+        self._was_taken = multiprocessing.Value("b", 0)
+        self._offered = torch.zeros(codec.most_bytes, dtype=torch.uint8).share_memory_()
         self._shelf = Shelf(range(codec.least_bytes, codec.most_bytes + 1))
         self._avoided = Avoidance(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
         self._announcement: Announcement | None = None
@@ -80,7 +84,10 @@ class ContributionAverager(RobustAverager):
     def offer(self, content: bytes | None, epoch: int) -> None:
         """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""
         self._was_taken.value = 0
-        self._tell_process("_offer", content, epoch)
+        num_bytes = 0 if content is None else len(content)
+        if content:
+            self._offered[:num_bytes] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self._tell_process("_offer", num_bytes, epoch)
 
     @property
     def was_taken(self) -> bool:
@@ -111,11 +118,12 @@ class ContributionAverager(RobustAverager):
         """Refuse: nobody averages parts for others."""
         yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
 
-    async def _offer(self, content: bytes | None, epoch: int) -> None:
+    async def _offer(self, num_bytes: int, epoch: int) -> None:
         self._shelf.begin_round(epoch)
         self._announcement = None
-        if content is None:
+        if not num_bytes:
             return
+        content = self._offered[:num_bytes].numpy().tobytes()
         announcement = Announcement.of(content)
         self._shelf.put(announcement.digest, content, epoch)
         now = time.monotonic()
