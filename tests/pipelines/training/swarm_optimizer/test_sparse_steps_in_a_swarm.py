@@ -1,8 +1,12 @@
 """Real peers that give each other the largest values of their progress: equal bits, whatever dies or lies."""
 
+import json
+
 import pytest
 from admission_material import edit_lists, publish_run, running_service
+from forked_processes import ForkedProcess, fork_server
 from safetensors.torch import load_file
+from support_files import SUPPORT
 from swarm_of_processes import PATIENT, Swarm, tiny_run
 
 from pipelines.admission.tokens import public_text
@@ -64,6 +68,15 @@ def test_four_peers_train_and_end_with_equal_parameters_for_a_few_bytes(tmp_path
     # Each contribution reaches three others.
     sent = sum(event["bytes_sent"] for event in finished)
     assert sent <= run.num_epochs * 4 * 3 * size_of_a_contribution(run)
+
+
+def test_contributions_larger_than_a_sockets_buffer_are_averaged(tmp_path):
+    log = tmp_path / "pair.log"
+    pair = ForkedProcess(fork_server(), str(SUPPORT / "contribution_pair.py"), [], log)
+    assert pair.wait(240) == 0, log.read_text(encoding="utf-8")
+    found = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    assert found["are_equal"] == [True, True]
+    assert found["sent"] == found["sizes"] and min(found["sizes"]) > 2**19
 
 
 def test_contributions_travel_while_the_next_epoch_is_computed(tmp_path):
