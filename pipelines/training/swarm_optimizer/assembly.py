@@ -166,8 +166,10 @@ def gathering_of(
 
 
 def _round_times(run: TrainingRun) -> RoundTimes:
+    # An attempt at a sparse round lasts as long as a silent sender is waited for, and there may be two.
+    num_chunks = 4 if run.synchronisation == "sparse" else 2
     return RoundTimes(
         overhead=2 * run.matchmaking_seconds,
-        lowest=run.matchmaking_seconds + 2 * chunk_timeout(run),
+        lowest=run.matchmaking_seconds + num_chunks * chunk_timeout(run),
         highest=run.averaging_timeout_seconds,
     )

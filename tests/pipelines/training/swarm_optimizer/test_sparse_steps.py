@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hivemind.averaging.control import StepControl
+from hivemind.utils import MPFuture
 from safetensors.torch import save_file
 from swarm_of_processes import tiny_run
 
@@ -66,8 +67,11 @@ class Peer:
     def is_asked(self, *, began, taken):
         """Let a round that this peer takes part in have come so far."""
         self.averager._was_taken.value = taken
-        self.averager._round = StepControl(0.0, deadline=0.0, allow_retries=True, weight=1.0, data_for_gather=b"")
-        self.averager._round.began_allreduce = began
+        step = StepControl(0.0, deadline=0.0, allow_retries=True, weight=1.0, data_for_gather=b"")
+        step.attach(trigger=MPFuture(), cancel=MPFuture())
+        step.allow_allreduce()
+        step.began_allreduce = began
+        self.averager._round = step
 
 
 def assert_close(ours, theirs):
