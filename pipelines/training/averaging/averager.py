@@ -35,7 +35,7 @@ from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
-from pipelines.training.averaging.group.time_limits import attempt_times
+from pipelines.training.averaging.group.time_limits import AttemptTimes, attempt_times
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
@@ -68,6 +68,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     checks_type: type[RoundChecks] = RoundChecks
+    times_of_attempts: Callable[..., AttemptTimes] = staticmethod(attempt_times)
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
         self._answers: dict[bytes, RoundAnswers] = {}
-        self._attempt_times = attempt_times(
+        self._attempt_times = self.times_of_attempts(
             kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
         )
         self._num_attempts_left = 0

@@ -76,10 +76,13 @@ class ContributionAverager(RobustAverager):
             note_taken=self._note_taken,
         )
         super().__init__(*args, **kwargs)
-        # At least until a silent sender would be dropped: what a peer has announced, it can be waited for.
-        self._attempt_times = AttemptTimes(
-            lowest=kwargs.get("next_chunk_timeout"), highest=kwargs.get("allreduce_timeout")
-        )
+
+    @staticmethod
+    def times_of_attempts(
+        round_seconds: float | None, chunk_seconds: float | None, matchmaking_seconds: float
+    ) -> AttemptTimes:
+        """Return the times of attempts: each at least until a silent sender would be dropped, who has announced."""
+        return AttemptTimes(lowest=chunk_seconds, highest=round_seconds)
 
     def offer(self, content: bytes | None, epoch: int) -> None:
         """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""
