@@ -39,8 +39,9 @@ class Peer:
             **optimizer_parts(RUN, self.model),
         )  # fmt: skip
         self.averager = averager_of(RUN)(
-            parameters=self.state.main_parameters, prefix="sparse", keeps_own_gradient=True, **common
-        )
+            parameters=self.state.main_parameters, prefix="sparse", keeps_own_gradient=True, **common,
+            next_chunk_timeout=7.0, allreduce_timeout=40.0,
+        )  # fmt: skip
         self.steps = gathering_of(RUN, self.model, self.averager, self.state)
         self.total = self.copy()
 
@@ -89,6 +90,13 @@ def peer(dht):
     assert isinstance(peer.averager, SparseGradientAverager)
     assert isinstance(peer.steps, SparseLocalSteps)
     return peer
+
+
+def test_an_attempt_lasts_as_long_as_a_silent_sender_is_waited_for(peer):
+    times = peer.averager._attempt_times
+    assert times.seconds == 40.0
+    times.note_success(0.1)
+    assert times.seconds == 7.0
 
 
 def test_what_is_not_sent_is_sent_later_and_nothing_twice(peer):
