@@ -157,10 +157,9 @@ class AveragingGate:
         self._gate = None if admission is None else AdmissionGate(admission, prefix, seconds_valid)
         self._guard = self._gate if admission is not None and admission.has_authority else None  # of all other calls
 
-    def prove(self, step: StepControl, peer_id: PeerID) -> None:
-        """Add this peer's token and signature to its data for the group."""
-        if self._gate is not None:
-            step._data_for_gather = self._gate.prove(step.data_for_gather, peer_id)
+    def prove(self, step: StepControl, peer_id: PeerID, told: bytes) -> None:
+        """Make what this peer tells its group, with its token and signature, its data for the group."""
+        step._data_for_gather = told if self._gate is None else self._gate.prove(told, peer_id)
 
     def opened(self, gathered: bytes, peer_id: PeerID) -> bytes:
         """Check what a peer tells its group, and return hivemind's own part of it.

@@ -22,6 +22,7 @@ from parts import (
     AdmissionGate,
     AdmissionRecords,
     AdmissionRequest,
+    Announcement,
     AuxiliaryStatus,
     DialBack,
     KeyList,
@@ -36,6 +37,7 @@ from parts import (
     SwarmDHT,
     SwarmRecords,
     access_token,
+    averager_of,
     candidacy,
     door_of,
     farewell_request,
@@ -44,6 +46,7 @@ from parts import (
     manifest_request,
     peer_admission,
     public_text,
+    receipt_statement,
     suspect_record,
     tensors_request,
     tiny_run,
@@ -100,7 +103,9 @@ def protocol() -> dict[str, Any]:
     """Return the names and forms that a running peer shares with others."""
     run = tiny_run(run_id=RUN_ID)
     with lone_node(NotingDHT) as dht, lone_optimizer(dht, run, initial_model(run)) as (optimizer, records):
-        averagers = dict(gradients=optimizer.grad_averager, state=optimizer.state_averager)
+        averagers = dict(
+            gradients=optimizer.grad_averager, state=optimizer.state_averager, sparse=_sparse_averager(dht, optimizer)
+        )
         _use_all_records(records)
         _ask_who_is_admitted(dht)
         return dict(
@@ -118,6 +123,15 @@ def protocol() -> dict[str, Any]:
             group_proof=_group_proof(),
             texts=_texts(),
         )
+
+
+def _sparse_averager(dht: SwarmDHT, optimizer: Any) -> Any:
+    """Return the averager of a run with sparse synchronisation; its process is not started."""
+    run = tiny_run(local_steps=2, synchronisation="sparse", aggregation_rule="mean", outer_momentum=0)
+    return averager_of(run)(
+        parameters=optimizer.grad_averager.parameters, dht=dht, admission=None, prefix=optimizer.grad_averager.prefix,
+        min_matchmaking_time=1.0, start=False,
+    )  # fmt: skip
 
 
 async def _remote_calls(averagers: Any) -> dict[str, list[str]]:
@@ -225,6 +239,8 @@ def _texts() -> dict[str, str]:
         manifest_request=manifest_request(DIGEST).decode(),
         tensors_request=tensors_request(DIGEST, [0, 2]).decode(),
         farewell_request=farewell_request(DIGEST).decode(),
+        announcement=Announcement.of(b"contribution", PeerID(PEER_ID)).encode().hex(),
+        receipt=receipt_statement(PeerID(PEER_ID), bytes.fromhex(DIGEST), EPOCH).hex(),
     )
 
 

@@ -29,6 +29,7 @@ from pipelines.swarm.records import (
 )
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy
+from pipelines.training.averaging.contributions.announcement import Announcement, receipt_statement
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
 from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
@@ -43,5 +44,5 @@ from pipelines.training.run.door import door_of
 from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
-from pipelines.training.swarm_optimizer.assembly import make_optimizer
+from pipelines.training.swarm_optimizer.assembly import averager_of, make_optimizer
 from pipelines.training.tasks.text_to_image.model import initial_model

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import torch
+from false_deliveries import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from swarm_peer import write_event
 
@@ -43,6 +44,8 @@ def main(settings: dict) -> None:
     guard_process_group()
     torch.set_num_threads(1)
     run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
+    if "deliveries" in settings:
+        deliver_falsely(settings["deliveries"])
     events, stop = folder / f"{name}.jsonl", threading.Event()
     task, key = made_up_task(run), PublisherKey.load_or_create(Path(settings["key_file"]))
     network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))

@@ -99,7 +99,7 @@ CONTRACT = (
     Row("averaging.averager.DecentralizedAverager._shutdown", "async (self, timeout: Optional[float]) -> None",
         (AVERAGER,), "overridden: senders that are still being served get their answers first"),
     Row("averaging.control.StepControl._data_for_gather", "= (data_for_gather, deadline, allow_retries)",
-        (AVERAGER, GATE, ATTACKERS),
+        (GATE, ATTACKERS),
         "set: what is known of links and the proof of admission are added after the step has been scheduled"),
     Row("averaging.control.StepControl._cancel", ": Optional[MPFuture] = None",
         (SEARCH,), "awaited: the only event of a cancelled step"),

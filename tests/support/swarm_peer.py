@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from false_deliveries import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import save_file
 
@@ -94,6 +95,8 @@ def main(settings: dict) -> None:
         strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
     if "dawdles_in_round_of_epoch" in settings:
         dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=18.0)
+    if "deliveries" in settings:
+        deliver_falsely(settings["deliveries"])
     if "hub_token" in settings:
         os.environ["HF_TOKEN"] = settings["hub_token"]
     checkpoint = settings.get("checkpoint")
@@ -173,6 +176,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             ended_epoch=report.ended_epoch, loss=report.loss, share_averaged=report.share_averaged,
             num_peers=report.num_peers, bytes_per_sample=report.bytes_per_sample, pid=os.getpid(),
             num_rounds=num_rounds, has_averaged=has_averaged, group_size=newest.group_size,
+            bytes_sent=newest.bytes_sent,
             suspects=[[suspect.peer_id, suspect.offence.name] for suspect in newest.suspects],
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
             num_refused=peer.optimizer.num_refused_gradients,

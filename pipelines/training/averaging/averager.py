@@ -9,7 +9,8 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
@@ -26,17 +27,17 @@ from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip, enter_asynchronously
 
-from pipelines.admission.averaging_gate import AveragingGate
+from pipelines.admission.averaging_gate import AveragingGate, GroupSignatures
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.bandwidth.division import Division
 from pipelines.training.averaging.checks import RoundChecks
-from pipelines.training.averaging.figures import AveragingRound, SharedFigures
+from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
-from pipelines.training.averaging.group.time_limits import attempt_times
+from pipelines.training.averaging.group.time_limits import AttemptTimes, attempt_times
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
@@ -69,6 +70,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     checks_type: type[RoundChecks] = RoundChecks
+    times_of_attempts: Callable[..., AttemptTimes] = staticmethod(attempt_times)
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
         self._answers: dict[bytes, RoundAnswers] = {}
-        self._attempt_times = attempt_times(
+        self._attempt_times = self.times_of_attempts(
             kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
         )
         self._num_attempts_left = 0
@@ -145,6 +147,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
 
     def _stub_of(self, peer: PeerID) -> StubBase:
         return type(self).get_stub(self._p2p, peer, namespace=self.prefix)
+
+    def _introducing_stub_of(self, peer: PeerID) -> StubBase:
+        """Return a stub for calls of peers that may not have checked this one's group yet."""
+        return self._introducing_stub(self._p2p, peer, namespace=self.prefix)
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
         """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
@@ -208,7 +214,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         """Accept a peer into a group unless it should be avoided, or redirect it; see `DecentralizedAverager`."""
         gathered = self._gate.opened(request.gather, context.remote_id)
         try:
-            mode_of(gathered)
+            self._check_gathered(gathered)
         except ValueError as error:
             logger.warning("Peer %s was not accepted into a group. %s", context.remote_id, error)
             self._distrust(context.remote_id)
@@ -240,9 +246,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         """
 
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
-        self._division = self._division or Division(self.dht.pid, self.bandwidth, may_help=self._may_help)
-        step._data_for_gather = self._division.told(step.data_for_gather)
-        self._gate.prove(step, self.peer_id)
+        self._gate.prove(step, self.peer_id, self._told(step.data_for_gather))
         step.wait_for_cancel = partial(until_cancelled, step)
         self._checks = self._checks or self.checks_type(
             self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
@@ -268,25 +272,39 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         group_info = self._gate.checked(group_info)
         try:
             for gathered in group_info.gathered:
-                mode_of(gathered)
+                self._check_gathered(gathered)
         except ValueError as error:  # the leader should not have let it in, or has made it up
             logger.warning("A group was aborted. %s", error)
             self._distrust(self._search.leader if self._search is not None else None)
             raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
-        peers, division = group_info.peer_ids, self._division
-        assert division is not None, "a round begins in `_step` alone"
         try:
-            ids = [peer.to_bytes() for peer in peers]
-            shares = division.divide(peers.index(self.peer_id), ids, group_info.gathered, self.total_size)
-            async with enter_asynchronously(self.get_tensors()) as tensors, division.measuring():
+            async with enter_asynchronously(self.get_tensors()) as tensors, self._dividing(group_info) as shares:
                 await self._run_allreduce_inplace_(tensors, group_info, peer_fractions=shares, **kwargs)
-            if (link := division.measured) is not None:
-                self._figures.up_mbit.value, self._figures.down_mbit.value = link.up, link.down
-            return dict.fromkeys(peers)
+            return dict.fromkeys(group_info.peer_ids)
         except BaseException as error:  # also when it is out of time: hivemind then looks for a group again
             if isinstance(error, Exception):
                 logger.exception(error)
             raise MatchmakingException(f"A round failed: {error!r}") from error
+
+    @asynccontextmanager
+    async def _dividing(self, group_info: GroupInfo) -> AsyncIterator[tuple[int, ...]]:
+        """Yield how many values of the vector each member reduces; measure this peer's link meanwhile."""
+        division, peers = self._division, group_info.peer_ids
+        assert division is not None, "a round begins in `_step` alone"
+        ids = [peer.to_bytes() for peer in peers]
+        async with division.measuring():
+            yield division.divide(peers.index(self.peer_id), ids, group_info.gathered, self.total_size)
+        if (link := division.measured) is not None:
+            self._figures.up_mbit.value, self._figures.down_mbit.value = link.up, link.down
+
+    def _told(self, gathered: bytes) -> bytes:
+        """Return what this peer tells its group, given what hivemind would tell."""
+        self._division = self._division or Division(self.dht.pid, self.bandwidth, may_help=self._may_help)
+        return self._division.told(gathered)
+
+    def _check_gathered(self, gathered: bytes) -> None:
+        """Raise ValueError if no honest member tells its group this."""
+        mode_of(gathered)
 
     def _tell_process(self, method: str, *arguments: Any) -> None:
         """Call a method in the averager's process, before anything it is told later."""
@@ -309,10 +327,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         assert search is not None and checks is not None, "a round begins in `_step` alone"
         signatures = self._gate.signatures_of(members)
         runner = self._new_runner(
-            tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures, **kwargs
-        )
-        self._answers[group_id] = runner.answers
-        checks.open(runner, signatures.tokens)
+            tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures,
+            gathered=group_info.gathered, **kwargs,
+        )  # fmt: skip
+        self._keep_for_members(runner, signatures)
         self._running_groups[group_id].set_result(runner)
         started, succeeded = time.monotonic(), False
         search.begin()
@@ -351,7 +369,13 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
 
-    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], **kwargs: Any) -> TrustedAllReduceRunner:
+    def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
+        """Keep what members may ask for during a round and for a while after it."""
+        assert self._checks is not None, "a round begins in `_step` alone"
+        self._answers[runner.group_id] = runner.answers
+        self._checks.open(runner, signatures.tokens)
+
+    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
             rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
@@ -369,7 +393,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         is_last = self._num_attempts_left == 0
         return None if is_last else self._attempt_times.seconds
 
-    def _lacks_answers(self, runner: TrustedAllReduceRunner) -> bool:
+    def _lacks_answers(self, runner: Round) -> bool:
         """Return whether a part has no average that can be used; the others then lack it too."""
         offences = {offence for _, offence in runner.offences}
         return bool(offences & {Offence.NO_ANSWER, Offence.BAD_ANSWER}) and runner.share_averaged < 1.0
@@ -398,7 +422,7 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         logger.warning("Peer %s %s.", peer.to_base58(), offence)
         self._figures.ledger.record_round([(peer.to_base58(), offence)])
 
-    def _record_round(self, runner: TrustedAllReduceRunner, seconds: float, succeeded: bool, *, is_over: bool) -> None:
+    def _record_round(self, runner: Round, seconds: float, succeeded: bool, *, is_over: bool) -> None:
         figures, share = self._figures, runner.share_averaged if succeeded else 0.0
         offences = runner.end_round() if is_over else runner.offences
         if is_over:

@@ -2,10 +2,14 @@
 
 import ctypes
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Protocol
 
-from pipelines.training.averaging.reduce.suspects import Suspect, SuspectLedger
+import torch
+from hivemind.p2p import PeerID
+
+from pipelines.training.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
 
 SENDERS_BYTES = 2**16
 """Room for the ids of about 1,200 senders; more are not remembered."""
@@ -47,6 +51,49 @@ class AveragingRound:
 
     suspects: tuple[Suspect, ...]
     """Peers that misbehaved, since the start."""
+
+
+class Round(Protocol):
+    """One attempt at a round, as its averager sees it: iterating over it yields the averages, tensor by tensor."""
+
+    @property
+    def share_averaged(self) -> float:
+        """Share of the vector whose average has arrived, in [0, 1]."""
+
+    @property
+    def sender_peer_ids(self) -> Sequence[PeerID]:
+        """Members whose values are averaged."""
+
+    def delivered_mbit(self) -> Mapping[bytes, float]:
+        """Return the rate at which each peer has delivered parts and answers, in Mbit/s, by peer id."""
+
+    @property
+    def offences(self) -> set[tuple[PeerID, Offence]]:
+        """Who has done what."""
+
+    @property
+    def lost_senders(self) -> Set[PeerID]:
+        """Those whose values did not arrive."""
+
+    @property
+    def banned_senders(self) -> Set[PeerID]:
+        """Those whose values could not be used."""
+
+    @property
+    def late_senders(self) -> Set[PeerID]:
+        """Those for whom the others are waiting."""
+
+    @property
+    def bad_reducers(self) -> Set[PeerID]:
+        """Those whose answers were impossible."""
+
+    def name_late_senders(self) -> None:
+        """Report those that the others were waiting for when the attempt was aborted."""
+
+    def end_round(self) -> set[tuple[PeerID, Offence]]:
+        """Remember what later rounds are judged by, and return the offences; once a round has succeeded."""
+
+    def __aiter__(self) -> AsyncIterator[torch.Tensor]: ...
 
 
 class SharedFigures:

@@ -222,8 +222,8 @@ class TrustedAllReduceRunner(ReducingEnd):
         members = deque(m for m, mode in modes if mode == AveragingMode.NODE and m not in (reducer, self.peer_id))
         if asks_reducer:
             members.appendleft(reducer)
-        # Answers that are still on their way when this peer gives up are not given again; who listens to all of them, over
-        # links that are full, has to wait for as long as the parts take.
+        # Answers that are still on their way when this peer gives up are not given again; who listens to all of them,
+        # over links that are full, has to wait for as long as the parts take.
         patience = max(SECONDS_FOR_AN_ANSWER, 2 * self._opening_seconds if asks_reducer else 0.0)
         num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
         with suppress(TimeoutError):

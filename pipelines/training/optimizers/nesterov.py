@@ -10,12 +10,12 @@ class Nesterov(torch.optim.Optimizer):
     """Gradient descent with Nesterov momentum: m = momentum * m + g, then parameter -= lr * (g + momentum * m).
 
     The outer optimizer of runs with local steps. Like LAMB it has all its state from the start and refuses non-finite
-    gradients; torch's own starts without state and its settings differ between releases.
+    gradients; torch's own starts without state and its settings differ between releases. Without momentum it has none.
     """
 
     def __init__(self, params: ParamsT, *, lr: float, momentum: float) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum))
-        for group in self.param_groups:
+        for group in self.param_groups if momentum else ():
             for parameter in group["params"]:
                 self.state[parameter] = {"momentum": torch.zeros_like(parameter, requires_grad=False)}
 
@@ -30,6 +30,8 @@ class Nesterov(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(parameter.grad)
-                    direction = parameter.grad.add(momentum, alpha=group["momentum"])
+                    direction = parameter.grad
+                    if group["momentum"]:
+                        momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(parameter.grad)
+                        direction = parameter.grad.add(momentum, alpha=group["momentum"])
                     parameter.add_(direction, alpha=-group["lr"])

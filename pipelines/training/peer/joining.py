@@ -78,7 +78,8 @@ class PeerParts:
     takes_signals: bool = False
     """Whether SIGINT and SIGTERM end the training cleanly, and SIGUSR1 and SIGUSR2 pause and resume it."""
 
-    gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager
+    gradient_averager_type: type[SwarmGradientAverager] | None = None
+    """What averages gradients, or progress; None: what the run asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,7 @@ class TrainingPeer:
         username: str,
         package_version: str,
         place: str = "",
-        gradient_averager_type: type[SwarmGradientAverager] = SwarmGradientAverager,
+        gradient_averager_type: type[SwarmGradientAverager] | None = None,
         anchor_keys: AnchorKeys = tuple,
         lease: LeaseBook | None = None,
     ) -> None:

@@ -15,6 +15,8 @@ from pipelines.admission.settings import check_admission_settings
 AVERAGING_COMPRESSIONS = ("blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 OPTIMIZERS = ("lamb", "adamw")
+SYNCHRONISATIONS = ("dense", "sparse")
+MOST_VALUES_PER_CHUNK = 4096
 MOST_PROMPTS = 16
 
 
@@ -124,12 +126,30 @@ class LocalStepSettings:
     """With local steps: Nesterov momentum of the outer steps, in [0, 1). DiLoCo's 0.7 and 0.9 need hundreds of
     rounds: a run of few, or with few local steps, diverged or stayed behind."""
 
+    synchronisation: str = "dense"
+    """With local steps: `dense`, peers average their progress through each other; or `sparse`, each gives the largest
+    values of its progress to all others, at most 0.03 bytes a parameter (SparseLoCo, Sarfi et al. 2025). Sparse needs
+    `outer_momentum` 0 and `aggregation_rule` `mean`, of progress that is shortened to the group's median norm."""
+
+    sparse_values_per_chunk: int = 64
+    """With sparse synchronisation: how many of every 4096 values are sent."""
+
+    sparse_error_decay: float = 0.95
+    """With sparse synchronisation: what is left with every round of the progress that was not sent yet, in (0, 1]."""
+
     def check(self) -> None:
         """Raise ValueError unless the settings are valid."""
         check_positive(self, "local_steps", "inner_batch_size", "outer_learning_rate")
         check_choice("inner_optimizer", self.inner_optimizer, OPTIMIZERS)
         if not 0 <= self.outer_momentum < 1:
             raise ValueError(f"outer_momentum is {self.outer_momentum}; expected at least 0 and less than 1.")
+        check_choice("synchronisation", self.synchronisation, SYNCHRONISATIONS)
+        if not 1 <= self.sparse_values_per_chunk <= MOST_VALUES_PER_CHUNK:
+            raise ValueError(
+                f"sparse_values_per_chunk is {self.sparse_values_per_chunk}; expected 1 to {MOST_VALUES_PER_CHUNK}."
+            )
+        if not 0 < self.sparse_error_decay <= 1:
+            raise ValueError(f"sparse_error_decay is {self.sparse_error_decay}; expected more than 0 and at most 1.")
 
 
 @dataclass(frozen=True, kw_only=True)

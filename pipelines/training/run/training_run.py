@@ -93,6 +93,26 @@ class TrainingRun(
                 "average their progress, to which outer_momentum is applied. "
                 "Cure: --set momentum_before_averaging=false"
             )
+        self._check_synchronisation()
+
+    def _check_synchronisation(self) -> None:
+        """Refuse settings that have no meaning with sparse synchronisation, rather than ignore them."""
+        if self.synchronisation == "dense":
+            return
+        if self.local_steps == 1:
+            raise ValueError(
+                "synchronisation is sparse and local_steps is 1; single gradients are not sent sparsely. "
+                "Cure: --set local_steps=30, or --set synchronisation=dense"
+            )
+        for name, wanted, reason in (
+            ("outer_momentum", 0, "newcomers get parameters alone"),
+            ("aggregation_rule", "mean", "contributions are shortened to the median norm and averaged"),
+        ):
+            if (value := getattr(self, name)) != wanted:
+                raise ValueError(
+                    f"synchronisation is sparse and {name} is {value}; expected {wanted}: {reason}. "
+                    f"Cure: --set {name}={wanted}"
+                )
 
     @property
     def swarm_id(self) -> str:

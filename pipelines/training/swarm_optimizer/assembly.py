@@ -20,7 +20,7 @@ from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts
-from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
+from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SparseLocalSteps, SummedGradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
@@ -33,6 +33,7 @@ from pipelines.training.swarm_optimizer.hivemind_options import (
 from pipelines.training.swarm_optimizer.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
+from pipelines.training.swarm_optimizer.sparse_averager import SparseGradientAverager
 
 LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
 """Options of a gradient averager that sends nothing, and reduces nothing unless it `may_help`; see
@@ -46,7 +47,7 @@ def make_optimizer(
     model: torch.nn.Module,
     records: SwarmRecords,
     bandwidth_limit_mbit: float | None = None,
-    gradient_averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager,
+    gradient_averager_type: Callable[..., SwarmGradientAverager] | None = None,
     anchor_keys: AnchorKeys = tuple,
     own_anchor_key: str | None = None,
     lease: LeaseBook | NoLease | None = None,
@@ -78,7 +79,7 @@ def make_optimizer(
         **optimizer_parts(run, model),
         **options,
     )
-    gradients = gradient_averager_type(
+    gradients = (gradient_averager_type or averager_of(run))(
         parameters=state.main_parameters,
         dht=dht,
         admission=records.admissions.admission,
@@ -108,6 +109,13 @@ def make_optimizer(
         listens=listens,
     )
     return SwarmOptimizer(parts, new_tracker)
+
+
+def averager_of(run: TrainingRun) -> Callable[..., SwarmGradientAverager]:
+    """Return what makes the averager of gradients, or of progress, that a run's peers use."""
+    if run.synchronisation == "sparse":
+        return partial(SparseGradientAverager, values_per_chunk=run.sparse_values_per_chunk)
+    return SwarmGradientAverager
 
 
 def _start_tracker(
@@ -153,12 +161,18 @@ def gathering_of(
     run: TrainingRun, model: torch.nn.Module, gradients: SwarmGradientAverager, state: SwarmStateAverager
 ) -> Gathering:
     """Return what the run's peers do with their gradients between two rounds."""
-    return SummedGradients(gradients) if run.local_steps == 1 else LocalSteps(run, model, gradients, state)
+    if run.local_steps == 1:
+        return SummedGradients(gradients)
+    if isinstance(gradients, SparseGradientAverager):
+        return SparseLocalSteps(run, model, gradients, state)
+    return LocalSteps(run, model, gradients, state)
 
 
 def _round_times(run: TrainingRun) -> RoundTimes:
+    # An attempt at a sparse round lasts as long as a silent sender is waited for, and there may be two.
+    num_chunks = 4 if run.synchronisation == "sparse" else 2
     return RoundTimes(
         overhead=2 * run.matchmaking_seconds,
-        lowest=run.matchmaking_seconds + 2 * chunk_timeout(run),
+        lowest=run.matchmaking_seconds + num_chunks * chunk_timeout(run),
         highest=run.averaging_timeout_seconds,
     )

@@ -163,7 +163,7 @@ def begin_round(parts: EpochParts) -> StepControl | None:
         leave(parts)
     parts.gradients.epoch_to_average = parts.epoch
     try:
-        parts.scheduled = parts.gradients.step(control=parts.scheduled, wait=False)
+        parts.scheduled = parts.gradients.step(control=parts.scheduled, timeout=parts.round_times.timeout, wait=False)
         return parts.scheduled
     except Exception as error:  # whatever it is, the round has failed for this peer
         logger.warning("A round of averaging could not start: %r", error)
@@ -202,6 +202,7 @@ def finish_round(parts: EpochParts, control: StepControl) -> bool:
         note_failure(parts)
         if parts.run.delay_gradient_averaging:  # the next epoch's gradients have taken their place
             parts.lease.lose_round()
+            parts.gathering.lose_round()
     return has_average
 
 
@@ -235,8 +236,11 @@ def leave(parts: EpochParts) -> None:
 def have_others_moved_on(parts: EpochParts) -> bool:
     """Query the DHT, which the tracker does not do during a round.
 
-    With delayed averaging, the others' epochs show it only after the next one, but their states show it at once.
+    With delayed averaging, the others' epochs show it only after the next one, but their states show it at once. Who
+    knows nobody yet learns from the states whom an anchor knows.
     """
     if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
-    return parts.run.delay_gradient_averaging and parts.transfer.look().newest_epoch >= parts.epoch
+    if parts.run.delay_gradient_averaging:
+        return parts.transfer.look().newest_epoch >= parts.epoch
+    return not parts.acquaintances.know_somebody and parts.transfer.look().newest_epoch > parts.epoch

@@ -35,6 +35,8 @@ class RoundPolicy:
     """Whether gradients are averaged while those of the next epoch are computed."""
 
     matchmaking_seconds: float
+    searches_early: bool = True
+    """Whether a group is looked for before the epoch ends; not if members tell each other then what they contribute."""
 
     @classmethod
     def of(cls, run: TrainingRun) -> "RoundPolicy":
@@ -42,6 +44,7 @@ class RoundPolicy:
         return cls(
             delays_averaging=run.delay_gradient_averaging,
             matchmaking_seconds=run.matchmaking_seconds,
+            searches_early=run.synchronisation == "dense",
         )
 
     def begins_search(self, search: Search, seconds_left: float) -> bool:
@@ -51,7 +54,8 @@ class RoundPolicy:
         completed, some look for a group for that round again and others for the next: they form one group, average
         gradients of different parameters, and the swarm diverges (seen in a swarm of four with epochs of 4 s).
         """
-        return search in (Search.NONE, Search.OVER) and seconds_left <= self.matchmaking_seconds
+        is_free = search in (Search.NONE, Search.OVER)
+        return self.searches_early and is_free and seconds_left <= self.matchmaking_seconds
 
     def is_alone(self, num_peers: int, *, num_failures: int, knows_somebody: bool) -> bool:
         """Return whether a peer steps along its own gradient; otherwise only a round's average moves its parameters.

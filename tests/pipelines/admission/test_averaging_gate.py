@@ -65,7 +65,7 @@ def open_gate(name):
 def told_by(gate, peer, mode):
     """Return what a peer tells its group."""
     step = SimpleNamespace(data_for_gather=MSGPackSerializer.dumps([1.5, mode, MSGPackSerializer.dumps(7)]))
-    gate.prove(step, peer)
+    gate.prove(step, peer, step.data_for_gather)
     return step._data_for_gather
 
 

@@ -33,6 +33,9 @@ class Offence(StrEnum):
     FALSE_ACCUSATION = "accused a peer without a reason"
     NOT_A_SENDER = "sent parts as a helper"
     STALLED = "accepted followers and never began"
+    WITHHELD = "announced a contribution that nobody was given"
+    ALTERED = "gave other bytes than those it was asked for"
+    NOT_PASSED_ON = "did not pass on what it had accepted"
     NOT_UNDERSTOOD = "told a group what cannot be understood"
 
 

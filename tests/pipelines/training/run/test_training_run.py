@@ -12,6 +12,7 @@ from pipelines.training.run.sections import SECTIONS
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 
 NEEDED = dict(run_id="birds", model_config={"hidden_size": 8}, dataset_repository="org/birds", dataset_revision="abc")
+SPARSE = dict(synchronisation="sparse", local_steps=30, outer_momentum=0, aggregation_rule="mean")
 
 
 def test_the_defaults_are_the_papers():
@@ -51,6 +52,13 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(betas=[0.9]), r"betas is \(0.9,\); expected two numbers"),
         (dict(momentum_before_averaging=True, betas=(0, 0.9)), "the first of betas is 0: there is no momentum to add"),
         (dict(momentum_before_averaging=True, local_steps=2), "momentum_before_averaging is on and local_steps is 2"),
+        (dict(synchronisation="none"), "synchronisation is 'none'; expected one of dense, sparse"),
+        (dict(SPARSE, local_steps=1), "synchronisation is sparse and local_steps is 1; .* Cure: --set local_steps=30"),
+        (dict(SPARSE, outer_momentum=0.9), "outer_momentum is 0.9; expected 0: newcomers get parameters alone"),
+        (dict(SPARSE, aggregation_rule="centered_clip"), "is centered_clip; .* Cure: --set aggregation_rule=mean"),
+        (dict(sparse_values_per_chunk=0), "sparse_values_per_chunk is 0; expected 1 to 4096"),
+        (dict(sparse_values_per_chunk=4097), "sparse_values_per_chunk is 4097"),
+        (dict(sparse_error_decay=0.0), "sparse_error_decay is 0.0; expected more than 0 and at most 1"),
         (dict(max_gradient_norm=0.0), "max_gradient_norm is 0.0"),
         (dict(matchmaking_seconds=0), "matchmaking_seconds is 0"),
         (dict(matchmaking_seconds=0), "matchmaking_seconds is 0"),

@@ -26,11 +26,13 @@ def steps_of(run, model):
     return parameters, InnerSteps(run, model, parameters)
 
 
-def test_nesterov_equals_torchs_step_for_step():
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_nesterov_equals_torchs_step_for_step(momentum):
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(7)) for _ in range(2))
-    optimizer = Nesterov([ours], lr=0.3, momentum=0.9)
-    reference = torch.optim.SGD([theirs], lr=0.3, momentum=0.9, nesterov=True)
+    optimizer = Nesterov([ours], lr=0.3, momentum=momentum)
+    reference = torch.optim.SGD([theirs], lr=0.3, momentum=momentum, nesterov=momentum > 0)
+    assert bool(optimizer.state) == (momentum > 0), "newcomers download nothing that is always zero"
     for _ in range(5):
         ours.grad = torch.randn(7)
         theirs.grad = ours.grad.clone()

@@ -22,7 +22,10 @@ DELAYED = dataclasses.replace(POLICY, delays_averaging=True)
 
 def test_the_policy_is_that_of_the_run():
     run = tiny_run(delay_optimizer_step=True, delay_gradient_averaging=True)
-    assert RoundPolicy.of(run) == RoundPolicy(delays_averaging=True, matchmaking_seconds=run.matchmaking_seconds)
+    expected = RoundPolicy(delays_averaging=True, matchmaking_seconds=run.matchmaking_seconds)
+    assert RoundPolicy.of(run) == expected
+    sparse = run.replace(local_steps=2, synchronisation="sparse", aggregation_rule="mean")
+    assert RoundPolicy.of(sparse) == dataclasses.replace(expected, searches_early=False)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,8 @@ def test_a_round_is_judged_by_its_figures(changes, expected):
 )
 def test_a_peer_looks_for_one_group_at_a_time_and_shortly_before_the_end(search, seconds_left, expected):
     assert POLICY.begins_search(search, seconds_left) == expected
+    late = dataclasses.replace(POLICY, searches_early=False)
+    assert not late.begins_search(search, seconds_left), "what members contribute is known at the end"
 
 
 @pytest.mark.parametrize(

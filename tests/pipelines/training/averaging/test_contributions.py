@@ -1,0 +1,361 @@
+"""Contributions: what is announced, held and passed on, and the mean that all members of a group come to."""
+
+import asyncio
+import hashlib
+from types import MappingProxyType
+
+import pytest
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.partition import AllreduceException
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.asyncio import as_aiter
+
+from pipelines.admission.averaging_gate import GroupSignatures
+from pipelines.training.averaging.contributions.announcement import Announcement, announced_in, drawn_order
+from pipelines.training.averaging.contributions.deliveries import AlteredError, Deliveries, NotHeldError
+from pipelines.training.averaging.contributions.round import ContributionRound, RoundTerms
+from pipelines.training.averaging.contributions.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
+from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.averaging.reduce.suspects import Offence
+from pipelines.training.sparse.codec import SparseCodec
+from pipelines.training.sparse.mean import mean
+
+CODEC = SparseCodec([(40, 30), (77,)], chunk=64, k=4)
+SIZES = range(CODEC.least_bytes, CODEC.most_bytes + 1)
+EPOCH = 3
+
+
+def peer(number):
+    return PeerID(b"\x12\x20" + bytes([number]) * 32)
+
+
+def content(seed, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return CODEC.encode([scale * torch.randn(shape, generator=generator) for shape in CODEC.layout.shapes])
+
+
+def gathered(message):
+    return MSGPackSerializer.dumps([1.0, 0, message])
+
+
+@pytest.mark.parametrize("fan_out", [None, peer(9)])
+def test_an_announcement_is_read_as_it_was_made(fan_out):
+    announcement = Announcement.of(content(1), fan_out)
+    assert announced_in(gathered(announcement.encode()), SIZES) == announcement
+    assert announcement.digest == hashlib.sha256(content(1)).digest()
+
+
+def test_who_contributes_nothing_announces_nothing():
+    assert announced_in(gathered(MSGPackSerializer.dumps(None)), SIZES) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"x",
+        [b"0" * 32, SIZES.start],
+        [b"0" * 31, SIZES.start, b""],
+        ["0" * 32, SIZES.start, b""],
+        [b"0" * 32, SIZES.stop, b""],
+        [b"0" * 32, SIZES.start - 1, b""],
+        [b"0" * 32, float(SIZES.start), b""],
+        [b"0" * 32, True, b""],
+        [b"0" * 32, SIZES.start, b"0" * 65],
+        [b"0" * 32, SIZES.start, None],
+    ],
+)
+def test_what_no_honest_member_announces_is_refused(fields):
+    with pytest.raises(ValueError, match="announced"):
+        announced_in(gathered(MSGPackSerializer.dumps(fields)), SIZES)
+
+
+def test_everybody_draws_the_same_order_and_other_contributions_another_one():
+    peers = [peer(number) for number in range(8)]
+    orders = {tuple(drawn_order(bytes([digest]), peers)) for digest in range(20)}
+    assert len(orders) > 10
+    assert drawn_order(b"0", peers) == drawn_order(b"0", peers[::-1])
+
+
+def test_a_shelf_holds_the_last_two_rounds_and_takes_one_gift_of_each_giver_and_round():
+    shelf = Shelf(SIZES)
+    assert not shelf.accept(peer(1), SIZES.start, 0), "it has begun no round"
+    shelf.begin_round(EPOCH)
+    shelf.put(b"a", b"old", EPOCH)
+    assert shelf.accept(peer(1), SIZES.start, EPOCH)
+    assert not shelf.accept(peer(1), SIZES.start, EPOCH)
+    assert shelf.accept(peer(1), SIZES.start, EPOCH + 1), "it may have begun the next round before this peer"
+    assert not shelf.accept(peer(2), SIZES.stop, EPOCH)
+    assert not any(shelf.accept(peer(2), SIZES.start, epoch) for epoch in (EPOCH - 2, EPOCH + 2, 10**9))
+    shelf.begin_round(EPOCH + 1)
+    assert shelf.get(b"a") == b"old"
+    shelf.begin_round(EPOCH + 2)
+    assert shelf.get(b"a") is None
+
+
+def test_a_shelf_is_bounded_in_gifts_and_in_how_often_a_peer_takes_one():
+    shelf = Shelf(SIZES)
+    shelf.begin_round(EPOCH)
+    givers = [PeerID(b"\x12\x20" + bytes([1, number]) * 16) for number in range(MOST_GIFTS + 1)]
+    assert [shelf.accept(giver, SIZES.start, EPOCH) for giver in givers] == [True] * MOST_GIFTS + [False]
+    shelf.put(b"a", b"content", EPOCH)
+    assert [shelf.may_take(peer(1), b"a") for _ in range(MOST_TAKEN + 1)] == [True] * MOST_TAKEN + [False]
+    assert shelf.may_take(peer(2), b"a")
+
+
+def test_a_shelf_waits_for_what_is_coming_and_for_nothing_else():
+    async def wait():
+        shelf = Shelf(SIZES)
+        shelf.begin_round(EPOCH)
+        assert await shelf.find(b"a", 0.0) is None
+        with shelf.coming(b"a"):
+            waiting = asyncio.create_task(shelf.find(b"a", 60.0))
+            failing = asyncio.create_task(shelf.find(b"b", 60.0))
+            with shelf.coming(b"b"):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            shelf.put(b"a", b"content", EPOCH)
+        assert await waiting == b"content"
+        assert await failing is None
+
+    asyncio.run(asyncio.wait_for(wait(), 30))
+
+
+class Wire:
+    """Members' deliveries, each reached by the others' calls as over the network."""
+
+    def __init__(self):
+        self.deliveries = {}
+        self.taken = []
+        self.num_bytes = dict.fromkeys(range(256), 0)
+
+    def add(self, member, kind=Deliveries):
+        def count(number):
+            self.num_bytes[member] = self.num_bytes.get(member, 0) + number
+
+        shelf = Shelf(SIZES)
+        shelf.begin_round(EPOCH)
+        self.deliveries[member] = kind(
+            shelf, lambda other: _Stub(self.deliveries.get(other), member), count_bytes=count, upload_limit=None,
+            sign_receipt=lambda digest, epoch: b"receipt",
+            note_taken=lambda digest: self.taken.append((member, digest)),
+        )  # fmt: skip
+        return self.deliveries[member]
+
+
+class _Stub:
+    def __init__(self, answering, caller):
+        self._answering, self._caller = answering, caller
+
+    async def rpc_take_contribution(self, request):
+        return self._reached().pass_on(self._caller, request)
+
+    async def rpc_give_contribution(self, stream):
+        return self._reached().receive(self._caller, stream)
+
+    def _reached(self):
+        if self._answering is None:
+            raise ConnectionError("failed to dial")
+        return self._answering
+
+
+class Omitting(Deliveries):
+    async def pass_on(self, taker, request):
+        yield averaging_pb2.DownloadData()
+
+
+class Altering(Deliveries):
+    async def pass_on(self, taker, request):
+        async for message in super().pass_on(taker, request):
+            if message.tensor_part.buffer:
+                message.tensor_part.buffer = bytes(len(message.tensor_part.buffer))
+            yield message
+
+
+def test_a_gift_can_be_taken_from_who_has_it_and_its_owner_shows_the_receipt():
+    async def travel():
+        wire = Wire()
+        owner, _, other = (wire.add(peer(number)) for number in (1, 2, 3))
+        announcement = Announcement.of(content(1), peer(2))
+        owner.shelf.put(announcement.digest, content(1), EPOCH)
+        with pytest.raises(NotHeldError):
+            await other.take(peer(2), announcement, 5.0, is_patient=False)
+        await owner.give(peer(2), announcement, EPOCH)
+        assert (await other.take(peer(2), announcement, 5.0, is_patient=False)).content == content(1)
+        delivered = await other.take(peer(1), announcement, 5.0, is_patient=False)
+        assert (delivered.content, delivered.receipt) == (content(1), b"receipt")
+        with pytest.raises(ConnectionError):
+            await owner.give(peer(2), announcement, EPOCH)  # it has taken one of this round
+
+    asyncio.run(asyncio.wait_for(travel(), 60))
+
+
+def test_other_bytes_than_those_asked_for_are_noticed():
+    async def travel():
+        wire = Wire()
+        liar, other = wire.add(peer(1), Altering), wire.add(peer(2))
+        announcement = Announcement.of(content(1))
+        liar.shelf.put(announcement.digest, content(1), EPOCH)
+        with pytest.raises(AlteredError):
+            await other.take(peer(1), announcement, 5.0, is_patient=False)
+
+    asyncio.run(asyncio.wait_for(travel(), 60))
+
+
+@pytest.mark.parametrize("chunks", [[b""], [b"x" * SIZES.start, b"x"], [b"x" * 10**6], [b"wrong" * 20]])
+def test_a_gift_that_is_not_what_was_announced_is_not_kept(chunks):
+    async def give():
+        deliveries = Wire().add(peer(1))
+        digest, fields = hashlib.sha256(b"other").digest(), averaging_pb2.AveragingData
+        hello = fields(peer_id=MSGPackSerializer.dumps([digest, SIZES.start, EPOCH]))
+        parts = [fields(tensor_part=runtime_pb2.Tensor(buffer=chunk)) for chunk in chunks]
+        answers = [answer.code async for answer in deliveries.receive(peer(2), as_aiter(hello, *parts))]
+        assert answers == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
+        assert deliveries.shelf.get(digest) is None
+
+    asyncio.run(asyncio.wait_for(give(), 60))
+
+
+class Group:
+    """A group whose members all collect; some are not there, or lie."""
+
+    def __init__(self, contents, *, fan_out=None, kinds=MappingProxyType({}), absent=()):
+        self.wire, members = Wire(), list(contents)
+        self.announced = {}
+        for member, own in contents.items():
+            if member not in absent:
+                self.wire.add(member, kinds.get(member, Deliveries))
+            if own is not None:
+                self.announced[member] = Announcement.of(own, fan_out)
+                if member not in absent:
+                    self.wire.deliveries[member].shelf.put(self.announced[member].digest, own, EPOCH)
+        self.modes = dict.fromkeys(members, AveragingMode.NODE)
+
+    def round_of(self, member, seconds=20.0, *, is_last_attempt=False):
+        terms = RoundTerms(
+            peer_id=member, epoch=EPOCH, modes=self.modes, announced=self.announced, seconds=seconds,
+            is_last_attempt=is_last_attempt,
+        )  # fmt: skip
+        signatures = GroupSignatures(gate=None, tokens={})  # everything counts as signed
+        return ContributionRound(terms, CODEC, self.wire.deliveries[member], signatures, Avoidance(5.0, 60.0))
+
+    def collect(self, **settings):
+        """Return the rounds and what they come to, by member; None for those that fail."""
+
+        async def one(round_):
+            try:
+                return [tensor.clone() async for tensor in round_]
+            except AllreduceException:
+                return None
+
+        async def all_of_them():
+            rounds = {member: self.round_of(member, **settings) for member in self.wire.deliveries}
+            results = await asyncio.gather(*map(one, rounds.values()))
+            return rounds, dict(zip(rounds, results, strict=True))
+
+        return asyncio.run(asyncio.wait_for(all_of_them(), 120))
+
+
+def expected(*contents):
+    return mean(CODEC, [CODEC.decode(own) for own in contents])
+
+
+def assert_all_have(results, values):
+    for own in results.values():
+        assert all(torch.equal(one, other) for one, other in zip(own, values, strict=True))
+
+
+@pytest.mark.parametrize("fan_out", [None, peer(9)])
+def test_all_members_and_who_only_listens_come_to_the_same_mean(fan_out):
+    contents = {peer(number): content(number) for number in range(1, 6)} | {peer(9): None}
+    rounds, results = (group := Group(contents, fan_out=fan_out)).collect()
+    assert_all_have(results, expected(*[content(number) for number in range(1, 6)]))
+    assert all(not round_.offences for round_ in rounds.values())
+    assert sum(group.wire.num_bytes.values()) == 5 * sum(len(content(number)) for number in range(1, 6))
+    # Nobody sends a contribution of others to more than two.
+    largest = max(group.wire.num_bytes.values())
+    assert largest <= 5 * 2 * SIZES.stop
+
+
+def test_a_contribution_that_only_one_member_was_given_reaches_all():
+    dead = peer(1)
+    group = Group({peer(number): content(number) for number in range(1, 5)}, absent=[dead])
+    group.wire.deliveries[peer(3)].shelf.put(group.announced[dead].digest, content(1), EPOCH)
+    _, results = group.collect()
+    assert_all_have(results, expected(*[content(number) for number in range(1, 5)]))
+
+
+def test_what_nobody_gives_counts_as_not_made_in_the_last_attempt_and_its_owner_is_named():
+    liar, dead = peer(1), peer(2)
+    contents = {peer(number): content(number) for number in range(1, 5)}
+    group = Group(contents, kinds={liar: Omitting}, absent=[dead])
+    rounds, results = group.collect(seconds=2.0, is_last_attempt=True)
+    for member in (peer(3), peer(4)):
+        assert rounds[member].lost_senders == {liar, dead}
+        assert rounds[member].offences == {(liar, Offence.WITHHELD), (dead, Offence.WITHHELD)}
+    assert_all_have({m: results[m] for m in (peer(3), peer(4))}, expected(content(3), content(4)))
+
+
+def test_an_attempt_before_the_last_one_waits_until_it_is_aborted_and_knows_for_whom():
+    dead = peer(1)
+    group = Group({peer(1): content(1), peer(2): content(2)}, absent=[dead])
+
+    async def wait():
+        round_ = group.round_of(peer(2), seconds=1.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                async for _ in round_:
+                    pass
+        round_.name_late_senders()
+        assert round_.late_senders == {dead}
+        assert round_.offences == {(dead, Offence.WITHHELD)}
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize(("kind", "offence"), [(Omitting, Offence.NOT_PASSED_ON), (Altering, Offence.ALTERED)])
+def test_a_fan_out_node_that_does_not_pass_on_what_it_has_accepted_is_named(kind, offence):
+    fan_out = peer(9)
+    group = Group({peer(1): content(1), peer(2): content(2), fan_out: None}, fan_out=fan_out, kinds={fan_out: kind})
+
+    async def give():
+        for owner, announcement in group.announced.items():
+            await group.wire.deliveries[owner].give(fan_out, announcement, EPOCH)
+
+    asyncio.run(give())
+    rounds, results = group.collect()
+    assert_all_have(results, expected(content(1), content(2)))
+    assert [rounds[peer(number)].offences for number in (1, 2)] == [{(fan_out, offence)}] * 2
+
+
+def test_a_member_that_says_falsely_that_a_node_has_its_contribution_does_not_have_that_named():
+    fan_out = peer(9)
+    group = Group({peer(1): content(1), peer(2): content(2), fan_out: None}, fan_out=fan_out)
+    rounds, results = group.collect()
+    assert_all_have(results, expected(content(1), content(2)))
+    assert all(not round_.offences for round_ in rounds.values())
+
+
+def test_contributions_that_cannot_be_used_count_for_nobody():
+    broken, far_off = peer(1), peer(2)
+    contents = {peer(number): content(number) for number in range(3, 6)}
+    unreadable = bytes(SIZES.start)
+    group = Group(contents | {broken: unreadable, far_off: content(2, 1e6), peer(6): content(6, 0.0)})
+    rounds, results = group.collect()
+    assert_all_have(results, expected(*[content(number) for number in range(3, 6)], content(2, 1e6)))
+    for round_ in rounds.values():
+        assert round_.offences == {(broken, Offence.UNREADABLE), (far_off, Offence.FAR_OFF)}
+        assert round_.banned_senders == {broken}
+
+
+def test_a_contribution_announced_twice_counts_once():
+    group = Group({peer(1): content(1), peer(2): content(1), peer(3): content(3)})
+    _, results = group.collect()
+    assert_all_have(results, expected(content(1), content(3)))
+
+
+def test_a_group_without_a_contribution_has_no_mean():
+    _, results = Group({peer(1): content(1, 0.0), peer(2): None}).collect()
+    assert results == {peer(1): None, peer(2): None}

@@ -1,0 +1,58 @@
+"""Two real averagers in one process average contributions that are larger than a socket's buffer.
+
+Usage: python contribution_pair.py. Prints as JSON how many bytes each sent, and whether both have the expected mean.
+"""
+
+import json
+
+import torch
+
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.averaging.contributions.contribution_averager import ContributionAverager
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.sparse.mean import mean
+from pipelines.training.swarm_optimizer.sparse_averager import SparseGradientAverager
+
+LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+SHAPE = (2**10, 2**11)
+
+
+def contribution_of(averager: ContributionAverager, seed: int) -> bytes:
+    return averager.codec.encode([torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))])
+
+
+def main() -> None:
+    with (
+        open_dht("test/run", (), LOOPBACK, admission=None) as entry,
+        open_dht("test/run", visible_addresses(entry), LOOPBACK, admission=None) as other,
+    ):
+        averagers = [
+            SparseGradientAverager(
+                parameters=[torch.nn.Parameter(torch.zeros(SHAPE))], values_per_chunk=4096, dht=dht, admission=None,
+                prefix="pair", keeps_own_gradient=True, target_group_size=2, min_matchmaking_time=2.0,
+                request_timeout=0.8, start=True,
+            )
+            for dht in (entry, other)
+        ]  # fmt: skip
+        contents = [contribution_of(averager, seed) for seed, averager in enumerate(averagers)]
+        for averager, content in zip(averagers, contents, strict=True):
+            averager.epoch_to_average = 0
+            averager.contribute(content)
+        for control in [averager.step(wait=False, timeout=120.0) for averager in averagers]:
+            control.result(120.0)
+        (expected,) = mean(averagers[0].codec, [averagers[0].codec.decode(content) for content in contents])
+        results = []
+        for averager in averagers:
+            with averager.get_tensors() as (result,):
+                results.append(torch.equal(result, expected))
+        sent = [averager.last_round.bytes_sent for averager in averagers]
+        for averager in averagers:
+            averager.shutdown()
+    print(json.dumps(dict(sent=sent, sizes=[len(content) for content in contents], are_equal=results)))
+
+
+if __name__ == "__main__":
+    guard_process_group()
+    torch.set_num_threads(1)
+    main()
