@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from pipelines.admission.averaging_gate import AveragingGate
+from pipelines.swarm.upload_limit import pass_bytes
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.reducing_end import RoundMemory
@@ -128,7 +130,7 @@ def make_runner(monkeypatch):
         tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),
         sender_timeout=SECONDS, reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096,
         rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), count_bytes=lambda number: None,
-        signatures=signatures, is_last_attempt=False,
+        signatures=signatures, is_last_attempt=False, pass_bytes=partial(pass_bytes, None),
     )  # fmt: skip
 
 
