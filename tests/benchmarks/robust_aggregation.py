@@ -5,26 +5,39 @@
 Peers draw their own batches without end, and LAMB takes what their vectors come to. These are exponential means of
 gradients (`momentum_before_averaging`), as Karimireddy et al. (2021) show to be needed against attackers who hide in
 sampling noise: momentum 0.98 makes that noise 10 times smaller. The same with single gradients, whose momentum is added
-after averaging, stands below. The attackers know all honest vectors and send what
+after averaging, stands below, and the progress of local steps, which outer steps follow. The attackers know all honest vectors and send what
 `pipelines/chaos/faults/colluding_attacks.py` makes of them. Against so many of them CenteredClip's radius is the median
 distance itself (`tau_ratio` 1).
 """
 
 import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from measurement import Row, write_results
 
-from pipelines.chaos.faults.colluding_attacks import Attack, a_little_is_enough, inner_product_manipulation, sign_flip
+from pipelines.chaos.faults.colluding_attacks import (
+    Attack,
+    a_little_is_enough,
+    copycat,
+    inner_product_manipulation,
+    sign_flip,
+    spikes,
+)
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 from pipelines.training.optimizers.choice import linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.nesterov import Nesterov
 
 NUM_PEERS, NUM_ATTACKERS = 16, 7
 NUM_INPUTS, NUM_HIDDEN, NUM_CLASSES = 16, 32, 8
 SHAPES = ((NUM_INPUTS, NUM_HIDDEN), (1, NUM_HIDDEN), (NUM_HIDDEN, NUM_CLASSES))
 BETAS = (0.98, 0.96)
 LEARNING_RATE = 0.01
+OUTER = (1.0, 0.0)
+"""Rate and momentum of the outer steps along the progress of local steps."""
+
 DIVERGED = 1e3
 """A loss beyond this is given as this: parameters are on their way to infinity."""
 
@@ -34,6 +47,8 @@ ATTACKS: dict[str, Attack] = {
     "ALIE, z = 10": a_little_is_enough(NUM_PEERS, NUM_ATTACKERS, z=10.0),
     "IPM, epsilon 0.1": inner_product_manipulation(0.1),
     "IPM, epsilon 10": inner_product_manipulation(10.0),
+    "copies of one peer": copycat(),
+    "spikes where nobody sends": spikes(),
 }
 RULES: dict[str, AggregationRule | None] = {
     "undefended mean": None,
@@ -41,7 +56,6 @@ RULES: dict[str, AggregationRule | None] = {
     "coordinate median": AggregationRule(name="coordinate_median"),
     "CenteredClip": AggregationRule(name="centered_clip", tau_ratio=1.0),
 }
-SENT = {"means of gradients": {}, "single gradients": dict(momentum_before_averaging=False)}
 QUICK_STEPS = 300
 
 
@@ -73,10 +87,10 @@ class Problem:
         """Return the held-out cross-entropy of one parameter vector."""
         return float(_losses(parameters[None], *self.held_out))
 
-    def gradients(self, parameters: torch.Tensor, num_peers: int) -> torch.Tensor:
-        """Return one gradient a peer, each on a new batch of its own: (peer, element)."""
-        copies = parameters.repeat(num_peers, 1).requires_grad_()
-        return torch.autograd.grad(_losses(copies, *self._batch(num_peers, self._batch_size)).sum(), copies)[0]
+    def gradients(self, parameters: torch.Tensor) -> torch.Tensor:
+        """Return each peer's gradient at its parameters on a new batch of its own: both (peer, element)."""
+        copies = parameters.clone().requires_grad_()
+        return torch.autograd.grad(_losses(copies, *self._batch(len(copies), self._batch_size)).sum(), copies)[0]
 
 
 def _as_layers(vectors: torch.Tensor) -> list[torch.Tensor]:
@@ -95,44 +109,91 @@ def _losses(parameters: torch.Tensor, inputs: torch.Tensor, classes: torch.Tenso
     return torch.nn.functional.cross_entropy(logits.movedim(-1, 1), classes, reduction="none").mean(1)
 
 
-def final_loss(
-    rule: AggregationRule | None,
-    attack: Attack | None,
-    num_steps: int,
-    *,
-    momentum_before_averaging: bool = True,
-    batch_size: int = 256,
-) -> float:
-    """Train and return the held-out loss; the learning rate falls linearly to zero."""
-    problem = Problem(batch_size)
+class Round:
+    """What a round makes of the honest peers' vectors: the attackers', by the rule."""
+
+    def __init__(self, rule: AggregationRule | None, attack: Attack | None) -> None:
+        self._rule, self._attack = rule, attack
+        self.num_honest = NUM_PEERS - (NUM_ATTACKERS if attack else 0)
+
+    def __call__(self, honest: torch.Tensor) -> torch.Tensor:
+        """(peer, element) -> (element,)."""
+        attack = self._attack
+        sent = honest if attack is None else torch.cat([honest, attack(honest).repeat(NUM_ATTACKERS, 1)])
+        return sent.mean(0) if self._rule is None else aggregate(sent, [1.0] * NUM_PEERS, self._rule).values
+
+
+def along_gradients(
+    problem: Problem, together: Round, num_steps: int, *, momentum_before_averaging: bool
+) -> torch.Tensor:
+    """Train by averaging every gradient; return the parameters. The learning rate falls linearly to zero."""
     parameters = problem.start.clone()[None]
     layers = [torch.nn.Parameter(layer[0]) for layer in _as_layers(parameters)]  # views: LAMB changes `parameters`
     before, after = (BETAS[0], 0.0) if momentum_before_averaging else (0.0, BETAS[0])
     optimizer = Lamb(layers, lr=LEARNING_RATE, betas=(after, BETAS[1]), bits=32)
     schedule = linear_schedule(optimizer, 0, num_steps)
-    num_honest = NUM_PEERS - (NUM_ATTACKERS if attack else 0)
-    sums, num_steps_in_sums = torch.zeros(num_honest, parameters.shape[1]), 0.0
+    sums, num_steps_in_sums = torch.zeros(together.num_honest, parameters.shape[1]), 0.0
     for _ in range(num_steps):
-        sums = before * sums + problem.gradients(parameters[0], num_honest)
+        sums = before * sums + problem.gradients(parameters.expand(together.num_honest, -1))
         num_steps_in_sums = before * num_steps_in_sums + 1
-        honest = sums / num_steps_in_sums
-        sent = honest if attack is None else torch.cat([honest, attack(honest).repeat(NUM_ATTACKERS, 1)])
-        together = sent.mean(0) if rule is None else aggregate(sent, [1.0] * NUM_PEERS, rule).values
-        for layer, gradient in zip(layers, _as_layers(together[None]), strict=True):
-            layer.grad = gradient[0]
-        optimizer.step()
+        _step_along(optimizer, layers, together(sums / num_steps_in_sums))
         schedule.step()
-    loss = problem.loss(parameters[0])
+    return parameters[0]
+
+
+def along_progress(problem: Problem, together: Round, num_steps: int, *, local_steps: int) -> torch.Tensor:
+    """Train by averaging the progress of local steps; return the parameters."""
+    shared = problem.start.clone()[None]
+    layers = [torch.nn.Parameter(layer[0]) for layer in _as_layers(shared)]
+    outer = Nesterov(layers, lr=OUTER[0], momentum=OUTER[1])
+    own = shared.repeat(together.num_honest, 1)
+    own_layers = [[torch.nn.Parameter(layer[peer]) for layer in _as_layers(own)] for peer in range(len(own))]
+    inner = [Lamb(of_peer, lr=LEARNING_RATE, betas=BETAS, bits=32) for of_peer in own_layers]
+    schedules = [linear_schedule(optimizer, 0, num_steps // local_steps) for optimizer in inner]
+    for _ in range(num_steps // local_steps):
+        for _ in range(local_steps):
+            for optimizer, of_peer, gradient in zip(inner, own_layers, problem.gradients(own), strict=True):
+                _step_along(optimizer, of_peer, gradient)
+        _step_along(outer, layers, together(shared - own))
+        own.copy_(shared.expand_as(own))
+        for schedule in schedules:
+            schedule.step()
+    return shared[0]
+
+
+def _step_along(optimizer: torch.optim.Optimizer, layers: list[torch.nn.Parameter], vector: torch.Tensor) -> None:
+    for layer, gradient in zip(layers, _as_layers(vector[None]), strict=True):
+        layer.grad = gradient[0]
+    optimizer.step()
+
+
+SENT: Mapping[str, Callable[[Problem, Round, int], torch.Tensor]] = {
+    "means of gradients": partial(along_gradients, momentum_before_averaging=True),
+    "single gradients": partial(along_gradients, momentum_before_averaging=False),
+    "progress of 15 local steps": partial(along_progress, local_steps=15),
+}
+
+
+def final_loss(
+    rule: AggregationRule | None,
+    attack: Attack | None,
+    num_steps: int,
+    sent: str = "means of gradients",
+    batch_size: int = 256,
+) -> float:
+    """Train and return the held-out loss."""
+    problem = Problem(batch_size)
+    loss = problem.loss(SENT[sent](problem, Round(rule, attack), num_steps))
     return loss if loss < DIVERGED else DIVERGED  # nan too
 
 
 def run(num_steps: int) -> list[Row]:
     """Train with every rule under every attack: final losses beside the undefended mean's and that of a clean run."""
     rows = []
-    for sent, options in SENT.items():
-        clean = final_loss(None, None, num_steps, **options)
+    for sent in SENT:
+        clean = final_loss(None, None, num_steps, sent)
         for attack_name, attack in ATTACKS.items():
-            losses = {name: final_loss(rule, attack, num_steps, **options) for name, rule in RULES.items()}
+            losses = {name: final_loss(rule, attack, num_steps, sent) for name, rule in RULES.items()}
             undefended = losses.pop("undefended mean")
             rows += [
                 Row(case=f"{sent}: {attack_name}", metric=name, unit="nat", ours=loss, peer=undefended, floor=clean)

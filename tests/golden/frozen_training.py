@@ -35,7 +35,7 @@ GENERATIONS = itertools.count(1)
 OPTIMIZERS = {
     "lamb, 32 bits": dict(optimizer_bits=32),
     "lamb, 8 bits": dict(optimizer_bits=8),
-    "local steps": dict(local_steps=2, inner_batch_size=16),
+    "local steps": dict(local_steps=2, inner_batch_size=16, outer_learning_rate=0.7, outer_momentum=0.9),
 }
 SHAPES = (torch.Size([300, 20]), torch.Size([77]))
 """Of the parts that the reducer gets."""

@@ -155,9 +155,11 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
                     first = next(peer.model.parameters())
                     kept = first.clone()
                     first.fill_(float("nan"))
-                yield made_up_batch(run, seed, settings["micro_batch_size"])
-                with torch.no_grad():
-                    first.copy_(kept)
+                try:
+                    yield made_up_batch(run, seed, settings["micro_batch_size"])
+                finally:  # also where the peer stops with this batch
+                    with torch.no_grad():
+                        first.copy_(kept)
             else:
                 yield made_up_batch(run, seed, settings["micro_batch_size"])
             time.sleep(settings.get("seconds_per_batch", 0.0))
@@ -173,6 +175,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             num_rounds=num_rounds, has_averaged=has_averaged, group_size=newest.group_size,
             suspects=[[suspect.peer_id, suspect.offence.name] for suspect in newest.suspects],
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
+            num_refused=peer.optimizer.num_refused_gradients,
         )  # fmt: skip
         if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)

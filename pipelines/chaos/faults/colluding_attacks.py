@@ -33,3 +33,22 @@ def a_little_is_enough(num_peers: int, num_attackers: int, z: float | None = Non
 def inner_product_manipulation(epsilon: float = 10.0) -> Attack:
     """Return IPM (Xie et al., 2020): against the honest mean, so that the aggregate points away from descent."""
     return lambda honest: -epsilon * honest.mean(0)
+
+
+def copycat() -> Attack:
+    """Return the attack of peers that do not compute: all send what the first honest peer sends."""
+    return lambda honest: honest[0]
+
+
+def spikes(length: float = 1.0, share: float = 0.01) -> Attack:
+    """Return the attack that adds to the honest mean where no honest peer sends anything to speak of.
+
+    The `share` of coordinates that honest peers change least get, together, `length` times the honest mean's norm.
+    """
+
+    def attack(honest: torch.Tensor) -> torch.Tensor:
+        mean, num_spikes = honest.mean(0), max(1, round(share * honest.shape[1]))
+        quietest = honest.abs().amax(0).argsort()[:num_spikes]
+        return mean.index_add(0, quietest, (length * mean.norm() / num_spikes**0.5).expand(num_spikes))
+
+    return attack

@@ -108,12 +108,13 @@ class LocalStepSettings:
     """With local steps: `lamb` or `adamw`, on each peer's device, with `peak_learning_rate` and the settings below it.
     AdamW needs smaller rates, such as 4e-4."""
 
-    outer_learning_rate: float = 0.7
+    outer_learning_rate: float = 1.0
     """With local steps: learning rate of the Nesterov steps along the averaged progress; 1 without momentum: plain
     averaging of the parameters."""
 
-    outer_momentum: float = 0.9
-    """With local steps: Nesterov momentum of the outer steps, in [0, 1)."""
+    outer_momentum: float = 0.0
+    """With local steps: Nesterov momentum of the outer steps, in [0, 1). DiLoCo's 0.7 and 0.9 need hundreds of
+    rounds: a run of few, or with few local steps, diverged or stayed behind."""
 
     def check(self) -> None:
         """Raise ValueError unless the settings are valid."""
