@@ -1,6 +1,6 @@
 """What sparse rounds cost: the loss at equal samples, beside averaging every gradient and beside as few other rounds.
 
-    python tests/benchmarks/sparse_rounds.py [--quick] [--run pictures|language]
+    python tests/benchmarks/sparse_rounds.py [--quick] [--tuning-only] [--run pictures|language]
 
 Four equal peers, the models, data and samples of `local_steps.py`, and the runs of its cells that average every
 gradient. Each peer sends the `k` largest of every 4,096 values of its progress and keeps the rest for later rounds.
@@ -15,7 +15,7 @@ What a round sends in larger swarms is computed.
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,11 @@ PLAIN = (1.0, 0.0)
 """Outer rate and momentum of plain averaging."""
 
 NUM_PARAMETERS = 125_000_000
-ENCODED_VALUES = 2**22
+HIDDEN = 768
+BLOCK = ((HIDDEN, 3 * HIDDEN), (3 * HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN,),
+         (4 * HIDDEN, HIDDEN), *5 * ((HIDDEN,),))  # fmt: skip
+"""Tensors of a layer of a model of this size, of which nearly all of it consists."""
+
 SWARMS = (4, 16, 100)
 
 
@@ -61,10 +65,7 @@ class Setting:
         )
 
 
-GRID = (
-    Setting(local_steps=15),
-    Setting(local_steps=30),
-)
+GRID = (Setting(local_steps=15, decay=0.9, outer_rate=2.0), Setting(local_steps=15, rate=0.01))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,40 +92,39 @@ class SparseMeasurement:
         for setting in self._plan.grid:
             self._sparse(setting, TUNING_SEED)
         for seed in (TUNING_SEED, *self._plan.seeds):
-            self._beside(seed)
+            self._few_rounds(seed)
             self._sparse(self.best(), seed)
+            self._synchronous(seed)
 
     def best(self) -> Setting:
         """Return the setting with the least loss with the seed of the tuning."""
         return min(self._plan.grid, key=lambda setting: self._sparse(setting, TUNING_SEED)["losses"][-1])
 
     def rows(self) -> list[Row]:
-        """Return losses beside those of averaging every gradient, and bytes."""
-        rows, seeds = [], (TUNING_SEED, *self._plan.seeds)
+        """Return losses, beside those of averaging every gradient with the same seed, and bytes."""
+        rows, few = [], f"{self._name}: local_steps {self._plan.few_rounds}, all values"
         for setting in self._plan.grid:
-            found, (synchronous, _) = self._sparse(setting, TUNING_SEED), self._beside(TUNING_SEED)
-            case = f"{self._name}: {setting}"
-            figures = dict(ours=found["losses"][-1], peer=synchronous)
-            rows.append(Row(case=case, metric="held-out loss, tuning", unit="nat", **figures))
-            bytes_per_parameter = found["bytes_per_parameter"]
-            rows.append(Row(case=case, metric="bytes of a parameter and round", unit="B", ours=bytes_per_parameter))
-        case = f"{self._name}: {self.best()}"
-        few = f"{self._name}: local_steps {self._plan.few_rounds}, all values"
-        triples = [(self._sparse(self.best(), seed)["losses"][-1], *self._beside(seed)) for seed in seeds]
-        triples.append(tuple(map(statistics.mean, zip(*triples, strict=True))))
-        for label, (sparse, synchronous, few_rounds) in zip(
-            [*map("seed {}".format, seeds), "mean"], triples, strict=True
-        ):
-            metric = f"held-out loss, {label}"
-            rows.append(Row(case=case, metric=metric, unit="nat", ours=sparse, peer=synchronous))
-            rows.append(Row(case=few, metric=metric, unit="nat", ours=few_rounds, peer=synchronous))
+            found, case = self._sparse(setting, TUNING_SEED), f"{self._name}: {setting}"
+            rows.append(self._loss_row(case, TUNING_SEED, found["losses"][-1]))
+            metric = "bytes of a parameter and round"
+            rows.append(Row(case=case, metric=metric, unit="B", ours=found["bytes_per_parameter"]))
+        rows.append(self._loss_row(few, TUNING_SEED, self._few_rounds(TUNING_SEED)))
+        best = f"{self._name}: {self.best()}"
+        for seed in self._plan.seeds:
+            rows.append(self._loss_row(best, seed, self._sparse(self.best(), seed)["losses"][-1]))
+            rows.append(self._loss_row(few, seed, self._few_rounds(seed)))
         return rows
 
-    def _beside(self, seed: int) -> tuple[float, float]:
-        """Return the losses of averaging every gradient, and of local steps with few rounds."""
+    def _loss_row(self, case: str, seed: int, loss: float) -> Row:
+        return Row(case=case, metric=f"held-out loss, seed {seed}", unit="nat", ours=loss, peer=self._synchronous(seed))
+
+    def _synchronous(self, seed: int) -> float:
+        return self._local_steps.loss(1, DEFAULT, seed)
+
+    def _few_rounds(self, seed: int) -> float:
         few = f"local_steps {self._plan.few_rounds}, all values, seed {seed}"
         measure = partial(self._trained, few, self._plan.few_rounds, PLAIN, seed)
-        return self._local_steps.loss(1, DEFAULT, seed), self._cells.get(few, measure)["losses"][-1]
+        return self._cells.get(few, measure)["losses"][-1]
 
     def _sparse(self, setting: Setting, seed: int) -> Mapping[str, Any]:
         def measure() -> Mapping[str, Any]:
@@ -159,9 +159,9 @@ def traffic(num_peers: int, message_bytes: float) -> dict[str, float]:
 
 def traffic_rows(setting: Setting) -> list[Row]:
     """Return what a round of a model with `NUM_PARAMETERS` sends; the peer is an all-reduce in 8 bits."""
-    normal = torch.randn(ENCODED_VALUES, generator=torch.Generator().manual_seed(0))
-    per_value = len(SparseCodec([normal.shape], k=setting.k).encode([normal])) / ENCODED_VALUES
-    message, rows = per_value * NUM_PARAMETERS, []
+    codec, generator = SparseCodec(BLOCK, k=setting.k), torch.Generator().manual_seed(0)
+    payload = codec.encode([torch.randn(shape, generator=generator) for shape in BLOCK])
+    message, rows = len(payload) / codec.layout.num_values * NUM_PARAMETERS, []
     for num_peers in SWARMS:
         all_reduce = 2 * (num_peers - 1) / num_peers * NUM_PARAMETERS / 1e6
         rows += [
@@ -179,9 +179,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few steps, few cells")
     parser.add_argument("--run", choices=MATERIALS, help="only one of the runs")
+    parser.add_argument("--tuning-only", action="store_true", help="only the seed with which settings are tried")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder, plan = (RESULTS / "quick", QUICK) if arguments.quick else (RESULTS, Plan())
+    if arguments.tuning_only:
+        plan = replace(plan, seeds=())
     folder.mkdir(parents=True, exist_ok=True)
     rows = traffic_rows(Setting(local_steps=30))
     for name in [arguments.run] if arguments.run else MATERIALS:
