@@ -177,6 +177,22 @@ def test_the_losses_of_averaging_in_8_bits_are_as_measured_and_within_half_a_per
         assert f"| {label} | {row['ours']:.4f} | {row['peer']:.4f} |" in page("measurements")
 
 
+def test_the_losses_and_bytes_of_sparse_rounds_are_as_measured():
+    rows, said = measured("sparse_rounds"), page("measurements").splitlines()
+    losses = [row for row in rows if row["unit"] == "nat"]
+    assert len(losses) >= 4
+    for row in losses:
+        case, seed = row["case"], row["metric"].removeprefix("held-out loss, ")
+        figures = f"{row['ours']:.3f} | {row['peer']:.3f} | {row['ratio_to_peer']:.3f}"
+        assert f"| {case} | {seed} | {figures} |" in said
+    for row in rows:
+        if row["unit"] == "MB":
+            case = f"{row['case'].partition(',')[0]}: {row['metric']}"
+            assert f"| {case} | {_short(row['ours'])} | {_short(row['peer'])} |" in said
+    (of_a_sample,) = [row for row in rows if row["metric"].startswith("upload of a trainer for each sample")]
+    assert f"{of_a_sample['ours']:.1f} bytes for each sample of the swarm" in page("measurements")
+
+
 def _per_cent(value):
     return f"{100 * value:.3g} %"
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from measurement import RESULTS, Row, write_results
 from simulated_runs import MATERIALS, Material
-from swarm_simulator import Cells, DivergedError, SimulatedSwarm
+from swarm_simulator import Averaging, Cells, DivergedError, SimulatedSwarm
 
 from pipelines.training.run.task import mean_loss
 
@@ -60,18 +60,27 @@ QUICK = Plan(num_steps=50, local_steps=(1, 5), grid=GRID[:2], seeds=SEEDS[:1])
 
 
 def trained(
-    material: Material, num_steps: int, local_steps: int, outer: tuple[float, float], seed: int
+    material: Material,
+    num_steps: int,
+    local_steps: int,
+    outer: tuple[float, float],
+    seed: int,
+    averaging: Averaging | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
-    """Train; return the held-out losses on the way, and the seconds of CPU time."""
+    """Train; return the held-out losses on the way, and the seconds of CPU time.
+
+    `averaging`: see `SimulatedSwarm`; `changes`: of the run's settings.
+    """
     num_epochs, started = num_steps // local_steps, time.process_time()
     per_peer = BATCH_SIZE // NUM_PEERS
     task = material.task(
         batch_size=BATCH_SIZE, num_epochs=num_epochs, num_warmup_epochs=round(WARMUP_SHARE * num_epochs), seed=seed,
         local_steps=local_steps, inner_batch_size=per_peer * material.sample_weight,
-        outer_learning_rate=outer[0], outer_momentum=outer[1], optimizer_bits=32,
+        outer_learning_rate=outer[0], outer_momentum=outer[1], optimizer_bits=32, **changes,
     )  # fmt: skip
     batches, held_out, losses = material.batches(seed, per_peer), material.held_out_batches(), []
-    with SimulatedSwarm(task, NUM_PEERS) as swarm:
+    with SimulatedSwarm(task, NUM_PEERS, averaging) as swarm:
         while swarm.num_epochs < num_epochs:
             steps = [[next(batches) for _ in range(NUM_PEERS)] for _ in range(local_steps)]
             try:
@@ -92,28 +101,28 @@ class Measurement:
 
     def measure(self) -> None:
         """Train what has not been trained, the most telling first."""
-        self._loss(1, DEFAULT, TUNING_SEED)
+        self.loss(1, DEFAULT, TUNING_SEED)
         for outer, local_steps in itertools.product(self._plan.grid, self._plan.more_local_steps):
-            self._loss(local_steps, outer, TUNING_SEED)
+            self.loss(local_steps, outer, TUNING_SEED)
         for seed, local_steps in itertools.product(self._plan.seeds, self._plan.local_steps):
-            self._loss(local_steps, self.best(local_steps), seed)
+            self.loss(local_steps, self.best(local_steps), seed)
 
     def best(self, local_steps: int) -> tuple[float, float]:
         """Return the outer rate and momentum with the least loss with the seed of the tuning."""
         if local_steps == 1:
             return DEFAULT
-        return min(self._plan.grid, key=lambda outer: self._loss(local_steps, outer, TUNING_SEED))
+        return min(self._plan.grid, key=lambda outer: self.loss(local_steps, outer, TUNING_SEED))
 
     def rows(self) -> list[Row]:
         """Return the figures, beside those of averaging every gradient with the same seeds."""
         rows, seeds = [], self._plan.seeds
         for local_steps, outer in itertools.product(self._plan.more_local_steps, self._plan.grid):
             case = f"{self._name}, local_steps {local_steps}"
-            figures = dict(ours=self._loss(local_steps, outer, TUNING_SEED), peer=self._loss(1, DEFAULT, TUNING_SEED))
+            figures = dict(ours=self.loss(local_steps, outer, TUNING_SEED), peer=self.loss(1, DEFAULT, TUNING_SEED))
             rows.append(Row(case=case, metric=f"tuning: {_text(outer)}", unit="nat", **figures))
         for local_steps in self._plan.more_local_steps:
             case, outer = f"{self._name}, local_steps {local_steps}", self.best(local_steps)
-            pairs = [(self._loss(local_steps, outer, seed), self._loss(1, DEFAULT, seed)) for seed in seeds]
+            pairs = [(self.loss(local_steps, outer, seed), self.loss(1, DEFAULT, seed)) for seed in seeds]
             pairs.append(tuple(map(statistics.mean, zip(*pairs, strict=True))))
             rows += [
                 Row(case=case, metric=f"{_text(outer)}, {label}", unit="nat", ours=ours, peer=peer)
@@ -121,7 +130,8 @@ class Measurement:
             ]
         return rows
 
-    def _loss(self, local_steps: int, outer: tuple[float, float], seed: int) -> float:
+    def loss(self, local_steps: int, outer: tuple[float, float], seed: int) -> float:
+        """Return the loss at the end; train if that has not been done."""
         name = f"local_steps {local_steps}{'' if local_steps == 1 else ', ' + _text(outer)}, seed {seed}"
         measure = partial(self._trained, local_steps, outer, seed)
         return self._cells.get(name, measure)["losses"][-1]

@@ -9,6 +9,7 @@ gradient is computed, whatever the run says of delays.
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,9 @@ from pipelines.training.gradients.computation import GradientComputation, gradie
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.sparse.codec import SparseCodec
+from pipelines.training.sparse.error_feedback import ErrorFeedback
+from pipelines.training.sparse.mean import mean
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.swarm_optimizer.assembly import gathering_of, step_along_averaged_gradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
@@ -35,6 +39,9 @@ from pipelines.training.swarm_optimizer.hivemind_options import aggregation_rule
 
 Vector = Sequence[torch.Tensor]
 """What one peer averages, tensor by tensor."""
+
+Averaging = Callable[[Sequence[Vector], Sequence[float]], Vector]
+"""What all peers take from a round, of their vectors and weights."""
 
 ArrivalOrder = Callable[[int], Sequence[int]]
 """The peers in the order in which their parts of a tensor, by its number, come to the reducer."""
@@ -126,10 +133,34 @@ class _Peer:
         self.state.step_executor.shutdown()
 
 
+class SparseRounds:
+    """An `Averaging`: peers with error feedback, of which each sends the largest values of its progress.
+
+    `k` of every 4,096 values; `decay` is that of the error feedback.
+    """
+
+    def __init__(self, k: int, decay: float) -> None:
+        self._k, self._decay = k, decay
+        self._feedback: list[ErrorFeedback] = []
+        self.bytes_per_value: list[float] = []
+        """Bytes of each message, over the number of values that it is about."""
+
+    def __call__(self, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+        """See `Averaging`; contributions count the same whatever their samples."""
+        codec = SparseCodec([tensor.shape for tensor in vectors[0]], k=self._k)
+        if not self._feedback:
+            self._feedback = [ErrorFeedback(codec, self._decay) for _ in vectors]
+        payloads = [own.compress(vector) for own, vector in zip(self._feedback, vectors, strict=True)]
+        self.bytes_per_value += [len(payload) / codec.layout.num_values for payload in payloads]
+        return mean(codec, [codec.decode(payload) for payload in payloads])
+
+
 class SimulatedSwarm:
     """Peers of a run that take part in every round. Use it as a context manager."""
 
-    def __init__(self, task: TrainingTask, num_peers: int) -> None:
+    def __init__(self, task: TrainingTask, num_peers: int, averaging: Averaging | None = None) -> None:
+        """`averaging`: what a round computes, instead of the run's own codec and rule."""
+        self._averaging = averaging
         self.run, self.peers = task.run, list[_Peer]()
         for _ in range(num_peers):
             has_twin = self.peers and self.run.local_steps == 1
@@ -153,7 +184,8 @@ class SimulatedSwarm:
             peer.train(own, self.num_epochs)
         sent = [peer.begin_round(self.num_epochs) for peer in self.peers]
         self.last_gradients = [[tensor.clone() for tensor in vector] for vector, _ in sent]
-        self.last_average = averaged(*zip(*sent, strict=True), self.run, arrival=arrival)
+        average = self._averaging or partial(averaged, run=self.run, arrival=arrival)
+        self.last_average = average(*zip(*sent, strict=True))
         for peer in self.peers:
             peer.end_round(self.last_average)
         for peer in self._stepping:

@@ -5,7 +5,7 @@ import torch
 from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
-from swarm_simulator import SimulatedSwarm
+from swarm_simulator import SimulatedSwarm, SparseRounds
 
 from pipelines.training.optimizers.parameter_groups import in_optimizer_order
 
@@ -81,3 +81,27 @@ def test_peers_of_unequal_samples_average_to_the_weighted_mean():
     sum(task.loss(model, batch)[0] for own in batches for batch in own).div(24).backward()
     for parameter, average in zip(in_optimizer_order(model), averages, strict=True):
         torch.testing.assert_close(average, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_peers_with_sparse_rounds_stay_equal_and_move_along_the_largest_values_of_their_progress():
+    run = tiny_run(
+        target_batch_size=8,
+        num_epochs=3,
+        local_steps=2,
+        inner_batch_size=4,
+        outer_learning_rate=1.0,
+        outer_momentum=0.0,
+    )
+    sparse = SparseRounds(k=64, decay=1.0)
+    with SimulatedSwarm(made_up_task(run), 2, sparse) as swarm:
+        for epoch in range(run.num_epochs):
+            before = [parameter.detach().clone() for parameter in in_optimizer_order(swarm.model)]
+            swarm.epoch([[made_up_batch(run, 10 * epoch + seed, 4) for seed in own] for own in ((1, 2), (3, 4))])
+            for old, new, average in zip(before, in_optimizer_order(swarm.model), swarm.last_average, strict=True):
+                torch.testing.assert_close(old - new, average, atol=1e-6, rtol=0)
+                if average.ndim > 1:
+                    # Two peers, each with 64 of 4,096 values, rounded up in every chunk.
+                    assert 0 < (average != 0).sum() <= 2 * (average.numel() / 64 + average.numel() // 4096 + 1)
+        for first, second in zip(swarm.peers[0].model.parameters(), swarm.peers[1].model.parameters(), strict=True):
+            assert torch.equal(first, second)
+    assert len(sparse.bytes_per_value) == 2 * run.num_epochs

@@ -3,8 +3,9 @@
     mark          4 bytes, with the version
     levels        two float32 for each tensor, little-endian: the magnitudes low <= high
     codes         2 bits for each value sent, in order
-    remainders    `SparseCodec.rice_bits` bits for each: the gap to the index before, modulo 2**rice_bits
-    quotients     for each the gap divided by 2**rice_bits, as so many 0 and a 1; filled up to a byte with 0
+    remainders    the gap to the index before, modulo 2**bits: for each value of a matrix in so many bits, then for each
+                  value of a vector, in another number of bits (`SparseCodec.rice_bits`)
+    quotients     for each value the gap divided by 2**bits, as so many 0 and a 1; filled up to a byte with 0
 
 Shapes, chunk and k are the receiver's own. Gaps of random indices are distributed geometrically, for which this code
 (Golomb, 1966; Rice, 1979) is the best of those with whole bits: 2 % above log2 of the number of choices.
@@ -55,10 +56,13 @@ class SparseCodec:
     def __init__(self, shapes: Sequence[Sequence[int]], chunk: int = 4096, k: int = 64) -> None:
         """Raise ValueError if a setting or a shape is out of its range."""
         self.layout = ChunkLayout(shapes, chunk, k)
-        self.rice_bits = _best_rice_bits(k / chunk)
+        self.rice_bits = _best_rice_bits(k / chunk), _best_rice_bits(self.layout.k_of_vectors / chunk)
+        """Bits of a gap's remainder, in matrices and in vectors."""
+
         self._head = len(MARK) + 2 * LEVEL_TYPE.itemsize * len(self.layout.shapes)
-        fixed = self.layout.num_sent * (CODE_BITS + self.rice_bits + 1)
-        zeros = int(((self.layout.chunk_sizes - self.layout.chunk_counts) >> self.rice_bits).sum())
+        widths = np.where(self.layout.is_chunk_of_vector, *self.rice_bits[::-1])
+        fixed = int((self.layout.chunk_counts * (CODE_BITS + widths + 1)).sum())
+        zeros = int(((self.layout.chunk_sizes - self.layout.chunk_counts) >> widths).sum())
         self.least_bytes = self._head + _bytes_of(fixed)
         self.most_bytes = self._head + _bytes_of(fixed + zeros)
         """No message is longer: a receiver need not take more."""
@@ -77,8 +81,8 @@ class SparseCodec:
         """
         self.layout.check_shapes(tensors)
         levels, codes, indices = [], [], []
-        for tensor in tensors:
-            own_indices, values = largest(tensor, self.layout.chunk, self.layout.k)
+        for tensor, k in zip(tensors, self.layout.tensor_k, strict=True):
+            own_indices, values = largest(tensor, self.layout.chunk, k)
             if not np.all(np.abs(values) <= LARGEST_LEVEL):
                 raise ValueError(f"A value to send is not finite or above {LARGEST_LEVEL:.3g}; nothing is sent.")
             own_levels, own_codes = quantised(values)
@@ -132,20 +136,26 @@ class SparseCodec:
         gaps = np.diff(indices, prepend=-1) - 1
         firsts = self._firsts()
         gaps[firsts] = indices[firsts]
-        quotients = gaps >> self.rice_bits
+        is_vector, parts, quotients = self._is_of_vector(), [], np.empty_like(gaps)
+        for own, width in zip((~is_vector, is_vector), self.rice_bits, strict=True):
+            parts.append(_bits_of(gaps[own] & (1 << width) - 1, width))
+            quotients[own] = gaps[own] >> width
         ones = np.cumsum(quotients + 1) - 1
         unary = np.zeros(ones[-1] + 1, dtype=np.uint8)
         unary[ones] = 1
-        return np.concatenate((_bits_of(gaps & (1 << self.rice_bits) - 1, self.rice_bits), unary))
+        return np.concatenate((*parts, unary))
 
     def _indices_of(self, bits: np.ndarray) -> np.ndarray:
-        remainders, unary = _numbers_of(bits, self.layout.num_sent, self.rice_bits)
+        is_vector, unary = self._is_of_vector(), bits
+        remainders, widths = np.empty(self.layout.num_sent, dtype=np.int64), np.where(is_vector, *self.rice_bits[::-1])
+        for own, width in zip((~is_vector, is_vector), self.rice_bits, strict=True):
+            remainders[own], unary = _numbers_of(unary, int(own.sum()), width)
         ones = np.flatnonzero(unary)
         if len(ones) != self.layout.num_sent:
             raise ValueError(f"A sparse update has {len(ones)} indices; expected {self.layout.num_sent}.")
         if len(unary) - ones[-1] > 8:
             raise ValueError("A sparse update goes on after its last index; expected its end.")
-        gaps = (np.diff(ones, prepend=-1) - 1 << self.rice_bits) + remainders
+        gaps = np.left_shift(np.diff(ones, prepend=-1) - 1, widths) + remainders
         # Sums over all chunks, less what the chunks before have.
         ends, firsts = np.cumsum(gaps + 1), self._firsts()
         before = np.concatenate((np.zeros(1, dtype=np.int64), ends[firsts[1:] - 1]))
@@ -157,6 +167,10 @@ class SparseCodec:
                 f"{self.layout.chunk_sizes[number]}."
             )
         return (ends - 1 - np.repeat(before, self.layout.chunk_counts)).astype(np.uint16)
+
+    def _is_of_vector(self) -> np.ndarray:
+        """Return which of the values sent are a vector's: (num_sent,) bool."""
+        return np.repeat(self.layout.is_chunk_of_vector, self.layout.chunk_counts)
 
     def _firsts(self) -> np.ndarray:
         """Return where each chunk begins among the values sent: (num_chunks,)."""
