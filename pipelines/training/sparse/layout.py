@@ -12,7 +12,7 @@ MOST_VALUES_OF_A_CHUNK = 2**16
 
 VECTOR_FACTOR = 16
 """Vectors (biases, scales of norms) send a share so many times as large. Of a model of 125 million parameters they are
-one in a thousand; in a small one, with a quarter of their values sent, the held-out loss was 1.1 % lower."""
+one in a thousand; in a run of a small one, with a quarter of their values sent, the held-out loss was 1.1 % lower."""
 
 
 class ChunkLayout:
