@@ -51,6 +51,10 @@ OPENINGS_PER_TIMEOUT = 3
 them takes is late."""
 
 
+async def pass_at_once(number: int) -> None:
+    """Let any number of bytes pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     part_index: int
@@ -78,7 +82,13 @@ class TrustedAllReduceRunner(ReducingEnd):
     A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(self, *, is_last_attempt: bool, pass_bytes: Callable[[int], Awaitable[None]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        is_last_attempt: bool,
+        pass_bytes: Callable[[int], Awaitable[None]] = pass_at_once,
+        **kwargs: Any,
+    ) -> None:
         """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
 
         `pass_bytes` waits until so many bytes may be sent.
@@ -222,8 +232,8 @@ class TrustedAllReduceRunner(ReducingEnd):
         members = deque(m for m, mode in modes if mode == AveragingMode.NODE and m not in (reducer, self.peer_id))
         if asks_reducer:
             members.appendleft(reducer)
-        # Answers that are still on their way when this peer gives up are not given again; who listens to all of them, over
-        # links that are full, has to wait for as long as the parts take.
+        # Answers that are still on their way when this peer gives up are not given again; who listens to all of them,
+        # over links that are full, has to wait for as long as the parts take.
         patience = max(SECONDS_FOR_AN_ANSWER, 2 * self._opening_seconds if asks_reducer else 0.0)
         num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
         with suppress(TimeoutError):
