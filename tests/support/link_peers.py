@@ -97,7 +97,8 @@ def average(settings: dict, averager: WrittenDownAverager, number: int, members:
         digest = hashlib.sha256(tensors[0].numpy().tobytes()).hexdigest()
     write_event(
         settings, event="averaged", number=number, multiple=multiple, digest=digest,
-        share_averaged=figures.share_averaged, group_size=figures.group_size, num_incomplete=figures.num_incomplete_rounds - before.num_incomplete_rounds,
+        share_averaged=figures.share_averaged, group_size=figures.group_size,
+        num_incomplete=figures.num_incomplete_rounds - before.num_incomplete_rounds,
         up_mbit=figures.up_mbit, seconds=figures.seconds,
     )  # fmt: skip
 
