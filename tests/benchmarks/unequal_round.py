@@ -73,8 +73,6 @@ def run_unequal_rounds(settings: UnequalSettings) -> list[UnequalRound]:
         )
         senders = numbers[:-1] if settings.has_helper else numbers
         figures = [json.loads((Path(folder) / f"figures-{n}.json").read_text(encoding="utf-8")) for n in senders]
-        for log in sorted(Path(folder).glob("*.log")) if "KEEP_LOGS" in os.environ else ():
-            print(log.name, log.read_text()[-6000:])
     return [
         UnequalRound(
             seconds=max(f["seconds"] for f in rounds),
@@ -120,12 +118,6 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
             await super()._step(**kwargs)
 
     torch.set_num_threads(1)
-    if "KEEP_LOGS" in os.environ:
-        import logging
-
-        logger = logging.getLogger("pipelines.training.averaging.bandwidth")
-        logger.setLevel(logging.DEBUG)
-        logger.addHandler(logging.StreamHandler())
     run = TrainingRun(
         run_id="bench", model_config={}, dataset_repository="a/b", dataset_revision="c",
         averaging_compression="blockwise_8bit",

@@ -51,6 +51,10 @@ OPENINGS_PER_TIMEOUT = 3
 them takes is late."""
 
 
+async def pass_at_once(number: int) -> None:
+    """Let any number of bytes pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     part_index: int
@@ -78,7 +82,13 @@ class TrustedAllReduceRunner(ReducingEnd):
     A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(self, *, is_last_attempt: bool, pass_bytes: Callable[[int], Awaitable[None]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        is_last_attempt: bool,
+        pass_bytes: Callable[[int], Awaitable[None]] = pass_at_once,
+        **kwargs: Any,
+    ) -> None:
         """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
 
         `pass_bytes` waits until so many bytes may be sent.

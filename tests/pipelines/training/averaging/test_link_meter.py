@@ -5,12 +5,13 @@ import os
 import socket
 import threading
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
 from pipelines.training.averaging.bandwidth.estimate import remember_link, remembered_link, round_line
-from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, LinkMeter, Look, measured
+from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
 from pipelines.training.averaging.bandwidth.shares import Link, Member
 from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 from pipelines.training.run.training_run import TrainingRun
@@ -49,6 +50,19 @@ def test_a_link_that_was_never_full_is_taken_for_more_than_its_fastest_stretch(w
     up, down = measured(looks_at([(60, 50), (6, 5), (6, 5), (6, 5)], waiting=waiting), CONNECTIONS)
     assert up == pytest.approx(60 * HEADROOM, rel=0.01)
     assert down == pytest.approx(50 * HEADROOM, rel=0.01)
+
+
+def test_a_full_link_is_paced_and_one_full_by_its_pace_alone_tries_a_little_more():
+    meter = LinkMeter(count=dict)
+    assert meter.pacer.book(10**9, now=0.0) == meter.pacer.book(1, now=0.0) == 0
+    meter.note_round(looks_at([(10, 10)] * 4, waiting=CONNECTIONS), CONNECTIONS)
+    meter.pacer.book(10 * MEGABIT, now=100.0)
+    assert meter.pacer.book(1, now=100.0) == pytest.approx(1 / PACE, rel=0.01)
+    paced = [replace(look, is_paced=True) for look in looks_at([(10, 10)] * 4)]
+    assert measured(paced, CONNECTIONS)[0] == pytest.approx(10 * PROBE, rel=0.01)
+    meter.note_round(looks_at([(10, 10)] * 4), CONNECTIONS)
+    meter.pacer.book(10**9, now=1000.0)
+    assert meter.pacer.book(1, now=1000.0) == 0
 
 
 def test_hardly_any_bytes_or_no_time_say_nothing():
