@@ -252,14 +252,14 @@ def attend_with_sum(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     """Return what queries see of some keys, as the fused product would, and the logarithm of their weights' sum.
 
     All (batch, head, position, head_size), with (batch, 1, query, key) added to the scores; the sum is (batch, head,
-    query).
+    query) float32.
     """
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias)
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     scores = (scores if bias is None else scores + bias).float()
     total = scores.logsumexp(dim=-1)
-    return (scores - total[..., None]).exp().to(value.dtype) @ value, total.to(value.dtype)
+    return (scores - total[..., None]).exp().to(value.dtype) @ value, total
 
 
 def _bands(lines: Tensor, num_lines: int) -> Tensor:

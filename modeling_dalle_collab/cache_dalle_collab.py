@@ -98,7 +98,7 @@ class Slots:
     """
 
     def __init__(self, config: DalleCollabConfig, kind: str, window: int, device: torch.device) -> None:
-        size, places = config.image_grid_size, torch.arange(config.num_image_codes)
+        size, places = config.image_grid_size, torch.arange(config.num_image_codes, device="cpu")
         in_ring = len(places) if kind == "column" else num_band_lines(config, kind) * size + window - 1
         self.number = min(len(places), in_ring)
         rows, columns = places.div(size, rounding_mode="floor"), places % size
@@ -109,13 +109,14 @@ class Slots:
         at = key % self.number
         if kind != "row":
             first = torch.searchsorted(query, places)
-            at = torch.arange(len(query)) - first[query]
-            self.picked = torch.zeros(len(places), int(at.max()) + 1, dtype=torch.int64)
+            at = torch.arange(len(query), device="cpu") - first[query]
+            self.picked = places.new_zeros(len(places), int(at.max()) + 1)
             self.picked[query, at] = key % self.number
             self.picked = self.picked.to(device)
-        hidden = torch.full((len(places), self.number if self.picked is None else self.picked.shape[1]), -torch.inf)
-        hidden[query, at] = 0.0
-        self.bias = hidden.to(device)
+        num_read = self.number if self.picked is None else self.picked.shape[1]
+        bias = torch.full((len(places), num_read), -torch.inf, device="cpu")
+        bias[query, at] = 0.0
+        self.bias = bias.to(device)
         """0 where a place (first axis) sees what it reads, else -inf."""
 
 
@@ -177,7 +178,7 @@ class GenerationCache:
 
     def _neighbours(self, config: DalleCollabConfig) -> Tensor:
         """Return the slots in the ring of the codes above and on the left: (place, 2), -1 outside the grid."""
-        places, size = torch.arange(config.num_image_codes), config.image_grid_size
+        places, size = torch.arange(config.num_image_codes, device="cpu"), config.image_grid_size
         above = torch.where(places < size, -1, (places - size) % self.ring)
         left = torch.where(places % size == 0, -1, (places - 1) % self.ring)
         return torch.stack([above, left], dim=1)
@@ -248,4 +249,5 @@ class GenerationCache:
         image, image_sum, text, text_sum = (
             part.transpose(1, 2).reshape(*query.shape[:3], -1) for part in (image, image_sum, text, text_sum)
         )
-        return attention.merge(torch.lerp(image, text, (text_sum - image_sum).sigmoid()).transpose(1, 2))
+        share_of_text = (text_sum - image_sum).sigmoid().to(image.dtype)
+        return attention.merge(torch.lerp(image, text, share_of_text).transpose(1, 2))

@@ -17,7 +17,8 @@ from .cache_dalle_collab import GenerationCache, Prefix, read_prefix
 from .configuration_dalle_collab import DalleCollabConfig
 from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
 from .inputs_dalle_collab import check_image_prompt, check_text
-from .linear_dalle_collab import multiply
+from .linear_dalle_collab import Products, multiply, product_of, use_products
+from .packed_dalle_collab import can_pack, packed_product, packed_products, replace_by_int8
 from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_keys, choose_codes
 
 if TYPE_CHECKING:
@@ -72,14 +73,16 @@ class ImageCodeGeneration(nn.Module):
         report = _Progress(len(input_ids) * num_candidates * max(0, length - num_given), on_progress)
         rows = []
         with self._in_evaluation_mode():
+            products = self._packed(options)
             for prompts, parts in candidate_batches(len(input_ids), num_candidates, candidate_batch_size):
                 rows_of = slice(prompts.start, prompts.stop)
                 given = None if image_prompt is None else image_prompt[rows_of]
-                prefix = self._read_prompts(input_ids[rows_of], given, null_input_ids, options)
+                with use_products(products):
+                    prefix = self._read_prompts(input_ids[rows_of], given, null_input_ids, options)
                 batches = []
                 for part in parts:
                     keys = candidate_keys(seed, prompts, part)
-                    for guesses, num_new in self._sample_codes(prefix, given, keys, options):  # noqa: B007
+                    for guesses, num_new in self._sample_codes(prefix, given, keys, options, products):  # noqa: B007
                         report.add(num_new)
                     batches.append(self._finished(guesses, length, len(prompts)))
                 rows.append(torch.cat(batches, dim=1))
@@ -110,9 +113,11 @@ class ImageCodeGeneration(nn.Module):
         candidates = range(first_candidate, first_candidate + num_candidates)
         keys, shown = candidate_keys(seed, range(len(input_ids)), candidates), 0
         with self._in_evaluation_mode():
-            prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
+            products = self._packed(options)
+            with use_products(products):
+                prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]
-            for guesses, _ in self._sample_codes(prefix, image_prompt, keys, options):
+            for guesses, _ in self._sample_codes(prefix, image_prompt, keys, options, products):
                 done = min(guesses.known)
                 done -= done % every if done < length else 0
                 if done > shown:
@@ -168,7 +173,7 @@ class ImageCodeGeneration(nn.Module):
         return prefix.join(self.read_text(null_input_ids.expand(len(input_ids), -1), image_prompt))
 
     def _sample_codes(
-        self, prefix: Prefix, given: Tensor | None, keys: Tensor, options: SamplingOptions
+        self, prefix: Prefix, given: Tensor | None, keys: Tensor, options: SamplingOptions, products: Products
     ) -> Iterator[tuple[Guesses, int]]:
         """Yield the codes after each pass, and how many of all samples became final in it."""
         num_prompts = len(prefix.hidden) // (1 if options.guidance_scale == 1 else 2)
@@ -181,13 +186,16 @@ class ImageCodeGeneration(nn.Module):
             return
         predict = _Predictor(self, prefix, num_candidates, options)
         choice = WindowChoice(predict.windows)
-        first = choose_codes(predict.first(), keys, torch.full_like(keys, num_given), options)
+        with use_products(products):  # not around a yield, where the caller goes on
+            logits = predict.first()
+        first = choose_codes(logits, keys, torch.full_like(keys, num_given), options)
         yield guesses, sum(guesses.learn(first[:, None].tolist(), length))
         while min(guesses.known) < length:
             started, window = time.perf_counter(), choice.next()
             codes = torch.tensor(guesses.ahead(window, length), device=keys.device)  # (sample, step)
             places = torch.tensor(guesses.known, device=keys.device)[:, None] + torch.arange(window, device=keys.device)
-            logits = predict.after(codes, places - 1)  # (sample, step, code)
+            with use_products(products):
+                logits = predict.after(codes, places - 1)  # (sample, step, code)
             chosen = choose_codes(logits.flatten(0, 1), keys.repeat_interleave(window), places.flatten(), options)
             news = guesses.learn(chosen.view_as(codes).tolist(), length)
             choice.learn(window, time.perf_counter() - started, news)
@@ -228,8 +236,25 @@ class ImageCodeGeneration(nn.Module):
     def next_code_logits(self, hidden: Tensor) -> Tensor:
         """Return only the next image code's logits: (..., hidden) to (..., codebook_size)."""
         first = self.config.num_text_ids
-        weight, bias = self.model.token_embedding.weight[first:], self.output_bias[first:]
-        return multiply(self.model.norm(hidden), weight, bias)
+        hidden = self.model.norm(hidden)
+        if (product := product_of(self.model.token_embedding)) is not None:
+            return product(hidden)
+        return multiply(hidden, self.model.token_embedding.weight[first:], self.output_bias[first:])
+
+    def use_int8_weights(self) -> None:
+        """Compute with weights of 8 bits in all layers from now on, to draw faster on a CPU; the table stays as it is.
+
+        Such a model cannot be trained or saved. Raises `ValueError` unless it is float32 on a CPU.
+        """
+        replace_by_int8(self.model.stack)
+
+    def _packed(self, options: SamplingOptions) -> Products:
+        """Return the products that a generation computes with; compiled code has its own."""
+        weight, first = self.model.token_embedding.weight, self.config.num_text_ids
+        if options.compile_step or not can_pack(weight):
+            return {}
+        head = packed_product(weight[first:], self.output_bias[first:])
+        return {self.model.token_embedding: head, **packed_products(self.model.stack.groups.modules())}
 
 
 class _Predictor:

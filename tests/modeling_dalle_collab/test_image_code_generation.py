@@ -1,25 +1,34 @@
 """Cached generation equals full passes; candidates are exact, and the sampling options mean what they say."""
 
+import math
+
 import pytest
 import torch
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabModel
 from modeling_dalle_collab.cache_dalle_collab import GenerationCache, Prefix
-from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_batches, choose_codes, keep_likely
+from modeling_dalle_collab.sampling_dalle_collab import (
+    SamplingOptions,
+    candidate_batches,
+    choose_codes,
+    gumbel_noise,
+    likely_codes,
+)
 
 NO_LIMIT = SamplingOptions(top_k=None)
 
 
-def cached_logits(model, text, codes, num_candidates, *, num_given=0, static=False, step=None):
+def cached_logits(model, text, codes, num_candidates, *, num_given=0, static=False, step=None, window=1):
     """Return the logits of all image places behind the given ones: (sample, place, code)."""
     given = codes[::num_candidates, :num_given] if num_given else None
-    cache = GenerationCache(model.model.stack, model.read_text(text, given), num_candidates, static=static)
-    step = step or (lambda cache, codes, place: cache.step(model.embed_codes(codes), place))
-    logits = [model.next_code_logits(cache.first_hidden())]
-    for place in range(num_given, codes.shape[1] - 1):
-        hidden = step(cache, codes[:, place], torch.tensor(place) if static else place)
-        logits.append(model.next_code_logits(hidden))
-    return torch.stack(logits, dim=1)
+    prefix = model.read_text(text, given)
+    cache = GenerationCache(model.model.stack, prefix, num_candidates, window=window, static=static)
+    step = step or (lambda cache, codes, places: cache.step(model.embed_codes(codes), places))
+    logits = [model.next_code_logits(cache.first_hidden())[:, None]]
+    for start in range(num_given, codes.shape[1] - 1, window):
+        places = torch.arange(start, min(start + window, codes.shape[1] - 1)).expand(len(codes), -1)
+        logits.append(model.next_code_logits(step(cache, codes[:, places[0]], places)))
+    return torch.cat(logits, dim=1)
 
 
 def full_logits(model, text, codes, num_candidates):
@@ -28,14 +37,16 @@ def full_logits(model, text, codes, num_candidates):
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("window", ["centred", "corner"])
-@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("conv_window", ["centred", "corner"])
+@pytest.mark.parametrize(("kernel", "window"), [(3, 1), (5, 1), (3, 16), (5, 5)])
 @torch.no_grad()
-def test_cached_logits_equal_those_of_a_full_pass_at_every_position(tiny_model, tiny_batch, window, kernel, static):
-    model = tiny_model(conv_window=window, conv_kernel_size=kernel, image_grid_size=7)
+def test_cached_logits_equal_those_of_a_full_pass_at_every_position(
+    tiny_model, tiny_batch, conv_window, kernel, window, static
+):
+    model = tiny_model(conv_window=conv_window, conv_kernel_size=kernel, image_grid_size=7)
     text, _ = tiny_batch(batch=2)
     codes = torch.randint(0, model.config.codebook_size, (2 * 3, 49))  # three candidates for each caption
-    cached = cached_logits(model, text, codes, 3, static=static)
+    cached = cached_logits(model, text, codes, 3, static=static, window=window)
     torch.testing.assert_close(cached, full_logits(model, text, codes, 3), atol=1e-4, rtol=0)
 
 
@@ -87,7 +98,7 @@ def test_a_static_step_is_one_graph_for_all_places(tiny_model, tiny_batch):
         return graph.forward
 
     step = torch.compile(
-        lambda cache, codes, place: cache.step(model.embed_codes(codes), place), backend=count, fullgraph=True
+        lambda cache, codes, places: cache.step(model.embed_codes(codes), places), backend=count, fullgraph=True
     )
     compiled = cached_logits(model, text, codes, 2, static=True, step=step)
     assert len(graphs) == 1
@@ -150,9 +161,13 @@ def test_codes_can_be_watched_while_they_are_drawn(tiny_model, tiny_batch):
     model, (text, _) = tiny_model(), tiny_batch(batch=2)
     whole = model.generate_image_codes(text, num_candidates=3, seed=7)
     previews = list(model.stream_image_codes(text, every=5, num_candidates=3, seed=7))
-    assert [codes.shape[2] for codes in previews] == [5, 10, 15, 16]
+    numbers = [codes.shape[2] for codes in previews]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 16 and all(number % 5 == 0 for number in numbers[:-1])
+    one_by_one = list(model.stream_image_codes(text, every=5, num_candidates=3, seed=7, window=1))
+    assert [codes.shape[2] for codes in one_by_one] == [5, 10, 15, 16]
     assert all(torch.equal(codes, whole[:, :, : codes.shape[2]]) for codes in previews)
-    assert torch.equal(next(model.stream_image_codes(text, every=4, num_candidates=3, seed=7)), whole[:, :, :4])
+    first = next(model.stream_image_codes(text, every=4, num_candidates=3, seed=7, window=1))
+    assert torch.equal(first, whole[:, :, :4])
 
 
 def test_generation_can_stop_early(tiny_model, tiny_batch):
@@ -195,40 +210,61 @@ def test_sampling_one_likeliest_code_is_greedy(tiny_model, tiny_batch):
 
 
 def test_codes_are_drawn_with_the_probabilities_of_the_tempered_softmax():
-    logits = torch.tensor([0.0, 2.0, -1.0, 1.0])
+    logits, number = torch.tensor([0.0, 2.0, -1.0, 1.0]), 200_000
     options = SamplingOptions(top_k=None, temperature=0.7)
-    numbers = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
-    chosen = choose_codes(logits.expand(100_000, -1), numbers, options)
-    shares = chosen.bincount(minlength=4) / 100_000
-    torch.testing.assert_close(shares, (logits / 0.7).softmax(dim=-1), atol=2e-5, rtol=0)
+    chosen = choose_codes(logits.expand(number, -1), torch.full((number,), 5), torch.arange(number), options)
+    expected = (logits / 0.7).softmax(dim=-1)
+    errors = (chosen.bincount(minlength=4) / number - expected) / (expected * (1 - expected) / number).sqrt()
+    assert errors.abs().max() < 4  # standard deviations
+
+
+def test_noise_is_the_gumbel_distribution_of_the_reference_stream():
+    # The first numbers of SplitMix64 seeded with 1234567, as in its reference implementation.
+    words = torch.tensor([6457827717110365317, 3203168211198807973, 9817491932198370423 - 2**64])
+    expected = [-math.log(-math.log(((int(word) % 2**64 >> 12) + 0.5) / 2**52)) for word in words]
+    noise = gumbel_noise(torch.tensor(1234567), torch.arange(3))
+    torch.testing.assert_close(noise, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    many = gumbel_noise(torch.tensor([[3], [-(2**62)]]), torch.arange(1 << 20))
+    assert many.isfinite().all()
+    torch.testing.assert_close(many.mean(dim=1), torch.full((2,), 0.5772, dtype=torch.float64), atol=6e-3, rtol=0)
+    torch.testing.assert_close(many.std(dim=1), torch.full((2,), 1.2825, dtype=torch.float64), atol=6e-3, rtol=0)
+
+
+def test_similar_distributions_mostly_choose_the_same_code():
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(4000, 64, generator=generator)
+    other = logits + 0.2 * torch.randn(4000, 64, generator=generator)
+    first, second = (choose_codes(each, torch.arange(4000), torch.arange(4000), NO_LIMIT) for each in (logits, other))
+    least = torch.minimum(logits.softmax(dim=-1), other.softmax(dim=-1)).sum(dim=-1)  # 1 minus the total variation
+    assert (first == second).float().mean() > (least / (2 - least)).mean() - 0.02
+
+
+def kept_codes(logits, options):
+    kept, codes = likely_codes(logits, options)
+    return [sorted(row[finite].tolist()) for row, finite in zip(codes, kept.isfinite(), strict=True)]
 
 
 def test_top_k_keeps_the_likeliest_codes():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 1.0, 2.0, 3.0]])
-    kept = keep_likely(logits, SamplingOptions(top_k=2)).isfinite()
-    assert kept.tolist() == [[False, True, False, True], [True, False, False, True]]
-    assert keep_likely(logits, SamplingOptions(top_k=9)).isfinite().all()
+    assert kept_codes(logits, SamplingOptions(top_k=2)) == [[1, 3], [0, 3]]
+    assert kept_codes(logits, SamplingOptions(top_k=9)) == [[0, 1, 2, 3]] * 2
 
 
 def test_top_p_keeps_codes_until_the_threshold_is_crossed():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     for top_p, number_kept in ((0.4, 1), (0.6, 2), (0.81, 3), (0.99, 4), (1.0, 4)):
-        kept = keep_likely(logits, SamplingOptions(top_k=None, top_p=top_p)).isfinite()
-        assert kept.tolist() == [[place < number_kept for place in range(4)]]
+        assert kept_codes(logits, SamplingOptions(top_k=None, top_p=top_p)) == [list(range(number_kept))]
 
 
 def test_top_p_counts_after_top_k():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     # Of the first two codes alone the first has 0.57.
-    assert keep_likely(logits, SamplingOptions(top_k=2, top_p=0.55)).isfinite().tolist() == [
-        [True, False, False, False]
-    ]
+    assert kept_codes(logits, SamplingOptions(top_k=2, top_p=0.55)) == [[0]]
 
 
 def test_a_code_without_probability_is_never_chosen():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, -1)
-    numbers = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert choose_codes(logits, numbers, NO_LIMIT).tolist() == [1, 1, 3, 3]
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(100, -1)
+    assert set(choose_codes(logits, torch.arange(100), torch.arange(100), NO_LIMIT).tolist()) == {1, 3}
 
 
 def test_progress_counts_every_code_once(tiny_model, tiny_batch):
@@ -288,6 +324,7 @@ def test_the_cache_holds_what_the_masks_can_still_see_at_the_papers_size():
         ({"temperature": -0.5}, "temperature is -0.5, expected a number of at least 0"),
         ({"guidance_scale": float("nan")}, "guidance_scale is nan, expected a finite number"),
         ({"num_image_codes": 0}, "num_image_codes is 0, expected at least 1"),
+        ({"window": 0}, "window is 0, expected at least 1, or None"),
         ({"cache_implementation": "paged"}, "cache_implementation is 'paged', expected one of dynamic, static"),
         ({"image_prompt": torch.zeros(3, 16, dtype=torch.int64)}, "image_prompt gives 16 codes, expected at most 15"),
         ({"image_prompt": torch.full((3, 2), 24)}, r"image_prompt has values from 24 to 24, expected \[0, 24\)"),
