@@ -12,6 +12,7 @@ from .linear_dalle_collab import Products, is_plain_linear
 
 # oneDNN lays weights out for about so many rows.
 TYPICAL_ROWS = 16
+SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def packed_products(layers: Iterable[nn.Module]) -> Products:
@@ -39,32 +40,34 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Te
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with weights in 8 bits, a scale for each output, and its input in 8 bits, a scale for each row.
+    """A linear layer with weights in 8 bits, a scale for each output.
 
-    A row's sums are whole numbers, so that they do not depend on the rows beside it. torch's product of int8 weights
-    with float32 rows (`_weight_int8pack_mm`) is slower than that of float32 weights.
+    Its input is the sum of a coarse and a fine part of 8 bits each, a scale for each row, so that rounding it costs
+    nothing beside rounding the weights. A row's sums are whole numbers: they do not depend on the rows beside it. torch's
+    product of int8 weights with float32 rows (`_weight_int8pack_mm`) takes longer than that of float32 weights.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.bias = layer.bias
-        weight = layer.weight.detach()
-        scales = (weight.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(weight.dtype).tiny)
-        whole = (weight / scales[:, None]).round_().to(torch.int8)
-        self.scales, self.zeros = scales, torch.zeros(len(scales), dtype=torch.int32)
-        self.packed = torch.ops.onednn.qlinear_prepack(whole, None)
-        # Without VNNI pairs of products are added in 16 bits, for which 8-bit rows are too large.
+        self.bias, weight = layer.bias, layer.weight.detach()
+        self.scales = (weight.abs().amax(dim=1) / 127).clamp_(min=SMALLEST)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.packed = torch.ops.onednn.qlinear_prepack((weight / self.scales[:, None]).round_().to(torch.int8), None)
+        # Without VNNI pairs of products are added in 16 bits, for which larger numbers are too large.
         self.largest = 127 if torch.cpu._is_vnni_supported() else 63
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., input) float32 to (..., output)."""
-        scale = (x.abs().amax(dim=-1, keepdim=True) / self.largest).clamp_(min=torch.finfo(x.dtype).tiny)
-        zero = self.largest + 1
-        whole = (x / scale).round_().add_(zero).to(torch.uint8)
-        out = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, zero, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        scale = x.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST) / self.largest
+        exact = x / scale
+        coarse = exact.round()
+        parts = torch.stack([coarse, (exact - coarse).mul_(2 * self.largest).round_()]).add_(self.largest + 1)
+        sums = torch.ops.onednn.qlinear_pointwise(
+            *(parts.to(torch.uint8), 1.0, self.largest + 1, self.packed, self.scales, self.zeros),
+            *(None, 1.0, 0, torch.float32, "none", [], ""),
         )
-        return out * scale if self.bias is None else torch.addcmul(self.bias, out, scale)
+        total = torch.add(sums[0], sums[1], alpha=0.5 / self.largest)
+        return total * scale if self.bias is None else torch.addcmul(self.bias, total, scale)
 
 
 def replace_by_int8(module: nn.Module) -> None:
