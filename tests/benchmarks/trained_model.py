@@ -1,7 +1,6 @@
 """A small model of 32 x 32 codes, trained in minutes: what a guess is worth shows only on codes that mean something.
 
-The pictures are the demo's, at 512 pixels a side, in the codes of its codec, which reads pictures of any size: `scenes`
-of a shape or two, and `sheets` of sixteen small scenes, of which the caption names one.
+The pictures are the demo's scenes, at 512 pixels a side, in the codes of its codec, which reads pictures of any size.
 """
 
 import dataclasses
@@ -20,9 +19,6 @@ from pipelines.demo.shipped_models import PRETRAINED_CODEC
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 IMAGE_SIZE, GRID_SIZE, TEXT_LENGTH = 512, 32, 16
-SCENES_A_SIDE = {"scenes": 1, "sheets": 4}
-"""Scenes on a side of a picture, by the name of the pictures."""
-
 NUM_PICTURES, NUM_HELD_OUT, BATCH_SIZE, NUM_STEPS = 1600, 64, 4, 400
 MODEL = dict(
     text_vocab_size=256, text_sequence_length=TEXT_LENGTH, image_grid_size=GRID_SIZE, hidden_size=128,
@@ -32,32 +28,29 @@ MODEL = dict(
 """The demo's model, on longer sequences, and taught to be guided."""
 
 
-def records(kind: str, num_pictures: int) -> tuple[Tensor, Tensor]:
+def records(num_pictures: int) -> tuple[Tensor, Tensor]:
     """Return captions (picture, text) and codes (picture, image), int64."""
-    a_side = SCENES_A_SIDE[kind]
-    config = SceneTarsConfig(dirt_shares={}, scenes=ScenesConfig(image_size=IMAGE_SIZE // a_side))
+    config = SceneTarsConfig(dirt_shares={}, scenes=ScenesConfig(image_size=IMAGE_SIZE))
     codec = VQGANCodec.from_pretrained(PRETRAINED_CODEC).eval()
     codec.config = dataclasses.replace(codec.config, image_size=IMAGE_SIZE)
     captions, codes = [], []
-    for number in range(num_pictures):
-        first = number * a_side**2
-        scenes = [scene_of(index, config) for index in range(first, first + a_side**2)]
-        captions.append(scenes[0][0])
-        pixels = np.stack([np.asarray(picture) for _, picture in scenes]).reshape(a_side, a_side, *(config.scenes.image_size,) * 2, 3)
-        sheet = torch.from_numpy(pixels).permute(4, 0, 2, 1, 3).reshape(1, 3, IMAGE_SIZE, IMAGE_SIZE)
-        codes.append(codec.encode(sheet.float() / 255))
+    for index in range(num_pictures):
+        caption, picture = scene_of(index, config)
+        captions.append(caption)
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]  # (1, 3, height, width)
+        codes.append(codec.encode(pixels.float() / 255))
     processor = DalleCollabProcessor(train_tokenizer(iter(captions), 256), text_sequence_length=TEXT_LENGTH)
     return torch.as_tensor(processor(captions)["input_ids"]), torch.cat(codes)
 
 
 def trained_model(
-    kind: str, folder: Path, log: Callable[[str], None]
+    folder: Path, log: Callable[[str], None]
 ) -> tuple[DalleCollabForConditionalGeneration, Tensor, Tensor]:
     """Return a model, held-out captions and their codes, trained once and kept in the folder."""
-    kept = folder / f"{kind}.pt"
+    kept = folder / "scenes.pt"
     if not kept.exists():
-        text, codes = records(kind, NUM_HELD_OUT + NUM_PICTURES)
-        model = _train(kind, text[NUM_HELD_OUT:], codes[NUM_HELD_OUT:], log)
+        text, codes = records(NUM_HELD_OUT + NUM_PICTURES)
+        model = _train(text[NUM_HELD_OUT:], codes[NUM_HELD_OUT:], log)
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(dict(weights=model.state_dict(), text=text[:NUM_HELD_OUT], codes=codes[:NUM_HELD_OUT]), kept)
     found = torch.load(kept, weights_only=True)
@@ -71,7 +64,7 @@ def _new_model() -> DalleCollabForConditionalGeneration:
     return DalleCollabForConditionalGeneration(DalleCollabConfig(codebook_size=1024, **MODEL))
 
 
-def _train(kind: str, text: Tensor, codes: Tensor, log: Callable[[str], None]) -> DalleCollabForConditionalGeneration:
+def _train(text: Tensor, codes: Tensor, log: Callable[[str], None]) -> DalleCollabForConditionalGeneration:
     model, batches = _new_model().train(), _batches(len(text))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=NUM_STEPS, pct_start=0.1)
@@ -83,8 +76,8 @@ def _train(kind: str, text: Tensor, codes: Tensor, log: Callable[[str], None]) -
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 25 == 24:
-            log(f"training on {kind}: step {step + 1} of {NUM_STEPS}, {output.image_loss.item():.3f} nats a code")
+        if step % 50 == 49:
+            log(f"training on scenes: step {step + 1} of {NUM_STEPS}, {output.image_loss.item():.3f} nats a code")
     return model
 
 
