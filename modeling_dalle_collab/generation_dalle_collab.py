@@ -19,7 +19,7 @@ from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
 from .inputs_dalle_collab import check_image_prompt, check_text
 from .linear_dalle_collab import Products, multiply, product_of, use_products
 from .packed_dalle_collab import can_pack, packed_product, packed_products, replace_by_int8
-from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_keys, choose_codes
+from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
 
 if TYPE_CHECKING:
     from .modeling_dalle_collab import DalleCollabModel
@@ -57,8 +57,8 @@ class ImageCodeGeneration(nn.Module):
 
         `image_prompt`, (batch, given) int64, are the first codes of each image, which is completed from there.
         `sampling` are the fields of `SamplingOptions`: `top_k` (256), `top_p`, `temperature`, `guidance_scale`,
-        `num_image_codes`, `cache_implementation`, `window`, `compile_step`. `null_input_ids`, (1, text), is the caption that
-        guidance moves away from; padding if None.
+        `num_image_codes`, `cache_implementation`, `window`, `compile_step`. `null_input_ids`, (1, text), is the caption
+        that guidance moves away from; padding if None.
 
         A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size` and
         `window`, but for codes of which two are about equally good: rounding may decide otherwise.
@@ -81,8 +81,8 @@ class ImageCodeGeneration(nn.Module):
                     prefix = self._read_prompts(input_ids[rows_of], given, null_input_ids, options)
                 batches = []
                 for part in parts:
-                    keys = candidate_keys(seed, prompts, part)
-                    for guesses, num_new in self._sample_codes(prefix, given, keys, options, products):  # noqa: B007
+                    numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
+                    for guesses, num_new in self._sample_codes(prefix, given, numbers, options, products):  # noqa: B007
                         report.add(num_new)
                     batches.append(self._finished(guesses, length, len(prompts)))
                 rows.append(torch.cat(batches, dim=1))
@@ -111,13 +111,13 @@ class ImageCodeGeneration(nn.Module):
         _check_counts(num_candidates, every, names=("num_candidates", "every"))
         self._check_prompts(input_ids, image_prompt, null_input_ids)
         candidates = range(first_candidate, first_candidate + num_candidates)
-        keys, shown = candidate_keys(seed, range(len(input_ids)), candidates), 0
+        numbers, shown = candidate_numbers(seed, range(len(input_ids)), candidates, self.config.num_image_codes), 0
         with self._in_evaluation_mode():
             products = self._packed(options)
             with use_products(products):
                 prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]
-            for guesses, _ in self._sample_codes(prefix, image_prompt, keys, options, products):
+            for guesses, _ in self._sample_codes(prefix, image_prompt, numbers, options, products):
                 done = min(guesses.known)
                 done -= done % every if done < length else 0
                 if done > shown:
@@ -173,13 +173,13 @@ class ImageCodeGeneration(nn.Module):
         return prefix.join(self.read_text(null_input_ids.expand(len(input_ids), -1), image_prompt))
 
     def _sample_codes(
-        self, prefix: Prefix, given: Tensor | None, keys: Tensor, options: SamplingOptions, products: Products
+        self, prefix: Prefix, given: Tensor | None, numbers: Tensor, options: SamplingOptions, products: Products
     ) -> Iterator[tuple[Guesses, int]]:
         """Yield the codes after each pass, and how many of all samples became final in it."""
         num_prompts = len(prefix.hidden) // (1 if options.guidance_scale == 1 else 2)
-        num_candidates, (num_given, length) = len(keys) // num_prompts, self._places(given, options)
-        keys = keys.to(prefix.hidden.device)
-        rows = [[] for _ in keys] if given is None else given.repeat_interleave(num_candidates, dim=0).tolist()
+        num_candidates, (num_given, length) = len(numbers) // num_prompts, self._places(given, options)
+        numbers = numbers.to(prefix.hidden.device)
+        rows = [[] for _ in numbers] if given is None else given.repeat_interleave(num_candidates, dim=0).tolist()
         guesses = Guesses(rows, self.config.image_grid_size)
         if num_given >= length:
             yield guesses, 0
@@ -188,15 +188,16 @@ class ImageCodeGeneration(nn.Module):
         choice = WindowChoice(predict.windows)
         with use_products(products):  # not around a yield, where the caller goes on
             logits = predict.first()
-        first = choose_codes(logits, keys, torch.full_like(keys, num_given), options)
+        first = choose_codes(logits, numbers[:, num_given], options)
         yield guesses, sum(guesses.learn(first[:, None].tolist(), length))
         while min(guesses.known) < length:
             started, window = time.perf_counter(), choice.next()
-            codes = torch.tensor(guesses.ahead(window, length), device=keys.device)  # (sample, step)
-            places = torch.tensor(guesses.known, device=keys.device)[:, None] + torch.arange(window, device=keys.device)
+            codes = torch.tensor(guesses.ahead(window, length), device=numbers.device)  # (sample, step)
+            places = torch.tensor(guesses.known, device=numbers.device)[:, None] + torch.arange(window, device=numbers.device)
             with use_products(products):
                 logits = predict.after(codes, places - 1)  # (sample, step, code)
-            chosen = choose_codes(logits.flatten(0, 1), keys.repeat_interleave(window), places.flatten(), options)
+            drawn = numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
+            chosen = choose_codes(logits.flatten(0, 1), drawn.flatten(), options)
             news = guesses.learn(chosen.view_as(codes).tolist(), length)
             choice.learn(window, time.perf_counter() - started, news)
             yield guesses, sum(news)

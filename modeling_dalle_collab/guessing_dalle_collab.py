@@ -1,8 +1,8 @@
 """Guesses of the codes ahead, which one pass of the model then checks together, and how many are worth their work.
 
-A code is a function of the codes before it and of the candidate's own noise, so the codes are a fixed point: a pass over
-guesses gives the code behind each, and those up to the first wrong guess are final (Jacobi decoding; Song et al., 2021,
-and with sampling Teng et al., 2410.01699). The others are the next pass's guesses. Plain lists, for these are few codes.
+A code is a function of the codes before it and of the candidate's own numbers, so the codes are a fixed point: a pass
+over guesses gives the code behind each, and those up to the first wrong guess are final (Jacobi decoding; Song et al.,
+2021, and with sampling Teng et al., 2410.01699). The others are the next pass's guesses. Plain lists: codes are few.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Guesses:
         return news
 
     def _guess(self, row: list[int], place: int) -> int:
-        """Return the code above: 0.19 passes a code, where that on the left took 0.23, and one seen between the same 0.23."""
+        """Return the code above: 0.19 passes a code; that on the left, or one seen between the same, took 0.23."""
         return row[place - self.size] if place >= self.size else row[place - 1]
 
 
@@ -68,7 +68,7 @@ class WindowChoice:
         best = max(self.seconds, key=self._codes_per_second, default=None)
         for window in self.windows:
             times = self.seconds.get(window, [])
-            if best is None or len(times) < 2 and self._could_win(window, best):
+            if best is None or (len(times) < 2 and self._could_win(window, best)):
                 return window
         return best
 

@@ -43,8 +43,8 @@ class Int8Linear(nn.Module):
     """A linear layer with weights in 8 bits, a scale for each output.
 
     Its input is the sum of a coarse and a fine part of 8 bits each, a scale for each row, so that rounding it costs
-    nothing beside rounding the weights. A row's sums are whole numbers: they do not depend on the rows beside it. torch's
-    product of int8 weights with float32 rows (`_weight_int8pack_mm`) takes longer than that of float32 weights.
+    nothing beside rounding the weights. A row's sums are whole numbers: they do not depend on the rows beside it.
+    torch's product of int8 weights with float32 rows (`_weight_int8pack_mm`) takes longer than that of float32 ones.
     """
 
     def __init__(self, layer: nn.Linear) -> None:

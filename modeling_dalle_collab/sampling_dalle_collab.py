@@ -63,71 +63,49 @@ class SamplingOptions:
             raise ValueError(f"temperature is {self.temperature}, expected a number of at least 0.")
 
 
-def likely_codes(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Tensor]:
-    """Return the logits that top-k leaves of (sample, code), -inf where top-p, after it, rules a code out, and the codes.
-
-    Both (sample, kept): float32, the largest first if anything is ruled out, and int64.
-    """
-    logits, size = logits.float(), logits.shape[-1]
-    is_cut = options.top_p is not None and options.top_p < 1
-    if not is_cut and not 0 < (options.top_k or 0) < size:
-        return logits, torch.arange(size, device=logits.device).expand_as(logits)
-    kept, codes = logits.topk(min(options.top_k or size, size), dim=-1)
-    if is_cut:
-        probabilities = kept.softmax(dim=-1)
+def keep_likely(logits: Tensor, options: SamplingOptions) -> Tensor:
+    """Return (sample, code) `logits` with -inf where top-k or, after it, top-p rules a code out."""
+    if options.top_k and options.top_k < logits.shape[-1]:
+        lowest_kept = logits.topk(options.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
+    if options.top_p is not None and options.top_p < 1:
+        ordered = logits.sort(dim=-1, descending=True).values
+        probabilities = ordered.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
         # The code that crosses the threshold is kept, so at least one always is.
-        kept = kept.masked_fill(before >= options.top_p, -torch.inf)
-    return kept, codes
+        lowest_kept = ordered.masked_fill(before >= options.top_p, torch.inf).amin(dim=-1, keepdim=True)
+        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
+    return logits
 
 
-def choose_codes(logits: Tensor, keys: Tensor, places: Tensor, options: SamplingOptions) -> Tensor:
-    """Choose one code for each row: (row, code) logits, (row,) keys of candidates and image places to (row,) int64.
+def choose_codes(logits: Tensor, numbers: Tensor, options: SamplingOptions) -> Tensor:
+    """Choose one code for each sample: (sample, code) logits and (sample,) numbers in [0, 1) to (sample,) int64.
 
-    The code is the one whose tempered logit plus its own Gumbel noise is largest: distributed as the softmax, and for
-    another, similar distribution most likely the same (the coupling of "Gumbel-max", Maddison et al., 2014). Rounding
-    differences between batch sizes only matter where two of these sums are within them of each other.
+    The choice walks the codes in the order of their index: rounding differences between batch sizes then only matter
+    where a number falls within them of a boundary, not where two codes are about equally likely. Guesses turn out right
+    as often as with the largest sum of logit and Gumbel noise: 0.190 passes a code each (tests/benchmarks/decoding.py).
     """
     if options.temperature == 0:
         return logits.argmax(dim=-1)
-    kept, codes = likely_codes(logits, options)
-    noise = gumbel_noise(keys[:, None], places[:, None] * logits.shape[-1] + codes)
-    return codes.gather(-1, (kept / options.temperature + noise).argmax(dim=-1, keepdim=True))[:, 0]
+    kept = keep_likely(logits.float(), options)
+    sums = (kept / options.temperature).softmax(dim=-1).double().cumsum(dim=-1)
+    chosen = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)
+    return chosen[:, 0].clamp_(max=logits.shape[-1] - 1)
 
 
-def gumbel_noise(keys: Tensor, indices: Tensor) -> Tensor:
-    """Return the numbers of a standard Gumbel distribution at some indices of the streams of keys, float64.
+def candidate_numbers(seed: int, prompts: range, candidates: range, length: int) -> Tensor:
+    """Return the random numbers of candidates: (sample, length) float64 in [0, 1).
 
-    Both int64, broadcast. The streams are those of SplitMix64 (Steele et al., 2014), seeded with the keys: any number is
-    computed alone, so that it depends on nothing else in the batch, nor on the device.
+    Each candidate's come from a digest of (seed, prompt, candidate), so they do not depend on the rest of its batch.
     """
-    bits = keys + (indices + 1) * _signed(0x9E3779B97F4A7C15)
-    bits = (bits ^ _shifted(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ _shifted(bits, 27)) * _signed(0x94D049BB133111EB)
-    uniform = (_shifted(bits ^ _shifted(bits, 31), 12).double() + 0.5) * 2.0**-52
-    return -(-uniform.log()).log()
+    rows = [_numbers(seed, prompt, candidate, length) for prompt in prompts for candidate in candidates]
+    return torch.stack(rows)
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
-
-
-def _shifted(bits: Tensor, count: int) -> Tensor:
-    """Shift to the right, with zeros from the left."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def candidate_keys(seed: int, prompts: range, candidates: range) -> Tensor:
-    """Return what candidates draw their numbers by: (sample,) int64.
-
-    Each is a digest of (seed, prompt, candidate), so that it does not depend on the rest of its batch.
-    """
-    return torch.tensor([_key(seed, prompt, candidate) for prompt in prompts for candidate in candidates])
-
-
-def _key(seed: int, prompt: int, candidate: int) -> int:
+def _numbers(seed: int, prompt: int, candidate: int, length: int) -> Tensor:
     digest = hashlib.sha256(f"{seed}/{prompt}/{candidate}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.rand(length, generator=generator, dtype=torch.float64)
 
 
 def candidate_batches(num_prompts: int, num_candidates: int, size: int) -> Iterator[tuple[range, list[range]]]:

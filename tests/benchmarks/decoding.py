@@ -164,7 +164,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     console = Console(stderr=True, log_path=False, highlight=False)
-    rows, passes = measure_passes(arguments.model, 1 if arguments.quick else 6, console.log)
+    rows, passes = measure_passes(arguments.model, 1 if arguments.quick else 4, console.log)
     for name in ("small",) if arguments.quick else ("small", "paper"):
         rows += measure_speed(name, arguments.quick, passes, console.log)
     print(f"written to {write_results('decoding', rows, is_quick=arguments.quick)}")
