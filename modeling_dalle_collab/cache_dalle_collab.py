@@ -1,8 +1,8 @@
 """The cache of generation: captions and image prompts read once, and of images what each layer's mask still sees.
 
 Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), step (neighbouring places of a sample,
-read together), head, slot, head_size, hidden. The keys and values of the text are kept once for each prompt, whatever the
-number of candidates.
+read together), head, slot, head_size, hidden. The keys and values of the text are kept once for each prompt, whatever
+the number of candidates.
 """
 
 from dataclasses import dataclass, fields

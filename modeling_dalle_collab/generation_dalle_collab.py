@@ -193,7 +193,9 @@ class ImageCodeGeneration(nn.Module):
         while min(guesses.known) < length:
             started, window = time.perf_counter(), choice.next()
             codes = torch.tensor(guesses.ahead(window, length), device=numbers.device)  # (sample, step)
-            places = torch.tensor(guesses.known, device=numbers.device)[:, None] + torch.arange(window, device=numbers.device)
+            places = torch.tensor(guesses.known, device=numbers.device)[:, None] + torch.arange(
+                window, device=numbers.device
+            )
             with use_products(products):
                 logits = predict.after(codes, places - 1)  # (sample, step, code)
             drawn = numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))

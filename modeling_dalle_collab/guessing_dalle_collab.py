@@ -68,7 +68,7 @@ class WindowChoice:
         best = max(self.seconds, key=self._codes_per_second, default=None)
         for window in self.windows:
             times = self.seconds.get(window, [])
-            if best is None or (len(times) < 2 and self._could_win(window, best)):
+            if best is None or len(times) == 1 or (not times and self._could_win(window, best)):
                 return window
         return best
 
@@ -82,9 +82,9 @@ class WindowChoice:
                 self.right[distance] += distance < new - 1
 
     def _could_win(self, window: int, best: int) -> bool:
-        """Whether a window, if all guesses were right and it took no longer than the largest timed below it, would."""
-        below = max((timed for timed in self.seconds if timed <= window), default=best)
-        return window / self.seconds[below][0] > self._codes_per_second(best)
+        """Whether the next smaller one that was timed would be the fastest if all guesses were right."""
+        below = max(timed for timed in self.seconds if timed < window)
+        return below / self.seconds[below][0] >= self._codes_per_second(best)
 
     def _codes_per_second(self, window: int) -> float:
         codes, share = 1.0, 1.0
