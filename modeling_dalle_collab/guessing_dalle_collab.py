@@ -65,10 +65,12 @@ class WindowChoice:
 
     def next(self) -> int:
         """Return the window of the next pass; each larger one is tried twice while it could win."""
-        best = max(self.seconds, key=self._codes_per_second, default=None)
+        if not self.seconds:
+            return self.windows[0]
+        best = max(self.seconds, key=self._codes_per_second)
         for window in self.windows:
             times = self.seconds.get(window, [])
-            if best is None or len(times) == 1 or (not times and self._could_win(window, best)):
+            if len(times) == 1 or (not times and self._could_win(window, best)):
                 return window
         return best
 
