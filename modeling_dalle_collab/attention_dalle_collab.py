@@ -182,10 +182,16 @@ class DalleCollabAttention(nn.Module):
 
     def project(self, x: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries, keys and values, each (batch, head, position, head_size); values turn as well."""
-        qkv = apply_linear(self.qkv, x).unflatten(-1, (3 * self.config.num_attention_heads, self.config.head_dim))
-        qkv = rotate_pairs(qkv, rotations[:, None])
-        query, key, value = qkv.transpose(1, 2).chunk(3, dim=1)
+        query, key, value = self.rotated(x, rotations).transpose(1, 2).chunk(3, dim=1)
         return query, key, value
+
+    def rotated(self, x: Tensor, rotations: Tensor) -> Tensor:
+        """Return the same in one tensor, (batch, position, 3 x head, head_size).
+
+        `rotations` are (position, head_size / 2, 2), or of each sequence its own, with the batch in front.
+        """
+        qkv = apply_linear(self.qkv, x).unflatten(-1, (3 * self.config.num_attention_heads, self.config.head_dim))
+        return rotate_pairs(qkv, rotations.unsqueeze(-3))
 
     def attend(
         self,
@@ -240,6 +246,20 @@ class DalleCollabAttention(nn.Module):
 
     def _from_lines(self, x: Tensor, kind: str) -> Tensor:
         return (x.transpose(2, 3) if kind == "column" else x).flatten(2, 3)
+
+
+def attend_with_sum(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return what queries see of some keys, as the fused product would, and the logarithm of their weights' sum.
+
+    All (batch, head, position, head_size), with (batch, 1, query, key) added to the scores; the sum is (batch, head,
+    query) float32.
+    """
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias)
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    scores = (scores if bias is None else scores + bias).float()
+    total = scores.logsumexp(dim=-1)
+    return (scores - total[..., None]).exp().to(value.dtype) @ value, total
 
 
 def _bands(lines: Tensor, num_lines: int) -> Tensor:

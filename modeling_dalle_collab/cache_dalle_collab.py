@@ -1,11 +1,11 @@
 """The cache of generation: captions and image prompts read once, and of images what each layer's mask still sees.
 
-Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), head, slot, head_size, hidden. The keys
-and values of the text are kept once for each prompt, whatever the number of candidates.
+Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), step (neighbouring places of a sample,
+read together), head, slot, head_size, hidden. The keys and values of the text are kept once for each prompt, whatever
+the number of candidates.
 """
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,13 @@ from torch import Tensor
 from .attention_dalle_collab import (
     AttentionTables,
     DalleCollabAttention,
+    attend_with_sum,
     grid_offsets_visible,
     num_band_lines,
     rotary_table,
 )
 from .blocks_dalle_collab import DalleCollabStack, shift_tokens
 from .configuration_dalle_collab import DalleCollabConfig
-
-Place = TypeVar("Place", int, Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,177 +90,164 @@ def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Pref
     return Prefix(hidden=(first[:, last] + second[:, last]) * 0.5, **lists)
 
 
-class ShiftCache:
-    """Remembers the channels that the token shift passes on, for a row of places: the newest of each column."""
+class Slots:
+    """Where the layers of one kind keep the codes that they can still see, and which of them a place sees.
 
-    def __init__(self, config: DalleCollabConfig, prefix: Prefix, branch: int, num_candidates: int) -> None:
-        self.size, self.quarter = config.image_grid_size, config.hidden_size // 4
-        num_samples = len(prefix.hidden) * num_candidates
-        # One column more than the grid has: what is on the left of the first column is zero.
-        self.seen = prefix.hidden.new_zeros(self.size + 1, num_samples, 2 * self.quarter)
-        if prefix.num_places:
-            read = prefix.shifted[branch].repeat_interleave(num_candidates, dim=0)  # (sample, place, hidden / 2)
-            places = torch.arange(max(0, prefix.num_places - self.size), prefix.num_places, device=read.device)
-            self.seen[places % self.size] = read[:, places].transpose(0, 1)
-
-    def shift(self, x: Tensor, place: int | Tensor) -> Tensor:
-        """Return `x`, the normalised (sample, hidden) at image `place`, shifted; places must come in order."""
-        quarter, column = self.quarter, place % self.size
-        if isinstance(column, Tensor):
-            pair = self.seen.index_select(0, torch.stack([column, (column - 1) % (self.size + 1)]))
-            shown = [pair[0, :, :quarter], pair[1, :, quarter:]]
-        else:
-            shown = [self.seen[column, :, :quarter], self.seen[column - 1, :, quarter:]]
-        shifted = torch.cat([*shown, x[:, 2 * quarter :]], dim=1)
-        if isinstance(column, Tensor):
-            self.seen.index_copy_(0, column.view(1), x[None, :, : 2 * quarter])
-        else:
-            self.seen[column] = x[:, : 2 * quarter]
-        return shifted
-
-
-class ImageCache:
-    """Keys and values of the image codes that a layer can still see.
-
-    A row layer keeps the current row, a convolutional one the rows that its window reaches, a column layer everything.
-    The tensors have one size from the start.
+    A row layer keeps the current row, a convolutional one the rows that its window reaches, in a ring; a column layer
+    keeps everything. A place of a row layer reads the whole ring, the others pick what they see.
     """
 
-    def __init__(self, config: DalleCollabConfig, kind: str, prefix: Prefix, layer: int, num_candidates: int) -> None:
-        self.config, self.kind = config, kind
-        size = config.image_grid_size
-        self.num_slots = {"row": size, "column": size * size}.get(kind, num_band_lines(config, kind) * size)
-        num_samples = len(prefix.hidden) * num_candidates
-        shape = (num_samples, config.num_attention_heads, self.num_slots, config.head_dim)
-        self.keys, self.values = prefix.hidden.new_zeros(shape), prefix.hidden.new_zeros(shape)
-        if num_places := prefix.num_places:
-            places = torch.arange(max(0, num_places - self.num_slots), num_places, device=self.keys.device)
-            slots = self._slot(places)
-            for kept, read in ((self.keys, prefix.image_keys), (self.values, prefix.image_values)):
-                kept[:, :, slots] = read[layer][:, :, places].repeat_interleave(num_candidates, dim=0)
+    def __init__(self, config: DalleCollabConfig, kind: str, window: int, device: torch.device) -> None:
+        size, places = config.image_grid_size, torch.arange(config.num_image_codes, device="cpu")
+        in_ring = len(places) if kind == "column" else num_band_lines(config, kind) * size + window - 1
+        self.number = min(len(places), in_ring)
+        rows, columns = places.div(size, rounding_mode="floor"), places % size
+        offsets = rows[:, None] - rows, columns[:, None] - columns
+        query, key = grid_offsets_visible(config, kind, *offsets).nonzero(as_tuple=True)
+        self.of_place = (places % self.number).to(device)
+        self.picked: Tensor | None = None
+        at = key % self.number
+        if kind != "row":
+            first = torch.searchsorted(query, places)
+            at = torch.arange(len(query), device="cpu") - first[query]
+            self.picked = places.new_zeros(len(places), int(at.max()) + 1)
+            self.picked[query, at] = key % self.number
+            self.picked = self.picked.to(device)
+        num_read = self.number if self.picked is None else self.picked.shape[1]
+        bias = torch.full((len(places), num_read), -torch.inf, device="cpu")
+        bias[query, at] = 0.0
+        self.bias = bias.to(device)
+        """0 where a place (first axis) sees what it reads, else -inf."""
 
-    def add(self, key: Tensor, value: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Keep (sample, head, head_size) of image `place`; return all visible from there, (..., visible, head_size)."""
-        slot = self._slot(place)
-        self.keys[:, :, slot], self.values[:, :, slot] = key, value
-        visible = self._visible_slots(place)
-        if isinstance(visible, slice):
-            return self.keys[:, :, visible], self.values[:, :, visible]
-        return self.keys.index_select(2, visible), self.values.index_select(2, visible)
 
-    def add_at(self, key: Tensor, value: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same for a `place` that is a tensor; return all slots, visible or not, (..., slot, head_size)."""
-        slot = self._slot(place).view(1)
-        self.keys.index_copy_(2, slot, key[:, :, None])
-        self.values.index_copy_(2, slot, value[:, :, None])
-        return self.keys, self.values
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """Which slots some places of every sample write and read."""
 
-    def visible_table(self) -> Tensor:
-        """Return which slots an image place sees once its own is kept: (place, slot) bool."""
-        places = torch.arange(self.config.num_image_codes, device=self.keys.device)
-        held = torch.full((len(places), self.num_slots), -1, device=self.keys.device)
-        for place in range(len(places)):
-            held[place:, self._slot(place)] = place
-        size = self.config.image_grid_size
-        rows_back = places[:, None] // size - held.div(size, rounding_mode="floor")
-        seen = grid_offsets_visible(self.config, self.kind, rows_back, places[:, None] % size - held % size)
-        return seen & (held >= 0)
-
-    def _slot(self, place: Place) -> Place:
-        if self.kind == "column":
-            size = self.config.image_grid_size
-            return place % size * size + place // size
-        return place % self.num_slots
-
-    def _visible_slots(self, place: int) -> slice | Tensor:
-        row, column = divmod(place, self.config.image_grid_size)
-        if self.kind == "row":
-            return slice(0, column + 1)
-        if self.kind == "column":
-            return slice(self._slot(place) - row, self._slot(place) + 1)
-        earlier = torch.arange(max(0, place + 1 - self.num_slots), place + 1)
-        rows = earlier.div(self.config.image_grid_size, rounding_mode="floor")
-        visible = grid_offsets_visible(
-            self.config, self.kind, row - rows, column - earlier % self.config.image_grid_size
-        )
-        return (earlier[visible] % self.num_slots).to(self.keys.device)
+    written: Tensor
+    """(sample x step) int64, into slots of all samples one after the other."""
+    picked: Tensor | None
+    """(sample x step x read) int64, or None to read all slots of the sample."""
+    bias: Tensor
+    """(group, 1, query, read), where a group's queries read the same slots."""
 
 
 class GenerationCache:
-    """The state of one batch of candidates between two image codes; each candidate belongs to one prompt.
+    """The state of one batch of candidates between two passes; each candidate belongs to one prompt.
 
-    With `static` every step works on tensors of the same sizes, whatever its place, so that it can be compiled once or
-    captured as a CUDA graph; it then also reads invisible slots, and masks them.
+    A pass reads up to `window` neighbouring places of each sample. What it writes for guesses that turn out wrong is
+    written again when these places are read again. With `static` every pass works on tensors of the same sizes, so that
+    it can be compiled once or captured as a CUDA graph; it then also reads what is not visible, and masks it.
     """
 
-    def __init__(self, stack: DalleCollabStack, prefix: Prefix, num_candidates: int, *, static: bool = False) -> None:
-        self.stack, self.prefix, self.static = stack, prefix, static
-        config, device = stack.config, prefix.hidden.device
+    def __init__(
+        self, stack: DalleCollabStack, prefix: Prefix, num_candidates: int, *, window: int = 1, static: bool = False
+    ) -> None:
+        self.stack, self.prefix, self.static, config = stack, prefix, static, stack.config
+        device = prefix.hidden.device
         self.num_prompts, self.num_candidates = len(prefix.hidden), num_candidates
+        num_samples = self.num_prompts * num_candidates
+        self.samples = torch.arange(num_samples, device=device)
         self.rotations = rotary_table(config, device)[config.text_block_length :]
-        self.images = [
-            ImageCache(config, kind, prefix, layer, num_candidates) for layer, kind in enumerate(config.layer_kinds)
-        ]
-        self.shifts = [
-            ShiftCache(config, prefix, branch, num_candidates) for branch in range(2 * config.num_hidden_layers)
-        ]
-        self.masks: dict[str, Tensor] = {}
-        if static:
-            self.masks = {image.kind: _bias(image.visible_table(), prefix.hidden.dtype) for image in self.images}
+        self.slots = {kind: Slots(config, kind, window, device) for kind in dict.fromkeys(config.layer_kinds)}
+        self.images = [self._image_pairs(layer, kind) for layer, kind in enumerate(config.layer_kinds)]
+        self.ring = config.image_grid_size + window
+        self.neighbours = self._neighbours(config).to(device)
+        self.shifted = [self._shift_ring(branch) for branch in range(2 * config.num_hidden_layers)]
+
+    def _image_pairs(self, layer: int, kind: str) -> Tensor:
+        """Return keys and values of a layer's image codes: (sample x slot, 2 x head, head_size)."""
+        prefix, number, config = self.prefix, self.slots[kind].number, self.stack.config
+        pairs = prefix.hidden.new_zeros(len(self.samples), number, 2 * config.num_attention_heads, config.head_dim)
+        if prefix.num_places:
+            first = max(0, prefix.num_places - number)
+            read = torch.cat([prefix.image_keys[layer], prefix.image_values[layer]], dim=1)[:, :, first:]
+            slots = self.slots[kind].of_place[first : prefix.num_places]
+            pairs[:, slots] = read.transpose(1, 2).repeat_interleave(self.num_candidates, dim=0)
+        return pairs.flatten(0, 1)
+
+    def _shift_ring(self, branch: int) -> Tensor:
+        """Return what the token shift passes on, (sample x ring and 1, hidden / 2); the last row is zero."""
+        prefix, size = self.prefix, self.stack.config.hidden_size // 2
+        kept = prefix.hidden.new_zeros(len(self.samples) * self.ring + 1, size)
+        if prefix.num_places:
+            places = torch.arange(max(0, prefix.num_places - self.ring), prefix.num_places, device=kept.device)
+            read = prefix.shifted[branch][:, places].repeat_interleave(self.num_candidates, dim=0)
+            kept[:-1].view(len(self.samples), self.ring, size)[:, places % self.ring] = read
+        return kept
+
+    def _neighbours(self, config: DalleCollabConfig) -> Tensor:
+        """Return the slots in the ring of the codes above and on the left: (place, 2), -1 outside the grid."""
+        places, size = torch.arange(config.num_image_codes, device="cpu"), config.image_grid_size
+        above = torch.where(places < size, -1, (places - size) % self.ring)
+        left = torch.where(places % size == 0, -1, (places - 1) % self.ring)
+        return torch.stack([above, left], dim=1)
 
     def num_bytes(self) -> int:
         """Return the memory of all keys and values, text and image."""
-        tensors = [*self.prefix.text_keys, *self.prefix.text_values]
-        tensors += [part for image in self.images for part in (image.keys, image.values)]
+        tensors = [*self.prefix.text_keys, *self.prefix.text_values, *self.images]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def first_hidden(self) -> Tensor:
         """Return the state that predicts the first image code behind the prefix: (sample, hidden)."""
         return self.prefix.hidden.repeat_interleave(self.num_candidates, dim=0)
 
-    def step(self, x: Tensor, place: int | Tensor) -> Tensor:
-        """Read the embedded codes of image `place`, (sample, hidden), and return the state that predicts the next.
+    def step(self, x: Tensor, places: Tensor) -> Tensor:
+        """Read embedded codes, (sample, step, hidden), of `places`, (sample, step), neighbours in raster order.
 
-        `place` is an int, or a tensor without dimensions if the cache is static.
+        Returns the states that predict the code behind each, in the same shape. All codes before these places must have
+        been read.
         """
+        readings = {kind: self._reading(slots, places) for kind, slots in self.slots.items()}
+        rotations = self.rotations[places]
+        of_sample = self.samples[:, None] * self.ring
+        written = (of_sample + places % self.ring).flatten()
+        around = self.neighbours[places]
+        around = torch.where(around < 0, len(self.samples) * self.ring, around + of_sample[:, :, None])
+        # Every row of the ring is two quarters of the channels: those for the code below, and for the one on the right.
+        passed_on = (2 * around + torch.arange(2, device=around.device)).flatten()
+
+        def shift(normed: Tensor, kept: Tensor) -> Tensor:
+            half = kept.shape[1]
+            kept.index_copy_(0, written, normed[..., :half].flatten(0, 1))
+            seen = kept.view(-1, half // 2).index_select(0, passed_on).view(*normed.shape[:2], half)
+            return torch.cat([seen, normed[..., half:]], dim=-1)
+
         first = second = x
-        for index, (layer, _, group) in enumerate(self.stack.parts_of_layers()):
-            shifted = self.shifts[2 * index].shift(layer.attention.norm(second), place)
-            first = torch.addcmul(first, layer.attention.scale, self._attend(group.attention, shifted, index, place))
-            shifted = self.shifts[2 * index + 1].shift(layer.feed_forward.norm(first), place)
+        for index, (layer, kind, group) in enumerate(self.stack.parts_of_layers()):
+            shifted = shift(layer.attention.norm(second), self.shifted[2 * index])
+            attended = self._attend(group.attention, shifted, rotations, index, readings[kind])
+            first = torch.addcmul(first, layer.attention.scale, attended)
+            shifted = shift(layer.feed_forward.norm(first), self.shifted[2 * index + 1])
             second = torch.addcmul(second, layer.feed_forward.scale, group.feed_forward(shifted))
         return (first + second) * 0.5
 
-    def _attend(self, attention: DalleCollabAttention, x: Tensor, index: int, place: int | Tensor) -> Tensor:
-        image = self.images[index]
-        at = place.view(1) if isinstance(place, Tensor) else slice(place, place + 1)
-        query, key, value = attention.project(x[:, None], self.rotations[at])
-        if isinstance(place, Tensor):
-            keys, values = image.add_at(key[:, :, 0], value[:, :, 0], place)
-        else:
-            keys, values = image.add(key[:, :, 0], value[:, :, 0], place)
-        text_keys, text_values = self.prefix.text_keys[index], self.prefix.text_values[index]
-        if self.num_candidates == 1 and not self.static:  # no other candidate to share the text with: one fused product
-            keys, values = torch.cat([text_keys, keys], dim=2), torch.cat([text_values, values], dim=2)
-            return attention.merge(F.scaled_dot_product_attention(query, keys, values))[:, 0]
-        query = query * attention.config.head_dim**-0.5
-        text_scores = self._by_sample(self._by_prompt(query) @ text_keys.transpose(-1, -2))
-        image_scores = query @ keys.transpose(-1, -2)
-        if self.static:
-            image_scores = image_scores + self.masks[image.kind][at]
-        scores = torch.cat([text_scores, image_scores], dim=-1)  # (sample, head, 1, text block and slots)
-        weights = scores.float().softmax(dim=-1).to(query.dtype)
-        text_weights, image_weights = weights.split([text_keys.shape[2], keys.shape[2]], dim=-1)
-        from_text = self._by_sample(self._by_prompt(text_weights) @ text_values)
-        return attention.merge(from_text + image_weights @ values)[:, 0]
+    def _reading(self, slots: Slots, places: Tensor) -> _Reading:
+        of_sample = self.samples[:, None] * slots.number
+        written = (of_sample + slots.of_place[places]).flatten()
+        bias = slots.bias[places].to(self.prefix.hidden.dtype)  # (sample, step, read)
+        if slots.picked is None:
+            return _Reading(written=written, picked=None, bias=bias[:, None])
+        number = bias.shape[2] if self.static else int((bias == 0).sum(dim=2).max())
+        picked = (slots.picked[places] + of_sample[:, :, None])[:, :, :number]
+        return _Reading(written=written, picked=picked.flatten(), bias=bias.flatten(0, 1)[:, None, None, :number])
 
-    def _by_prompt(self, x: Tensor) -> Tensor:
-        """(sample, head, 1, size) to (prompt, head, candidate, size), so that candidates share their text."""
-        return x.squeeze(2).unflatten(0, (self.num_prompts, self.num_candidates)).transpose(1, 2)
-
-    def _by_sample(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
-
-
-def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    def _attend(
+        self, attention: DalleCollabAttention, x: Tensor, rotations: Tensor, index: int, reading: _Reading
+    ) -> Tensor:
+        num_heads, kept = attention.config.num_attention_heads, self.images[index]
+        query, pairs = attention.rotated(x, rotations).tensor_split([num_heads], dim=2)  # (sample, step, heads, ...)
+        kept.index_copy_(0, reading.written, pairs.flatten(0, 1))
+        read = kept if reading.picked is None else kept.index_select(0, reading.picked)
+        groups, queries = reading.bias.shape[0], reading.bias.shape[2]
+        keys, values = read.view(groups, -1, 2 * num_heads, read.shape[-1]).transpose(1, 2).chunk(2, dim=1)
+        by_group = query.reshape(groups, queries, *query.shape[2:]).transpose(1, 2)
+        image, image_sum = attend_with_sum(by_group, keys, values, reading.bias)
+        by_prompt = query.reshape(self.num_prompts, -1, *query.shape[2:]).transpose(1, 2)
+        text, text_sum = attend_with_sum(by_prompt, self.prefix.text_keys[index], self.prefix.text_values[index])
+        # Two softmaxes over parts are one over the whole, weighted by their sums.
+        image, image_sum, text, text_sum = (
+            part.transpose(1, 2).reshape(*query.shape[:3], -1) for part in (image, image_sum, text, text_sum)
+        )
+        share_of_text = (text_sum - image_sum).sigmoid().to(image.dtype)
+        return attention.merge(torch.lerp(image, text, share_of_text).transpose(1, 2))

@@ -3,6 +3,7 @@
 Axes: prompt, candidate, sample (prompt-major), image (the places of all codes), code.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ from transformers import GenerationConfig
 
 from .cache_dalle_collab import GenerationCache, Prefix, read_prefix
 from .configuration_dalle_collab import DalleCollabConfig
+from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
 from .inputs_dalle_collab import check_image_prompt, check_text
-from .linear_dalle_collab import multiply
+from .linear_dalle_collab import Products, multiply, product_of, use_products
+from .packed_dalle_collab import can_pack, packed_product, packed_products, replace_by_int8
 from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
 
 if TYPE_CHECKING:
@@ -54,10 +57,11 @@ class ImageCodeGeneration(nn.Module):
 
         `image_prompt`, (batch, given) int64, are the first codes of each image, which is completed from there.
         `sampling` are the fields of `SamplingOptions`: `top_k` (256), `top_p`, `temperature`, `guidance_scale`,
-        `num_image_codes`, `cache_implementation`, `compile_step`. `null_input_ids`, (1, text), is the caption that
-        guidance moves away from; padding if None.
+        `num_image_codes`, `cache_implementation`, `window`, `compile_step`. `null_input_ids`, (1, text), is the caption
+        that guidance moves away from; padding if None.
 
-        A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size`.
+        A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size` and
+        `window`, but for codes of which two are about equally good: rounding may decide otherwise.
         Memory grows with `candidate_batch_size`; speed too, until the cores are busy. `on_progress` gets the number of
         codes sampled so far and in all. Raises `ValueError` for captions or image prompts of another shape or range and
         for invalid options.
@@ -69,16 +73,18 @@ class ImageCodeGeneration(nn.Module):
         report = _Progress(len(input_ids) * num_candidates * max(0, length - num_given), on_progress)
         rows = []
         with self._in_evaluation_mode():
+            products = self._packed(options)
             for prompts, parts in candidate_batches(len(input_ids), num_candidates, candidate_batch_size):
                 rows_of = slice(prompts.start, prompts.stop)
                 given = None if image_prompt is None else image_prompt[rows_of]
-                prefix = self._read_prompts(input_ids[rows_of], given, null_input_ids, options)
+                with use_products(products):
+                    prefix = self._read_prompts(input_ids[rows_of], given, null_input_ids, options)
                 batches = []
                 for part in parts:
                     numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
-                    for codes in self._sample_codes(prefix, given, numbers, options):  # noqa: B007 - the last counts
-                        report.add(len(numbers))
-                    batches.append(codes)
+                    for guesses, num_new in self._sample_codes(prefix, given, numbers, options, products):  # noqa: B007
+                        report.add(num_new)
+                    batches.append(self._finished(guesses, length, len(prompts)))
                 rows.append(torch.cat(batches, dim=1))
         return torch.cat(rows)
 
@@ -95,7 +101,7 @@ class ImageCodeGeneration(nn.Module):
         null_input_ids: Tensor | None = None,
         **sampling: object,
     ) -> Iterator[Tensor]:
-        """Yield the codes so far, (batch, num_candidates, number) int64, after `every` codes and at the end.
+        """Yield the codes so far, (batch, num_candidates, number) int64, at multiples of `every` and at the end.
 
         The last ones equal those of `generate_image_codes` with the same arguments; all candidates are one batch. To
         draw many in smaller batches, start each with `first_candidate` where the previous one ended. Stop when
@@ -105,13 +111,18 @@ class ImageCodeGeneration(nn.Module):
         _check_counts(num_candidates, every, names=("num_candidates", "every"))
         self._check_prompts(input_ids, image_prompt, null_input_ids)
         candidates = range(first_candidate, first_candidate + num_candidates)
-        numbers = candidate_numbers(seed, range(len(input_ids)), candidates, self.config.num_image_codes)
+        numbers, shown = candidate_numbers(seed, range(len(input_ids)), candidates, self.config.num_image_codes), 0
         with self._in_evaluation_mode():
-            prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
+            products = self._packed(options)
+            with use_products(products):
+                prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]
-            for codes in self._sample_codes(prefix, image_prompt, numbers, options):
-                if codes.shape[2] % every == 0 or codes.shape[2] == length:
-                    yield codes
+            for guesses, _ in self._sample_codes(prefix, image_prompt, numbers, options, products):
+                done = min(guesses.known)
+                done -= done % every if done < length else 0
+                if done > shown:
+                    shown = done
+                    yield self._finished(guesses, done, len(input_ids))
 
     def generate(self, input_ids: Tensor, generation_config: GenerationConfig | None = None, **options: Any) -> Tensor:
         """Sample as `generation_config` says: (batch, text) to (batch * num_return_sequences, image) int64 codes.
@@ -162,24 +173,42 @@ class ImageCodeGeneration(nn.Module):
         return prefix.join(self.read_text(null_input_ids.expand(len(input_ids), -1), image_prompt))
 
     def _sample_codes(
-        self, prefix: Prefix, given: Tensor | None, numbers: Tensor, options: SamplingOptions
-    ) -> Iterator[Tensor]:
-        """Yield the codes so far, (prompt, candidate, number), after each new one."""
+        self, prefix: Prefix, given: Tensor | None, numbers: Tensor, options: SamplingOptions, products: Products
+    ) -> Iterator[tuple[Guesses, int]]:
+        """Yield the codes after each pass, and how many of all samples became final in it."""
         num_prompts = len(prefix.hidden) // (1 if options.guidance_scale == 1 else 2)
-        num_candidates, device = len(numbers) // num_prompts, prefix.hidden.device
-        num_given, length = self._places(given, options)
-        numbers = numbers.to(device)
-        predict = _Predictor(self, prefix, num_candidates, options)
-        codes = torch.empty(len(numbers), max(num_given, length), dtype=torch.int64, device=device)
-        if given is not None:
-            codes[:, :num_given] = given.repeat_interleave(num_candidates, dim=0)
-        for place in range(num_given, length):
-            newest = codes[:, place - 1].contiguous()
-            logits = predict.first() if place == num_given else predict.after(newest, place - 1)
-            codes[:, place] = choose_codes(logits, numbers[:, place], options)
-            yield codes[:, : place + 1].unflatten(0, (num_prompts, -1))
+        num_candidates, (num_given, length) = len(numbers) // num_prompts, self._places(given, options)
+        numbers = numbers.to(prefix.hidden.device)
+        rows = [[] for _ in numbers] if given is None else given.repeat_interleave(num_candidates, dim=0).tolist()
+        guesses = Guesses(rows, self.config.image_grid_size)
         if num_given >= length:
-            yield codes[:, :length].unflatten(0, (num_prompts, -1))
+            yield guesses, 0
+            return
+        predict = _Predictor(self, prefix, num_candidates, options)
+        choice = WindowChoice(predict.windows)
+        with use_products(products):  # not around a yield, where the caller goes on
+            logits = predict.first()
+        first = choose_codes(logits, numbers[:, num_given], options)
+        yield guesses, sum(guesses.learn(first[:, None].tolist(), length))
+        while min(guesses.known) < length:
+            started, window = time.perf_counter(), choice.next()
+            codes = torch.tensor(guesses.ahead(window, length), device=numbers.device)  # (sample, step)
+            places = torch.tensor(guesses.known, device=numbers.device)[:, None] + torch.arange(
+                window, device=numbers.device
+            )
+            with use_products(products):
+                logits = predict.after(codes, places - 1)  # (sample, step, code)
+            drawn = numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
+            chosen = choose_codes(logits.flatten(0, 1), drawn.flatten(), options)
+            news = guesses.learn(chosen.view_as(codes).tolist(), length)
+            choice.learn(window, time.perf_counter() - started, news)
+            yield guesses, sum(news)
+
+    def _finished(self, guesses: Guesses, number: int, num_prompts: int) -> Tensor:
+        """Return the first codes of all samples: (prompt, candidate, number) int64."""
+        device = self.model.token_embedding.weight.device
+        codes = torch.tensor([row[:number] for row in guesses.rows], dtype=torch.int64, device=device)
+        return codes.view(num_prompts, -1, number)
 
     def _places(self, image_prompt: Tensor | None, options: SamplingOptions) -> tuple[int, int]:
         """Return how many codes are given, and how many to produce."""
@@ -204,29 +233,48 @@ class ImageCodeGeneration(nn.Module):
             self.train(was_training)
 
     def embed_codes(self, codes: Tensor) -> Tensor:
-        """Return the embeddings of image codes: (sample,) int64 to (sample, hidden)."""
+        """Return the embeddings of image codes: (...) int64 to (..., hidden)."""
         return self.model.token_embedding(codes + self.config.num_text_ids)
 
     def next_code_logits(self, hidden: Tensor) -> Tensor:
-        """Return only the next image code's logits: (sample, hidden) to (sample, codebook_size)."""
+        """Return only the next image code's logits: (..., hidden) to (..., codebook_size)."""
         first = self.config.num_text_ids
-        weight, bias = self.model.token_embedding.weight[first:], self.output_bias[first:]
-        return multiply(self.model.norm(hidden), weight, bias)
+        hidden = self.model.norm(hidden)
+        if (product := product_of(self.model.token_embedding)) is not None:
+            return product(hidden)
+        return multiply(hidden, self.model.token_embedding.weight[first:], self.output_bias[first:])
+
+    def use_int8_weights(self) -> None:
+        """Compute with weights of 8 bits in all layers from now on, to draw faster on a CPU; the table stays as it is.
+
+        Such a model cannot be trained or saved. Raises `ValueError` unless it is float32 on a CPU.
+        """
+        replace_by_int8(self.model.stack)
+
+    def _packed(self, options: SamplingOptions) -> Products:
+        """Return the products that a generation computes with; compiled code has its own."""
+        weight, first = self.model.token_embedding.weight, self.config.num_text_ids
+        if options.compile_step or not can_pack(weight):
+            return {}
+        head = packed_product(weight[first:], self.output_bias[first:])
+        return {self.model.token_embedding: head, **packed_products(self.model.stack.groups.modules())}
 
 
 class _Predictor:
-    """Gives the logits of the next code, guided or not, for all samples of a batch: (sample, code)."""
+    """Gives the logits of next codes, guided or not, for all samples of a batch."""
 
     def __init__(
         self, model: ImageCodeGeneration, prefix: Prefix, num_candidates: int, options: SamplingOptions
     ) -> None:
         self.model, self.options = model, options
-        self.static = options.compile_step or options.cache_implementation == "static"
-        self.cache = GenerationCache(model.model.stack, prefix, num_candidates, static=self.static)
+        static = options.compile_step or options.cache_implementation == "static"
+        self.windows = WINDOWS if options.window is None and not static else (options.window or 1,)
+        stack, window = model.model.stack, max(self.windows)
+        self.cache = GenerationCache(stack, prefix, num_candidates, window=window, static=static)
         self.step = torch.compile(self._step, mode="reduce-overhead") if options.compile_step else self._step
 
     def first(self) -> Tensor:
-        """Return the logits behind the prefix."""
+        """Return the logits behind the prefix: (sample, code)."""
         logits = self.model.next_code_logits(self.cache.first_hidden())
         if not logits.isfinite().all():
             raise ValueError(
@@ -235,15 +283,14 @@ class _Predictor:
             )
         return self._guided(logits)
 
-    def after(self, codes: Tensor, place: int) -> Tensor:
-        """Read the codes (sample,) of an image place and return the logits of the next."""
-        if self.options.guidance_scale != 1:
-            codes = codes.repeat(2)  # the same code after the caption and after the empty one
-        at = torch.tensor(place, device=codes.device) if self.static else place
-        return self._guided(self.step(codes, at))
+    def after(self, codes: Tensor, places: Tensor) -> Tensor:
+        """Read codes, (sample, step), of neighbouring image places; return the logits behind each, (..., code)."""
+        if self.options.guidance_scale != 1:  # the same codes after the caption and after the empty one
+            codes, places = codes.repeat(2, 1), places.repeat(2, 1)
+        return self._guided(self.step(codes, places.clamp(max=self.model.config.num_image_codes - 1)))
 
-    def _step(self, codes: Tensor, place: int | Tensor) -> Tensor:
-        return self.model.next_code_logits(self.cache.step(self.model.embed_codes(codes), place))
+    def _step(self, codes: Tensor, places: Tensor) -> Tensor:
+        return self.model.next_code_logits(self.cache.step(self.model.embed_codes(codes), places))
 
     def _guided(self, logits: Tensor) -> Tensor:
         if self.options.guidance_scale == 1:

@@ -3,7 +3,7 @@
 Axes: row (batch and position in one), input, output.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeGuard
@@ -21,6 +21,10 @@ LARGE_MATRIX = 2**20
 Gradients = dict[Tensor, Tensor]
 """Sums of gradients by parameter."""
 
+Products = Mapping[nn.Module, Callable[[Tensor], Tensor]]
+"""What computes the product with a module's weights, (..., input) to (..., output)."""
+
+_products: ContextVar[Products | None] = ContextVar("products", default=None)
 _gradient_sums: ContextVar[Gradients | None] = ContextVar("gradient_sums", default=None)
 
 
@@ -43,8 +47,26 @@ def current_gradient_sums() -> Gradients | None:
     return _gradient_sums.get()
 
 
+@contextmanager
+def use_products(products: Products) -> Iterator[None]:
+    """Make `apply_linear` compute with these inside, where they have the layer."""
+    token = _products.set(products)
+    try:
+        yield
+    finally:
+        _products.reset(token)
+
+
+def product_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return what the surrounding `use_products` has for a module, if anything."""
+    products = _products.get()
+    return None if products is None else products.get(module)
+
+
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Return `layer(x)` for a linear layer, (..., input) to (..., output), the faster way on a CPU."""
+    if (product := product_of(layer)) is not None:
+        return product(x)
     if not is_plain_linear(layer):
         return layer(x)
     if current_gradient_sums() is not None and is_plain_product(x, layer):

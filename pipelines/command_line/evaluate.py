@@ -55,7 +55,7 @@ def evaluate(
     top_p: Annotated[float | None, typer.Option(help="Sample from codes up to this total probability.")] = None,
     temperature: Annotated[float, typer.Option(help="Below 1: safer pictures; above 1: stranger ones.")] = 1.0,
     guidance_scale: Annotated[float, typer.Option(help="Above 1: closer to the prompt.")] = 1.0,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8 (weights, on a CPU).")] = "float32",
     compare_revision: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
     compare_codec: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
     compare_top_k: Annotated[int | None, typer.Option(help="The same for the one compared with.")] = None,

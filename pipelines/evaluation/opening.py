@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 TEXT_TO_IMAGE = "text-to-image"
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INT8 = "int8"
+"""Weights in 8 bits, the rest in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +41,15 @@ class Subject:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"There is no precision {self.precision!r}. Expected {', '.join(PRECISIONS)}.")
+        if self.precision not in (*PRECISIONS, INT8):
+            raise ValueError(f"There is no precision {self.precision!r}. Expected {', '.join((*PRECISIONS, INT8))}.")
 
     def load(self, device: str) -> DrawingParts:
         """Load it; the errors are those of `load_drawing_parts`."""
-        parts = load_drawing_parts(self.place, revision=self.revision, codec=self.codec, device=device)
-        parts.model.to(PRECISIONS[self.precision])
+        kind = "int8" if self.precision == INT8 else "published"
+        parts = load_drawing_parts(self.place, revision=self.revision, codec=self.codec, device=device, weights=kind)
+        if self.precision != INT8:
+            parts.model.to(PRECISIONS[self.precision])
         return parts
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # The optimizer state is twice as large as the model and not needed for drawing.
 PROCESSOR_FILES = ("*.json", "*.txt", "*.model")
 MODEL_FILES = (*PROCESSOR_FILES, "model*.safetensors")
+WEIGHTS = ("published", "int8")
 
 
 class NoCheckpointError(ValueError):
@@ -66,9 +67,11 @@ def load_drawing_parts(
     revision: str | None = None,
     codec: str | Path | None = None,
     device: torch.device | str = "cpu",
+    weights: str = "published",
 ) -> DrawingParts:
     """Load a run's newest published checkpoint, or that of `revision`, with the codec that it names.
 
+    `weights` may be `int8`, which draws faster on a CPU and changes the codes a little.
     `codec` replaces the one in the run's `processor_config.json`; it must have the fingerprint noted there. Files
     already in the Hub's cache are reused.
 
@@ -77,14 +80,19 @@ def load_drawing_parts(
         ValueError: the parts do not fit together or are damaged.
         OSError: a file or the Hub cannot be read.
     """
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights is {weights!r}, expected one of {', '.join(WEIGHTS)}.")
     name = str(repository_or_folder)
     folder = _model_folder(name, revision, MODEL_FILES)
     _require_checkpoint(folder, name)
     processor = DalleCollabProcessor.from_pretrained(folder)
+    model = _load_model(folder, name).to(device).eval()
+    if weights == "int8":
+        model.use_int8_weights()
     return DrawingParts(
         name=name,
         processor=processor,
-        model=_load_model(folder, name).to(device).eval(),
+        model=model,
         codec=_load_codec(processor, name, codec, device),
         epoch=_epoch_of(folder),
     )
@@ -97,9 +105,10 @@ def load_text_to_image(
     codec: str | Path | None = None,
     clip: str | Path | None = None,
     device: torch.device | str = "cpu",
+    weights: str = "published",
 ) -> TextToImage:
     """Do the same as `load_drawing_parts`, with the CLIP that the run names, or `clip`; the same errors."""
-    parts = load_drawing_parts(repository_or_folder, revision=revision, codec=codec, device=device)
+    parts = load_drawing_parts(repository_or_folder, revision=revision, codec=codec, device=device, weights=weights)
     return TextToImage(**vars(parts), reranker=load_reranker(parts.processor, clip, device))
 
 

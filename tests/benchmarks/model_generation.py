@@ -38,7 +38,12 @@ def code_seconds(
 
     with contextlib.suppress(_Enough):
         model.generate_image_codes(
-            text, num_candidates=num_candidates, temperature=0, candidate_batch_size=num_candidates, on_progress=mark
+            text,
+            num_candidates=num_candidates,
+            temperature=0,
+            window=1,  # one code at a time; what guesses win depends on the model: decoding.py
+            candidate_batch_size=num_candidates,
+            on_progress=mark,
         )
     return _gaps(marks)
 

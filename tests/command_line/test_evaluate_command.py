@@ -72,7 +72,7 @@ def test_a_checkpoint_and_itself_do_not_differ_and_another_sampler_does(commands
     ("arguments", "said"),
     [
         (["--features", "fid"], "'fid' is no feature extractor. Expected clip, inception"),
-        (["--precision", "int3"], "There is no precision 'int3'. Expected float32, bfloat16, float16."),
+        (["--precision", "int3"], "There is no precision 'int3'. Expected float32, bfloat16, float16, int8."),
         (["--codec", "org/tiny-other"], "Use the codec of org/tiny-codec"),
         (["--compare", "org/nothing-there"], "org/nothing-there"),
         (["--originals", "/no/pictures"], "/no/pictures"),

@@ -5,21 +5,29 @@ import torch
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabModel
 from modeling_dalle_collab.cache_dalle_collab import GenerationCache, Prefix
-from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_batches, choose_codes, keep_likely
+from modeling_dalle_collab.guessing_dalle_collab import Guesses, WindowChoice
+from modeling_dalle_collab.sampling_dalle_collab import (
+    SamplingOptions,
+    candidate_batches,
+    candidate_numbers,
+    choose_codes,
+    keep_likely,
+)
 
 NO_LIMIT = SamplingOptions(top_k=None)
 
 
-def cached_logits(model, text, codes, num_candidates, *, num_given=0, static=False, step=None):
+def cached_logits(model, text, codes, num_candidates, *, num_given=0, static=False, step=None, window=1):
     """Return the logits of all image places behind the given ones: (sample, place, code)."""
     given = codes[::num_candidates, :num_given] if num_given else None
-    cache = GenerationCache(model.model.stack, model.read_text(text, given), num_candidates, static=static)
-    step = step or (lambda cache, codes, place: cache.step(model.embed_codes(codes), place))
-    logits = [model.next_code_logits(cache.first_hidden())]
-    for place in range(num_given, codes.shape[1] - 1):
-        hidden = step(cache, codes[:, place], torch.tensor(place) if static else place)
-        logits.append(model.next_code_logits(hidden))
-    return torch.stack(logits, dim=1)
+    prefix = model.read_text(text, given)
+    cache = GenerationCache(model.model.stack, prefix, num_candidates, window=window, static=static)
+    step = step or (lambda cache, codes, places: cache.step(model.embed_codes(codes), places))
+    logits = [model.next_code_logits(cache.first_hidden())[:, None]]
+    for start in range(num_given, codes.shape[1] - 1, window):
+        places = torch.arange(start, min(start + window, codes.shape[1] - 1)).expand(len(codes), -1)
+        logits.append(model.next_code_logits(step(cache, codes[:, places[0]], places)))
+    return torch.cat(logits, dim=1)
 
 
 def full_logits(model, text, codes, num_candidates):
@@ -28,14 +36,16 @@ def full_logits(model, text, codes, num_candidates):
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("window", ["centred", "corner"])
-@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("conv_window", ["centred", "corner"])
+@pytest.mark.parametrize(("kernel", "window"), [(3, 1), (5, 1), (3, 16), (5, 5)])
 @torch.no_grad()
-def test_cached_logits_equal_those_of_a_full_pass_at_every_position(tiny_model, tiny_batch, window, kernel, static):
-    model = tiny_model(conv_window=window, conv_kernel_size=kernel, image_grid_size=7)
+def test_cached_logits_equal_those_of_a_full_pass_at_every_position(
+    tiny_model, tiny_batch, conv_window, kernel, window, static
+):
+    model = tiny_model(conv_window=conv_window, conv_kernel_size=kernel, image_grid_size=7)
     text, _ = tiny_batch(batch=2)
     codes = torch.randint(0, model.config.codebook_size, (2 * 3, 49))  # three candidates for each caption
-    cached = cached_logits(model, text, codes, 3, static=static)
+    cached = cached_logits(model, text, codes, 3, static=static, window=window)
     torch.testing.assert_close(cached, full_logits(model, text, codes, 3), atol=1e-4, rtol=0)
 
 
@@ -87,7 +97,7 @@ def test_a_static_step_is_one_graph_for_all_places(tiny_model, tiny_batch):
         return graph.forward
 
     step = torch.compile(
-        lambda cache, codes, place: cache.step(model.embed_codes(codes), place), backend=count, fullgraph=True
+        lambda cache, codes, places: cache.step(model.embed_codes(codes), places), backend=count, fullgraph=True
     )
     compiled = cached_logits(model, text, codes, 2, static=True, step=step)
     assert len(graphs) == 1
@@ -150,9 +160,13 @@ def test_codes_can_be_watched_while_they_are_drawn(tiny_model, tiny_batch):
     model, (text, _) = tiny_model(), tiny_batch(batch=2)
     whole = model.generate_image_codes(text, num_candidates=3, seed=7)
     previews = list(model.stream_image_codes(text, every=5, num_candidates=3, seed=7))
-    assert [codes.shape[2] for codes in previews] == [5, 10, 15, 16]
+    numbers = [codes.shape[2] for codes in previews]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 16 and all(number % 5 == 0 for number in numbers[:-1])
+    one_by_one = list(model.stream_image_codes(text, every=5, num_candidates=3, seed=7, window=1))
+    assert [codes.shape[2] for codes in one_by_one] == [5, 10, 15, 16]
     assert all(torch.equal(codes, whole[:, :, : codes.shape[2]]) for codes in previews)
-    assert torch.equal(next(model.stream_image_codes(text, every=4, num_candidates=3, seed=7)), whole[:, :, :4])
+    first = next(model.stream_image_codes(text, every=4, num_candidates=3, seed=7, window=1))
+    assert torch.equal(first, whole[:, :, :4])
 
 
 def test_generation_can_stop_early(tiny_model, tiny_batch):
@@ -174,6 +188,74 @@ def test_a_candidate_does_not_depend_on_its_batch(tiny_model, tiny_batch):
         assert torch.equal(apart, together)
     fewer = model.generate_image_codes(text[:2], num_candidates=2, seed=11)
     assert torch.equal(fewer, together[:2, :2])
+
+
+def differing_codes(expected, drawn, model, text, seed):
+    """Return how far numbers were from the boundary of two codes where two drawings of (prompt, candidate) part."""
+    distances = []
+    numbers = candidate_numbers(seed, range(len(text)), range(expected.shape[1]), expected.shape[2])
+    logits = full_logits(model, text, expected.flatten(0, 1), expected.shape[1])
+    for sample in (expected != drawn).flatten(0, 1).any(dim=1).nonzero()[:, 0].tolist():
+        place = (expected.flatten(0, 1)[sample] != drawn.flatten(0, 1)[sample]).nonzero()[0, 0]
+        sums = logits[sample, place].softmax(dim=-1).double().cumsum(dim=-1)
+        distances.append((sums - numbers[sample, place] * sums[-1]).abs().min().item())
+    return distances
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"guidance_scale": 2.5}, {"top_k": 5}, {"top_p": 0.8}, {"cache_implementation": "static"}],
+    ids=lambda options: "-".join(options) or "default",
+)
+@torch.no_grad()
+def test_codes_are_those_of_the_sequential_sampler_whatever_windows_and_batches(tiny_model, tiny_batch, options):
+    model, (text, _) = tiny_model(image_grid_size=7), tiny_batch(batch=2)
+    ways = [{"window": 4}, {"window": 8}, {"window": 16}, {}, {"window": 4, "candidate_batch_size": 5}]
+    expected = model.generate_image_codes(text, num_candidates=8, seed=2, window=1, **options)
+    parted = []
+    for way in ways:
+        drawn = model.generate_image_codes(text, num_candidates=8, seed=2, **options, **way)
+        parted += differing_codes(expected, drawn, model, text, seed=2)
+    # Only rounding can part them: at most one code in 10,000, and there the number lies on a boundary.
+    assert len(parted) <= 1e-4 * len(ways) * expected.numel(), parted
+
+
+@torch.no_grad()
+def test_a_completed_picture_is_that_of_the_sequential_sampler(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(image_grid_size=7), tiny_batch(batch=2)
+    given = torch.randint(0, model.config.codebook_size, (2, 17))
+    expected, *others = (
+        model.generate_image_codes(text, num_candidates=3, image_prompt=given, window=window) for window in (1, 4, 16)
+    )
+    assert all(torch.equal(other, expected) for other in others)
+
+
+def test_right_guesses_are_final_and_the_first_wrong_one_is_replaced():
+    guesses = Guesses([[5, 6], [7, 8]], size=2)
+    assert guesses.ahead(3, length=5) == [[6, 5, 6], [8, 7, 8]]  # the codes above
+    assert guesses.learn([[5, 9, 1], [4, 4, 4]], length=5) == [2, 1]
+    assert guesses.rows == [[5, 6, 5, 9, 1], [7, 8, 4, 4, 4]] and guesses.known == [4, 3]
+    assert guesses.ahead(3, length=5) == [[9, 1, 0], [4, 4, 4]]
+    assert guesses.learn([[2, 3, 3], [4, 4, 4]], length=5) == [1, 2]
+    assert guesses.known == [5, 5] and guesses.rows == [[5, 6, 5, 9, 2], [7, 8, 4, 4, 4]]
+
+
+def windows_chosen(seconds, share_right, passes=60):
+    """Return the windows that are chosen where passes take such seconds, and so many of the guesses are right."""
+    choice, chosen, generator = WindowChoice(), [], torch.Generator().manual_seed(0)
+    for _ in range(passes):
+        window = choice.next()
+        right = torch.rand(window - 1, generator=generator) < share_right
+        choice.learn(window, seconds(window), [1 + int(right.long().cumprod(0).sum())])
+        chosen.append(window)
+    return chosen
+
+
+def test_the_window_is_the_one_that_gives_most_codes_a_second():
+    assert windows_chosen(lambda window: 1.0, share_right=0.9)[-1] == 16
+    assert windows_chosen(lambda window: 1 + 0.5 * window, share_right=0.3)[-1] <= 2
+    # No guess is worth anything where passes take as long as their codes: larger windows are not even tried.
+    assert max(windows_chosen(lambda window: window**1.5, share_right=1.0)) <= 2
 
 
 def test_candidates_captions_and_seeds_differ(tiny_model, tiny_batch):
@@ -288,6 +370,7 @@ def test_the_cache_holds_what_the_masks_can_still_see_at_the_papers_size():
         ({"temperature": -0.5}, "temperature is -0.5, expected a number of at least 0"),
         ({"guidance_scale": float("nan")}, "guidance_scale is nan, expected a finite number"),
         ({"num_image_codes": 0}, "num_image_codes is 0, expected at least 1"),
+        ({"window": 0}, "window is 0, expected at least 1, or None"),
         ({"cache_implementation": "paged"}, "cache_implementation is 'paged', expected one of dynamic, static"),
         ({"image_prompt": torch.zeros(3, 16, dtype=torch.int64)}, "image_prompt gives 16 codes, expected at most 15"),
         ({"image_prompt": torch.full((3, 2), 24)}, r"image_prompt has values from 24 to 24, expected \[0, 24\)"),
