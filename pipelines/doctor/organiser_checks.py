@@ -157,7 +157,8 @@ def check_protection(run: TrainingRun, repository: str) -> CheckResult:
         return ok(name, "the run's authority admits peers", expected)
     door = f"Or admit only members: dalle-collab run authorize {repository}"
     if run.synchronisation == "sparse":
-        return ok(name, "everybody may join; nobody's progress counts as longer than the median peer's", expected)
+        seen = "everybody may join, and sparse rounds bound the length of what each peer sends, not its direction"
+        return warn(name, seen, expected, f"{_set('synchronisation')} {door}")
     if run.aggregation_rule == "mean":
         seen = "everybody may join, and aggregation_rule is mean, which follows no majority"
         return warn(name, seen, expected, f"{_set('aggregation_rule')} {door}")

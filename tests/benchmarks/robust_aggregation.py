@@ -29,12 +29,17 @@ from pipelines.training.averaging.reduce.robust_aggregation import AggregationRu
 from pipelines.training.optimizers.choice import linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.nesterov import Nesterov
+from pipelines.training.sparse.codec import SparseCodec
+from pipelines.training.sparse.error_feedback import ErrorFeedback
+from pipelines.training.sparse.mean import mean
 
 NUM_PEERS, NUM_ATTACKERS = 16, 7
 NUM_INPUTS, NUM_HIDDEN, NUM_CLASSES = 16, 32, 8
 SHAPES = ((NUM_INPUTS, NUM_HIDDEN), (1, NUM_HIDDEN), (NUM_HIDDEN, NUM_CLASSES))
 BETAS = (0.98, 0.96)
 LEARNING_RATE = 0.01
+SPARSE = "sparse progress of 15 local steps"
+VALUES_PER_CHUNK, ERROR_DECAY = 64, 0.9
 OUTER = (1.0, 0.0)
 """Rate and momentum of the outer steps along the progress of local steps."""
 
@@ -113,14 +118,31 @@ class Round:
     """What a round makes of the honest peers' vectors: the attackers', by the rule."""
 
     def __init__(self, rule: AggregationRule | None, attack: Attack | None) -> None:
-        self._rule, self._attack = rule, attack
+        self.attack, self._rule = attack, rule
         self.num_honest = NUM_PEERS - (NUM_ATTACKERS if attack else 0)
 
     def __call__(self, honest: torch.Tensor) -> torch.Tensor:
         """(peer, element) -> (element,)."""
-        attack = self._attack
+        attack = self.attack
         sent = honest if attack is None else torch.cat([honest, attack(honest).repeat(NUM_ATTACKERS, 1)])
         return sent.mean(0) if self._rule is None else aggregate(sent, [1.0] * NUM_PEERS, self._rule).values
+
+
+class SparseRound:
+    """What a sparse round makes of the honest peers' progress and the attackers': no rule but the bound on norms."""
+
+    def __init__(self, together: Round) -> None:
+        self._attack, self._codec = together.attack, SparseCodec(SHAPES, k=VALUES_PER_CHUNK)
+        self._feedback = [ErrorFeedback(self._codec, ERROR_DECAY) for _ in range(together.num_honest)]
+
+    def __call__(self, honest: torch.Tensor) -> torch.Tensor:
+        """(peer, element) -> (element,)."""
+        sent = [own.compress([layer[peer] for layer in _as_layers(honest)]) for peer, own in enumerate(self._feedback)]
+        if self._attack is not None:
+            false = self._codec.encode([layer[0] for layer in _as_layers(self._attack(honest)[None])])
+            sent += [false] * NUM_ATTACKERS
+        together = mean(self._codec, [self._codec.decode(payload) for payload in sent])
+        return torch.cat([layer.flatten() for layer in together])
 
 
 def along_gradients(
@@ -141,8 +163,11 @@ def along_gradients(
     return parameters[0]
 
 
-def along_progress(problem: Problem, together: Round, num_steps: int, *, local_steps: int) -> torch.Tensor:
+def along_progress(
+    problem: Problem, together: Round, num_steps: int, *, local_steps: int, is_sparse: bool = False
+) -> torch.Tensor:
     """Train by averaging the progress of local steps; return the parameters."""
+    average = SparseRound(together) if is_sparse else together
     shared = problem.start.clone()[None]
     layers = [torch.nn.Parameter(layer[0]) for layer in _as_layers(shared)]
     outer = Nesterov(layers, lr=OUTER[0], momentum=OUTER[1])
@@ -154,7 +179,7 @@ def along_progress(problem: Problem, together: Round, num_steps: int, *, local_s
         for _ in range(local_steps):
             for optimizer, of_peer, gradient in zip(inner, own_layers, problem.gradients(own), strict=True):
                 _step_along(optimizer, of_peer, gradient)
-        _step_along(outer, layers, together(shared - own))
+        _step_along(outer, layers, average(shared - own))
         own.copy_(shared.expand_as(own))
         for schedule in schedules:
             schedule.step()
@@ -171,6 +196,7 @@ SENT: Mapping[str, Callable[[Problem, Round, int], torch.Tensor]] = {
     "means of gradients": partial(along_gradients, momentum_before_averaging=True),
     "single gradients": partial(along_gradients, momentum_before_averaging=False),
     "progress of 15 local steps": partial(along_progress, local_steps=15),
+    SPARSE: partial(along_progress, local_steps=15, is_sparse=True),
 }
 
 
@@ -192,9 +218,10 @@ def run(num_steps: int) -> list[Row]:
     rows = []
     for sent in SENT:
         clean = final_loss(None, None, num_steps, sent)
+        rules = {"at most the median norm": None} if sent == SPARSE else RULES
         for attack_name, attack in ATTACKS.items():
-            losses = {name: final_loss(rule, attack, num_steps, sent) for name, rule in RULES.items()}
-            undefended = losses.pop("undefended mean")
+            losses = {name: final_loss(rule, attack, num_steps, sent) for name, rule in rules.items()}
+            undefended = losses.pop("undefended mean", None)
             rows += [
                 Row(case=f"{sent}: {attack_name}", metric=name, unit="nat", ours=loss, peer=undefended, floor=clean)
                 for name, loss in losses.items()
