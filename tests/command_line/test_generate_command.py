@@ -125,6 +125,7 @@ def test_guidance_changes_what_is_drawn(run_folder, tmp_path):
         (["{run}", "--prompts", "{tmp}/gone.txt"], r"gone.txt"),
         (["{run}", "a", "--top-p", "1.5"], r"top_p is 1.5"),
         (["{run}", "a", "--output", "{tmp}/grid"], r"grid does not end in .png"),
+        (["{run}", "a", "--weights", "int3"], r"weights is 'int3', expected one of published, int8"),
         (["{run}", "a", "--device", "abacus"], r"There is no device 'abacus'. Expected auto, cpu, cuda"),
         (["{run}", "a", "--codec", "{tmp}"], r"has no vqgan_config.json"),
         (["{run}", "a", "--clip", "{tmp}"], r"has no open_clip_config.json"),
@@ -171,3 +172,8 @@ def test_a_run_on_the_hub_is_drawn_with_the_codec_and_clip_it_names(hub, command
         assert grid.width >= 2 * 192
     assert young.returncode == 1 and "Traceback" not in young.stderr
     assert "org/drawing-young has published no checkpoint yet: wait for" in young.stderr.splitlines()[-1]
+
+
+def test_int8_weights_draw_too(run_folder, tmp_path):
+    result = invoke(run_folder, "a red cube", *FEW, "--weights", "int8", "--output", tmp_path / "grid.png")
+    assert result.exit_code == 0, result.output
