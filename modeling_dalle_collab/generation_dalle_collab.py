@@ -61,7 +61,8 @@ class ImageCodeGeneration(nn.Module):
         that guidance moves away from; padding if None.
 
         A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size` and
-        `window`, but for codes of which two are about equally good: rounding may decide otherwise.
+        `window`, but for codes of which two are about equally good: rounding may decide otherwise. A `window` of 1,
+        which guesses nothing and is slower, computes the same whatever the batch.
         Memory grows with `candidate_batch_size`; speed too, until the cores are busy. `on_progress` gets the number of
         codes sampled so far and in all. Raises `ValueError` for captions or image prompts of another shape or range and
         for invalid options.
@@ -252,9 +253,12 @@ class ImageCodeGeneration(nn.Module):
         replace_by_int8(self.model.stack)
 
     def _packed(self, options: SamplingOptions) -> Products:
-        """Return the products that a generation computes with; compiled code has its own."""
+        """Return the products that a generation computes with; compiled code has its own.
+
+        Packed ones round differently with the number of rows; a window of 1 means codes that no batch size changes.
+        """
         weight, first = self.model.token_embedding.weight, self.config.num_text_ids
-        if options.compile_step or not can_pack(weight):
+        if options.compile_step or options.window == 1 or not can_pack(weight):
             return {}
         head = packed_product(weight[first:], self.output_bias[first:])
         return {self.model.token_embedding: head, **packed_products(self.model.stack.groups.modules())}

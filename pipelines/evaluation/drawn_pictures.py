@@ -45,7 +45,7 @@ def draw(
         path = folder / f"{name}.safetensors"
         codes = _read(path)
         if codes is None:
-            codes = sample_candidates(parts, chunk, replace(options, seed=options.seed + start)).cpu()
+            codes = sample_candidates(parts, chunk, replace(options, seed=options.seed + start, window=1)).cpu()
             folder.mkdir(parents=True, exist_ok=True)
             with written_whole(path) as temporary:
                 save_file({"image_codes": codes.to(torch.int32).contiguous()}, temporary)

@@ -25,6 +25,8 @@ class GenerationOptions:
     """The same seed draws the same pictures."""
     batch_size: int = 64
     """Candidates drawn at once. Decrease if memory runs out; the pictures stay the same."""
+    window: int | None = None
+    """Codes that a pass works on; 1: no guesses, which is slower; None: what is fastest on this machine."""
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:

@@ -107,6 +107,7 @@ def sample_candidates(
         seed=options.seed,
         image_prompt=None if image_prompt is None else image_prompt.expand(len(prompts), -1),
         candidate_batch_size=options.batch_size,
+        window=options.window,
         on_progress=report,
     )
 
