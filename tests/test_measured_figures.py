@@ -200,3 +200,22 @@ def _per_cent(value):
 def _short(value):
     """Return a number with three significant digits, as the table has it."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def test_what_slow_links_cost_is_what_was_simulated():
+    def losses(run):
+        path = ROOT / f"tests/benchmarks/results/local_steps_{run}.json"
+        return {name: cell["losses"][-1] for name, cell in json.loads(path.read_text(encoding="utf-8")).items()}
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    language, pictures = losses("language"), losses("pictures")
+    for steps in (5, 15, 30, 50):
+        name = f"local_steps {steps}, rate 1.0, momentum 0.0, seed 0"
+        ratios = [found[name] / found["local_steps 1, seed 0"] for found in (language, pictures) if name in found]
+        cells = " | ".join(f"{ratio:.3f}" for ratio in ratios)
+        assert f"| {cells} |" in next(line for line in readme.splitlines() if f"| `local_steps={steps}` |" in line)
+    sparse = next(line for line in readme.splitlines() if "| `local_steps=15`, `synchronisation=sparse` |" in line)
+    for run in ("language", "pictures"):
+        case = f"{run}: sparse, local_steps 15, k 64, decay 0.9, outer rate 2.0, lamb 0.02"
+        row = next(row for row in measured("sparse_rounds") if row["case"] == case)
+        assert f"{row['ours'] / row['peer']:.3f}" in sparse
