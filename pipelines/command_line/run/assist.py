@@ -33,8 +33,8 @@ def assist(
     evaluation_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     evaluation_hours: Annotated[float, typer.Option(help="An evaluation that takes longer is given up.")] = 6.0,
     help_averaging: Annotated[
-        bool, typer.Option(help="Reduce gradients for the others when this link makes their rounds shorter.")
-    ] = True,
+        bool, typer.Option("--help-averaging", help="Reduce for the others when this link makes their rounds shorter.")
+    ] = False,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
