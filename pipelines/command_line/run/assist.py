@@ -43,9 +43,9 @@ def assist(
     """Start an auxiliary peer: newcomers find the swarm through it, and it publishes checkpoints and metrics.
 
     It needs no GPU. It announces its addresses in the run's repository, keeps the training state, serves it when all
-    trainers have left, and resumes from the newest checkpoint after a restart. With a fast link it reduces gradients
-    for the others. While the Hub is down it spools checkpoints to disk. If there are several auxiliary peers, one
-    publishes; another takes over if it goes silent.
+    trainers have left, and resumes from the newest checkpoint after a restart. With --help-averaging and a fast link
+    it reduces gradients for the others. While the Hub is down it spools checkpoints to disk. If there are several
+    auxiliary peers, one publishes; another takes over if it goes silent.
 
     Publishers must be listed. On the machine where the run was created it lists itself; on another one it prints the
     command with which the organiser does so, and publishes from then on.

@@ -1,7 +1,7 @@
 """`dalle-collab run settings`: what `run create --set` takes."""
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,9 +59,10 @@ def _print_table(group: str, members: "list[Setting]") -> None:
 def _default(setting: "Setting") -> str:
     import json
 
-    def text(value: Any) -> str:
-        return json.dumps(value, default=str)
-
     if setting.name == "run_id":
         return "the repository's name"
-    return setting.default if isinstance(setting.default, str) and setting.default else text(setting.default)
+    return (
+        setting.default
+        if isinstance(setting.default, str) and setting.default
+        else json.dumps(setting.default, default=str)
+    )

@@ -21,7 +21,6 @@ STEPS_OF_A_TRIAL = 4
 SECONDS_OF_A_TRIAL, SECONDS_OF_A_LONG_STEP = 3.0, 10.0
 """Fewer steps do if they take so long: two, or one."""
 
-
 STEPS_TO_COMPARE = 5
 GAIN_WORTH_A_CHANGE = 1.05
 CHANGE_OF_PACE = 1.25

@@ -8,7 +8,7 @@ has signed, in the same order, and come to the same links.
 
 import math
 import statistics
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -16,7 +16,7 @@ from typing import TypeGuard
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.averaging.bandwidth.shares import FASTEST_MBIT, SLOWEST_MBIT, Link, Member
+from pipelines.training.averaging.bandwidth.shares import Link, Member, bounded
 
 MIN_ROUNDS = 2
 """Whole rounds in which a witness has seen a peer deliver before it vouches for it."""
@@ -63,7 +63,7 @@ class Witness:
     """Remembers what the others delivered to this peer in whole rounds."""
 
     def __init__(self) -> None:
-        self._rates: dict[bytes, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_ROUNDS))
+        self._rates: dict[bytes, deque[float]] = {}
 
     def note_round(self, rates: Mapping[bytes, float]) -> None:
         """Take what each peer, by its id, has delivered in a round, in Mbit/s."""
@@ -101,15 +101,11 @@ def read_statement(gathered: bytes) -> Statement:
 def _read_seen(num_rounds: object, rate: object) -> Seen | None:
     if type(num_rounds) is not int or not 0 < num_rounds <= MOST_ROUNDS or not _is_number(rate):
         return None
-    return Seen(num_rounds=num_rounds, mbit=_bounded(rate))
+    return Seen(num_rounds=num_rounds, mbit=bounded(rate))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # it is a number
-
-
-def _bounded(rate: float) -> float:
-    return min(FASTEST_MBIT, max(SLOWEST_MBIT, rate))
 
 
 def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple[Member, ...]:
@@ -120,14 +116,12 @@ def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple
         for statement, reports in zip(statements, seen, strict=True)
     ]
     ups = [
-        min(_bounded(statement.up), GROWTH * _delivered(reports, len(peers) - 1))
-        if is_proven and statement.up
-        else None
+        min(bounded(statement.up), GROWTH * _delivered(reports, len(peers) - 1)) if is_proven and statement.up else None
         for statement, reports, is_proven in zip(statements, seen, are_proven, strict=True)
     ]
     usual = _usual(ups) or _usual([statement.up for statement in statements]) or 1.0
     counted = [
-        up or min(usual, _bounded(usual if statement.up is None else statement.up))
+        up or min(usual, bounded(usual if statement.up is None else statement.up))
         for up, statement in zip(ups, statements, strict=True)
     ]
     can_reduce = [statement.mode != AveragingMode.CLIENT and statement.up != 0 for statement in statements]
@@ -136,7 +130,7 @@ def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple
     return tuple(
         Member(
             sends=statement.mode != AveragingMode.AUX, reduces=reduces, is_proven=is_proven,
-            link=Link(up=up, down=up if statement.down is None else _bounded(statement.down)),
+            link=Link(up=up, down=up if statement.down is None else bounded(statement.down)),
         )
         for statement, reduces, is_proven, up in zip(statements, can_reduce, are_proven, counted, strict=True)
     )  # fmt: skip
@@ -154,5 +148,5 @@ def _delivered(reports: Sequence[Seen], num_others: int) -> float:
 
 
 def _usual(rates: Sequence[float | None]) -> float | None:
-    known = [_bounded(rate) for rate in rates if rate]
+    known = [bounded(rate) for rate in rates if rate]
     return statistics.median_low(known) if known else None

@@ -31,7 +31,7 @@ class Division:
 
         `may_help`: whether a peer that listens offers to reduce where that promises a gain.
         """
-        self._dht_process, self._daemon = dht_process, None if dht_process is None else daemon_of(dht_process)
+        self._daemon = None if dht_process is None else daemon_of(dht_process)
         self._limit_mbit, self._may_help = limit_mbit, may_help
         self._meter, self._witness = LinkMeter(count=self._count), Witness()
         self._members: tuple[Member, ...] = ()

@@ -51,6 +51,11 @@ class Member:
     """Whether the others have seen what its link carries."""
 
 
+def bounded(rate: float) -> float:
+    """Return what a link of this rate, in Mbit/s, is taken for."""
+    return min(FASTEST_MBIT, max(SLOWEST_MBIT, rate))
+
+
 def shares_of(members: Sequence[Member]) -> tuple[float, ...]:
     """Return the share of the vector that each member reduces, in [0, 1]; they add up to 1.
 
@@ -104,7 +109,7 @@ def duration_of(members: Sequence[Member], shares: Sequence[float]) -> float:
 def _loads(members: Sequence[Member], member: Member) -> tuple[tuple[float, float, float], ...]:
     """Return for each direction the load without a share, the load for each share, and the rate."""
     sends, num_senders = int(member.sends), sum(other.sends for other in members)
-    up, down = (min(FASTEST_MBIT, max(SLOWEST_MBIT, rate)) for rate in (member.link.up, member.link.down))
+    up, down = bounded(member.link.up), bounded(member.link.down)
     return (sends, len(members) - 1 - sends, up), (1, num_senders - sends - 1, down)
 
 
