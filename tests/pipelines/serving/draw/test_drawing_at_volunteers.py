@@ -6,7 +6,6 @@ import signal
 import time
 
 import pytest
-import torch
 from drawn_runs import drawn_run
 from PIL import Image
 from published_runs import the_line
@@ -84,7 +83,7 @@ def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path
 
 def until_some_are_drawn(asking, log):
     deadline = time.monotonic() + 120
-    while "drawing: " not in log.read_text():
+    while not log.exists() or "drawing: " not in log.read_text():
         assert asking.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
 
