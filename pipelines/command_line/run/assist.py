@@ -33,8 +33,8 @@ def assist(
     evaluation_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     evaluation_hours: Annotated[float, typer.Option(help="An evaluation that takes longer is given up.")] = 6.0,
     help_averaging: Annotated[
-        bool, typer.Option("--help-averaging", help="Reduce for the others when this link makes their rounds shorter.")
-    ] = False,
+        bool, typer.Option(help="Reduce gradients for the others when this link makes their rounds shorter.")
+    ] = True,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
@@ -43,9 +43,9 @@ def assist(
     """Start an auxiliary peer: newcomers find the swarm through it, and it publishes checkpoints and metrics.
 
     It needs no GPU. It announces its addresses in the run's repository, keeps the training state, serves it when all
-    trainers have left, and resumes from the newest checkpoint after a restart. With --help-averaging and a fast link
-    it reduces gradients for the others. While the Hub is down it spools checkpoints to disk. If there are several
-    auxiliary peers, one publishes; another takes over if it goes silent.
+    trainers have left, and resumes from the newest checkpoint after a restart. With a fast link it reduces gradients
+    for the others. While the Hub is down it spools checkpoints to disk. If there are several auxiliary peers, one
+    publishes; another takes over if it goes silent.
 
     Publishers must be listed. On the machine where the run was created it lists itself; on another one it prints the
     command with which the organiser does so, and publishes from then on.
