@@ -59,7 +59,7 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
     if not run.entry_addresses:
         raise ValueError(
             f"{repository} has no entry address yet. Its organiser starts one, which stays after the last epoch: "
-            f"dalle-collab run assist {repository}"
+            f"dalle-collab run assist {repository} --stay"
         )
     with contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, repository, network))
