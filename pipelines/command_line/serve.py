@@ -27,6 +27,9 @@ def serve(
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between looks for a newer checkpoint.")] = 60.0,
+    http: Annotated[
+        int | None, typer.Option(help="Also draw for programs on this machine, over HTTP on this port; 0: any.")
+    ] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
 ) -> None:
@@ -34,13 +37,16 @@ def serve(
 
     Who asks sends a prompt's text ids and a seed, and gets image codes. The run may be over: servers are found through
     its auxiliary peer, or through each other. Newer checkpoints are served as they are published. Ctrl-C finishes what
-    has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2 resumes.
+    has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2 resumes. With --http, programs on this
+    machine that speak OpenAI's images interface draw here too; they need the key that is printed.
 
     Examples:
 
       dalle-collab serve my-org/birds
 
       dalle-collab serve my-org/birds --precision int8 --max-codes-per-second 200
+
+      dalle-collab serve my-org/birds --http 8080
 
       dalle-collab serve my-org/birds --host /ip4/0.0.0.0/tcp/31338 --bandwidth-limit 20 --max-hours 8
     """
@@ -66,4 +72,4 @@ def serve(
         max_hours=max_hours,
         name=name,
     )
-    run_drawing_server(repository, network, options, events=EventFile(events))
+    run_drawing_server(repository, network, options, events=EventFile(events), http=http)
