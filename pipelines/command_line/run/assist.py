@@ -35,6 +35,9 @@ def assist(
     help_averaging: Annotated[
         bool, typer.Option(help="Reduce gradients for the others when this link makes their rounds shorter.")
     ] = True,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Remain the swarm's entry after the last epoch: for serving and drawing.")
+    ] = False,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
@@ -55,6 +58,8 @@ def assist(
       dalle-collab run assist my-org/birds --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key
 
       dalle-collab run assist my-org/birds --tracker wandb
+
+      dalle-collab run assist my-org/birds --stay
 
       dalle-collab run assist my-org/birds --evaluation-interval-epochs 500 --evaluation-records 400
 
@@ -93,4 +98,4 @@ def assist(
         evaluation=evaluation,
         helps_averaging=help_averaging,
     )
-    run_auxiliary_peer(repository, network, options, events=EventFile(events))
+    run_auxiliary_peer(repository, network, options, events=EventFile(events), stays=stay)
