@@ -1,0 +1,1 @@
+"""Serving a run's model to others, and using what others serve."""
