@@ -1,0 +1,79 @@
+"""A peer that answers one service over streams; usage: python stream_peer.py SETTINGS.json.
+
+`log` of the settings is a file for a line of JSON when it is ready; `limits` are those of the streams.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.swarm.streams.introductions import Introductions
+from pipelines.swarm.streams.peer_loop import PeerLoop
+from pipelines.swarm.streams.refusals import Refusal
+from pipelines.swarm.streams.server import StreamLimits, StreamServer
+from pipelines.training.peer.process_group import guard_process_group
+
+NAMESPACE, SERVICE = "a-run", "echo"
+HOST = "/ip4/127.0.0.1/tcp/0"
+
+
+class Echo:
+    """Does what each message says."""
+
+    name = SERVICE
+    most_tensor_bytes = 2**20
+
+    def __init__(self) -> None:
+        self.num_open = 0
+
+    def about(self) -> dict:
+        return dict(num_open=self.num_open)
+
+    async def serve(self, conversation) -> None:
+        self.num_open += 1
+        try:
+            while True:
+                message = await conversation.receive(600.0)
+                if (wanted := message.body.get("do")) == "leave":
+                    return
+                await self._answer(wanted, message, conversation)
+        finally:
+            self.num_open -= 1
+
+    async def _answer(self, wanted, message, conversation) -> None:
+        if wanted == "echo":
+            await conversation.send(message.body, message.tensors)
+        elif wanted == "count":
+            for number in range(message.body["times"]):
+                await conversation.send(dict(number=number), dict(number=torch.tensor([number])))
+        elif wanted == "be busy":
+            await asyncio.sleep(message.body["seconds"])
+            await conversation.send({})
+        elif wanted == "refuse":
+            raise Refusal("invalid", "There is no such thing.")
+        else:
+            raise RuntimeError("a fault of the service")
+
+
+def main(settings: dict) -> None:
+    guard_process_group()
+    options = NetworkOptions(host_addresses=(HOST,), startup_timeout_seconds=300.0)
+    with open_dht(NAMESPACE, (), options, admission=None) as dht, PeerLoop(dht) as loop:
+        server = StreamServer(loop.p2p, NAMESPACE, Introductions(None), limits=StreamLimits(**settings["limits"]))
+        loop.call(server.offer(Echo()))
+        ready = dict(addresses=visible_addresses(dht), peer=dht.peer_id.to_base58(), pid=os.getpid())
+        Path(settings["log"]).write_text(json.dumps(ready), encoding="utf-8")
+        signal.sigwait({signal.SIGTERM})
+        loop.call(server.leave(5.0))
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
