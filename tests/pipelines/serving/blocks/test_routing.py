@@ -87,7 +87,9 @@ def test_holes_are_runs_of_layers():
     assert holes([served("a", 2, 4), served("b", 3, 6)], range(9)) == [range(0, 2), range(6, 9)]
 
 
-@pytest.mark.parametrize("wrong", [dict(start=3, end=3), dict(start=-1, end=2), dict(rate=0.0), dict(rate=float("nan"))])
+@pytest.mark.parametrize(
+    "wrong", [dict(start=3, end=3), dict(start=-1, end=2), dict(rate=0.0), dict(rate=float("nan"))]
+)
 def test_spans_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match="expected"):
         served(**dict(peer="a", start=0, end=1) | wrong)
