@@ -98,6 +98,7 @@ class ImageCodeGeneration(nn.Module):
         num_candidates: int = 1,
         first_candidate: int = 0,
         seed: int = 0,
+        numbers: Tensor | None = None,
         image_prompt: Tensor | None = None,
         null_input_ids: Tensor | None = None,
         **sampling: object,
@@ -105,14 +106,20 @@ class ImageCodeGeneration(nn.Module):
         """Yield the codes so far, (batch, num_candidates, number) int64, at multiples of `every` and at the end.
 
         The last ones equal those of `generate_image_codes` with the same arguments; all candidates are one batch. To
-        draw many in smaller batches, start each with `first_candidate` where the previous one ended. Stop when
-        you have seen enough: the rest is not computed.
+        draw many in smaller batches, start each with `first_candidate` where the previous one ended. `numbers`,
+        (batch * num_candidates, image) float64, are those of `candidate_numbers` for samples of several seeds, in
+        place of `seed` and `first_candidate`. Stop when you have seen enough: the rest is not computed.
         """
         options = SamplingOptions.from_mapping(sampling)
         _check_counts(num_candidates, every, names=("num_candidates", "every"))
         self._check_prompts(input_ids, image_prompt, null_input_ids)
-        candidates = range(first_candidate, first_candidate + num_candidates)
-        numbers, shown = candidate_numbers(seed, range(len(input_ids)), candidates, self.config.num_image_codes), 0
+        if numbers is None:
+            candidates = range(first_candidate, first_candidate + num_candidates)
+            numbers = candidate_numbers(seed, range(len(input_ids)), candidates, self.config.num_image_codes)
+        expected = (len(input_ids) * num_candidates, self.config.num_image_codes)
+        if tuple(numbers.shape) != expected:
+            raise ValueError(f"numbers has shape {tuple(numbers.shape)}, expected {expected}: one row for a sample.")
+        shown = 0
         with self._in_evaluation_mode():
             products = self._packed(options)
             with use_products(products):

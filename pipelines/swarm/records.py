@@ -209,6 +209,44 @@ class StateRecord(BaseModel):
     """Whether it serves the state; peers behind a firewall only name it."""
 
 
+SERVER_SECONDS = 30.0
+"""Lifetime of a server's record, which is renewed three times as often."""
+
+
+class ServerRecord(BaseModel):
+    """What a peer serves of the run's model: whole drawings, consecutive layers, or both."""
+
+    peer_id: constr(max_length=96)
+    username: constr(max_length=96)
+    state: constr(regex="^(joining|online|draining)$")
+    """`joining`: loads weights; `draining`: finishes what it has begun, and takes nothing new."""
+
+    revision: constr(regex="^[0-9a-f]{64}$")
+    """SHA-256 of the weights' file: commits without new weights change nothing."""
+
+    epoch: Count
+    precision: constr(regex="^(float32|float16|bfloat16|int8)$")
+    package_version: constr(max_length=32)
+    draw_rate: Measured = 0.0
+    """Codes a second, of all that it draws together; 0: it draws nothing."""
+
+    free_places: Count = 0
+    """Candidates that it would begin at once."""
+
+    num_drawn: Count = 0
+    """Pictures since its start; its own word."""
+
+    first_layer: conint(ge=0, le=65536, strict=True) = 0
+    end_layer: conint(ge=0, le=65536, strict=True) = 0
+    """The layers from the first one to this one, which is not served; equal: none."""
+
+    layer_rate: Measured = 0.0
+    """Layers through which it takes one place of one sample in a second."""
+
+    free_cache_bytes: Count = 0
+    relayed: StrictBool = False
+
+
 class _SwarmRecords(BaseModel):
     metrics: dict[BytesWithPublicKey, PeerMetrics]
     introductions: dict[BytesWithPublicKey, PeerIntroduction]
@@ -218,6 +256,7 @@ class _SwarmRecords(BaseModel):
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
     trained: dict[BytesWithPublicKey, TrainedRecord]
     gradients: dict[BytesWithPublicKey, GradientsRecord]
+    servers: dict[BytesWithPublicKey, ServerRecord]
 
 
 _SwarmLeases = create_model(
@@ -303,6 +342,14 @@ class SwarmRecords:
     def gradients(self) -> dict[bytes, GradientsRecord]:
         """Return what the live peers' newest gradients were, by public key."""
         return self._read("gradients", GradientsRecord)
+
+    def publish_server(self, server: ServerRecord) -> None:
+        """Sign and store for `SERVER_SECONDS` what this peer serves."""
+        self._publish("servers", server, SERVER_SECONDS)
+
+    def servers(self) -> dict[bytes, ServerRecord]:
+        """Return what the live servers serve, by public key."""
+        return self._read("servers", ServerRecord)
 
     def publish_leases(self, number: int, leases: LeaseRecord, lifetime_seconds: float) -> None:
         """Store an anchor's leases under one of `NUM_LEASE_KEYS` keys."""
