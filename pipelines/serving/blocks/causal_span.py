@@ -240,9 +240,7 @@ class CausalSession:
         """See `SpanSession.step`: the places behind all that was read."""
         seen = self.cache.get_seq_length()
         if not (places == torch.arange(seen, seen + states.shape[2])).all():
-            raise InvalidRequestError(
-                f"Places begin at {int(places[0, 0])}, expected {seen}, where the last one ended."
-            )
+            raise InvalidRequestError(f"Places begin at {int(places[0, 0])}, expected {seen}, behind the last.")
         return self.span.run(states, padding, self.prompts, self.cache)
 
     def replay_bytes(self) -> int:

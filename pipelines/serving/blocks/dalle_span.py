@@ -1,4 +1,7 @@
-"""A span of the DALL-E model's layers, which pass on two streams. Axes: stream, prompt, sample, position, place, hidden."""
+"""A span of the DALL-E model's layers, which pass on two streams.
+
+Axes: stream, prompt, sample, position, place, hidden.
+"""
 
 import copy
 from collections.abc import Mapping

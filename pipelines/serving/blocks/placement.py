@@ -114,7 +114,7 @@ def _harmless_moves(served: Sequence[ServedSpan], num_layers: int) -> Iterator[t
         length = mover.end - mover.start
         if not missing and _missing(others, num_layers):
             continue  # while it loads its new layers nobody would serve its old ones
-        for start in sorted({edge for edge in edges} | {edge - length for edge in edges}):
+        for start in sorted(edges | {edge - length for edge in edges}):
             if start == mover.start or not 0 <= start <= num_layers - length:
                 continue
             after = [*others, replace(mover, start=start, end=start + length)]

@@ -283,7 +283,7 @@ class ChainSession:
     def _read_again(
         self, recording: Recording, link: Link, num_read: Tensor | None, *, is_last: bool
     ) -> tuple[list[tuple[dict[str, Any], Tensor]], Tensor | None]:
-        """Have a server read what was recorded; return what it has made of the prompts and, unless last, of the rest."""
+        """Have a server read what was recorded; return what it made of the prompts and, unless last, the rest."""
         prompts = [(message, self._asked(link, message, parts, shape)) for message, parts, shape in recording.prompts]
         if self._starting is not None:
             link.ask(self._starting, {})

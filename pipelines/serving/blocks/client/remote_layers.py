@@ -3,6 +3,7 @@
 Axes: stream, sample, position, hidden.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class RemoteLayers(nn.Module):
         edges = [layers.start, *sorted(inner), layers.stop]
         if layers.start == 0:
             states = self.changed(0, states)
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in itertools.pairwise(edges):
             prompts = None if self.deep_prompts is None else self.deep_prompts[start:stop]
             states = _RemoteRun.apply(states, prompts, padding, self, range(start, stop))
             if stop < layers.stop or stop == self.shape.num_layers:

@@ -58,7 +58,7 @@ def test_nobody_moves_for_less_than_a_tenth_nor_while_another_one_does():
 def test_a_move_is_confirmed_by_a_second_look():
     spans, watch = [served("a", 0, 6), served("b", 6, 12, rate=300.0), served("c", 6, 12)], MoveWatch("c")
     assert watch.should_move(spans, NUM_LAYERS) is None
-    assert watch.should_move(spans[:2] + [served("c", 0, 12)], NUM_LAYERS) is None, "in between all was well"
+    assert watch.should_move([*spans[:2], served("c", 0, 12)], NUM_LAYERS) is None, "in between all was well"
     assert watch.should_move(spans, NUM_LAYERS) is None
     assert watch.should_move(spans, NUM_LAYERS) is not None
     assert MoveWatch("a").should_move(spans, NUM_LAYERS) is None
@@ -77,15 +77,14 @@ def test_a_hole_that_no_single_move_closes_is_closed_by_two():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_twelve_joins_and_leaves_leave_no_hole_and_no_move_is_without_its_gain(seed):
-    random_numbers, spans, number, num_moves = random.Random(seed), [], 0, 0
-    for _ in range(12):
+    random_numbers, spans, num_moves = random.Random(seed), [], 0
+    for number in range(12):
         for _ in range(random_numbers.choice((0, 0, 1, 2))):
             if sum(span.end - span.start for span in spans) > 2 * NUM_LAYERS:
                 spans.remove(random_numbers.choice(spans))
         length, rate = random_numbers.choice((3, 4, 6, 12)), random_numbers.choice((50.0, 100.0, 200.0))
         place = choose_span(spans, NUM_LAYERS, length, rate)
         spans.append(served(f"p{number}", place.start, place.stop, rate=rate))
-        number += 1
         before = {layer for hole in holes(spans, range(NUM_LAYERS)) for layer in hole}
         spans, moves = settle(spans)
         num_moves += len(moves)
