@@ -79,6 +79,7 @@ MAY_IMPORT = {
         PROGRESS,
         *LIBRARIES,
     ),
+    "pipelines.serving.blocks": (SWARM, REPOSITORY, *LIBRARIES),
     "pipelines.finetuning": (RUN, TASK, CODES, *LIBRARIES),
     "pipelines.conversion": (CODES, MODEL),
     "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),

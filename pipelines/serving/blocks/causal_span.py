@@ -258,4 +258,4 @@ class CausalSession:
         """Go on with these rows in place of all: (sample,) int64."""
         if tuple(rows.shape) != (self.num_samples,) or not ((rows >= 0) & (rows < self.num_samples)).all():
             raise InvalidRequestError(f"Rows are out of range, expected {self.num_samples} in [0, {self.num_samples}).")
-        self.cache.reorder_cache(rows.to(self.span.device))
+        self.cache.reorder_cache(cast("torch.LongTensor", rows.to(self.span.device)))

@@ -16,7 +16,7 @@ class ServedSpan:
     start: int
     end: int
     revision: str
-    """Commit of the run's repository that the weights are from."""
+    """SHA-256 of the weights' file."""
 
     layers_per_second: float
     """Layers through which it takes one place of one sample in a second; measured by itself at its start."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi, HfFileSystem, hf_hub_download
+from huggingface_hub.hf_api import RepoFile
 from torch import Tensor
 
 from hub_tools.places import local_folder
@@ -36,7 +37,10 @@ class PublishedModel:
     """Repository or folder."""
 
     revision: str
-    """Commit; of a folder the SHA-256 of its weights."""
+    """SHA-256 of the weights' file: commits without new weights change nothing."""
+
+    commit: str | None
+    """Of the repository; None for a folder."""
 
     config: Mapping[str, Any]
     header: Mapping[str, Any] = field(repr=False)
@@ -71,7 +75,7 @@ class PublishedModel:
     def _tensor(self, name: str, content: bytes) -> Tensor:
         if self.digests is not None and hashlib.sha256(content).hexdigest() != self.digests.get(name):
             raise CheckpointRefusedError(
-                f"Tensor {name} of {self.name} at {self.revision[:12]} is not what the run's publisher signed. "
+                f"Tensor {name} of {self.name} at {str(self.commit)[:12]} is not what the run's publisher signed. "
                 "Try again; if it stays so, ask the run's organiser."
             )
         entry = self.header[name]
@@ -99,13 +103,21 @@ def find_model(name: str, revision: str | None = None) -> PublishedModel:
     header, first_byte = _header(read, file.size, name)
     return PublishedModel(
         name=name,
-        revision=commit,
+        revision=_weights_digest(name, commit),
+        commit=commit,
         config=config,
         header=header,
         first_byte=first_byte,
         read_range=read,
         digests=_signed_digests(name, commit),
     )
+
+
+def _weights_digest(name: str, commit: str) -> str:
+    info = next(iter(HfApi().get_paths_info(name, [WEIGHTS_FILE], revision=commit)), None)
+    if not isinstance(info, RepoFile) or info.lfs is None:
+        raise ValueError(f"{name} at {commit[:12]} has no {WEIGHTS_FILE}. Wait for the run's first checkpoint.")
+    return info.lfs.sha256
 
 
 def _in_folder(folder: Path) -> PublishedModel:
@@ -123,7 +135,13 @@ def _in_folder(folder: Path) -> PublishedModel:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     return PublishedModel(
-        name=str(folder), revision=digest, config=config, header=header, first_byte=first_byte, read_range=read
+        name=str(folder),
+        revision=digest,
+        commit=None,
+        config=config,
+        header=header,
+        first_byte=first_byte,
+        read_range=read,
     )
 
 

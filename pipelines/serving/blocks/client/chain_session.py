@@ -227,9 +227,8 @@ class ChainSession:
                 ask(self._hops[at])
             except LOST as error:
                 history = self._hops[at].recording.history
-                length = None if history is None else history.end
-                rows = None if length is None else torch.full((history.num_samples,), length)
-                self._replace(at, error, rows)
+                num_read = None if history is None else torch.full((history.num_samples,), history.end)
+                self._replace(at, error, num_read)
                 continue
             at += 1
 

@@ -64,7 +64,7 @@ class DistributedDalleCollab(DalleCollabForConditionalGeneration):
     @property
     def layers(self) -> RemoteLayers:
         """The layers; a slice of them is a module."""
-        return self.model.stack.layers  # type: ignore[return-value]
+        return self.model.stack.layers
 
     def generation_layers(self) -> GenerationLayers:
         """See `ImageCodeGeneration.generation_layers`."""
@@ -86,7 +86,8 @@ class DistributedDalleCollab(DalleCollabForConditionalGeneration):
         if options.get("compile_step"):
             raise ValueError("compile_step is set, but the layers are on other machines. Leave it out.")
         before = self.__dict__.setdefault("open_sessions", [])
-        self.__dict__["open_sessions"] = opened = []
+        opened: list[ChainSession] = []
+        self.__dict__["open_sessions"] = opened
         try:
             yield
         finally:
