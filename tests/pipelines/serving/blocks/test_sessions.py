@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hostile_messages import hostile_sessions, honest_start
+from hostile_messages import honest_start, hostile_sessions
 from tiny_models import tiny_dalle, tiny_language_model
 
 from pipelines.serving.blocks.client.distributed_model import local_server
