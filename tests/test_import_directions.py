@@ -79,10 +79,12 @@ MAY_IMPORT = {
         PROGRESS,
         *LIBRARIES,
     ),
-    "pipelines.serving.blocks": (SWARM, REPOSITORY, *LIBRARIES),
     "pipelines.finetuning": (RUN, TASK, CODES, *LIBRARIES),
     "pipelines.conversion": (CODES, MODEL),
     "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
+    "pipelines.serving": (
+        *("pipelines.training", "pipelines.generation", ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
+    ),
     "pipelines.pages.dashboard.swarm": ("pipelines.training", ADMISSION, SWARM, HUB),
     "pipelines.pages.dashboard": ("pipelines.training", "pipelines.pages.text", HUB),
     "pipelines.pages.dataset": ("pipelines.data_preparation", "pipelines.pages.text", CODES, HUB),

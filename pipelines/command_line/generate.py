@@ -52,6 +52,14 @@ def generate(
         str, typer.Option(help="published, or int8: faster on a CPU, with slightly other pictures.")
     ] = "published",
     batch_size: Annotated[int, typer.Option(help="Candidates drawn at once; fewer need less memory.")] = 64,
+    swarm: Annotated[
+        bool, typer.Option("--swarm", help="Have volunteers draw, who serve the run; no weights are downloaded.")
+    ] = False,
+    precision: Annotated[str, typer.Option(help="With --swarm: float32, bfloat16 or int8 servers.")] = "float32",
+    audit: Annotated[
+        bool, typer.Option("--audit", help="With --swarm: download the weights and check a sample of the pictures.")
+    ] = False,
+    patience: Annotated[float, typer.Option(help="With --swarm: seconds to wait for a server.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
 ) -> None:
     """Draw pictures for prompts and keep those that CLIP ranks first.
@@ -68,6 +76,8 @@ def generate(
       dalle-collab generate my-org/birds --prompts prompts.txt --top-p 0.75 --pictures drawn --json
 
       dalle-collab generate my-org/birds "a robin on a branch" --complete robin.jpg --rows 12
+
+      dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
     """
     from pipelines.generation.generation_options import GenerationOptions, require_prompts
     from pipelines.generation.picture_grid import require_picture_path
@@ -85,9 +95,27 @@ def generate(
         seed=seed,
         batch_size=batch_size,
     )
+    if not swarm and (audit or precision != "float32"):
+        raise ValueError("--audit and --precision are about the drawings of volunteers. Add --swarm.")
     picture = _read_picture(complete, rows)
     parts = dict(revision=revision, codec=codec, clip=clip)
-    drawn = _draw(repository, texts, options, picture, rows, device=device, weights=weights, **parts)
+    if swarm:
+        from pipelines.command_line.terminal.swarm_drawing import draw_at_volunteers
+
+        drawn = draw_at_volunteers(
+            repository,
+            texts,
+            options,
+            picture,
+            rows,
+            device=device,
+            precision=precision,
+            audits=audit,
+            patience=patience,
+            **parts,
+        )
+    else:
+        drawn = _draw(repository, texts, options, picture, rows, device=device, weights=weights, **parts)
     _save_grid(texts, drawn, output, is_mosaic=mosaic)
     files = _save_pictures(drawn, pictures)
     if as_json:
@@ -122,9 +150,7 @@ def _draw(
     from pipelines.torch_devices import torch_device
 
     bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
-    given = None
-    if picture is not None:
-        given = encode_upper_part(bundle, picture, bundle.codec.config.grid_size // 2 if rows is None else rows)
+    given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
     with stage_progress() as on_progress:
         return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
 

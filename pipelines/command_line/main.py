@@ -6,7 +6,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join
+from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve
 from pipelines.command_line.data import commands as data
 from pipelines.command_line.model import commands as model
 from pipelines.command_line.run import commands as run
@@ -26,6 +26,7 @@ app.add_typer(clip.app, name="clip", help="Train a CLIP that ranks pictures, and
 app.add_typer(model.app, name="model", help="Convert and fine-tune models.")
 app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
 app.command("join")(join.join)
+app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
 app.command("evaluate")(evaluate.evaluate)

@@ -5,14 +5,17 @@ Axis names: `prompt`, `candidate`, `image` (the codes of one picture).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torchvision.transforms.functional as vision
 from PIL import Image, ImageOps
 
+from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import DrawingParts, TextToImage
 from pipelines.image_codes.thumbnails import to_picture
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.stage_progress import OnProgress
 
 
@@ -69,17 +72,19 @@ def generate_images_for_prompts(
     ]
 
 
-def encode_upper_part(bundle: TextToImage, picture: Image.Image, num_rows: int) -> torch.Tensor:
-    """Return the codes of the first `num_rows` rows of a picture's centre square: (given,) int64.
+def encode_upper_part(codec: VQGANCodec, picture: Image.Image, num_rows: int | None = None) -> torch.Tensor:
+    """Return the codes of the first `num_rows` rows, or half of them, of a picture's centre square: (given,) int64.
 
     Raises ValueError unless 0 < num_rows < the rows of the codec's grid.
     """
-    rows = bundle.codec.config.grid_size
+    rows = codec.config.grid_size
+    num_rows = rows // 2 if num_rows is None else num_rows
     if not 0 < num_rows < rows:
         raise ValueError(f"Cannot keep {num_rows} rows of the picture, expected 1 to {rows - 1}.")
-    size = bundle.codec.config.image_size
+    size = codec.config.image_size
     square = vision.to_tensor(ImageOps.fit(picture.convert("RGB"), (size, size)))
-    return bundle.codec.encode(square[None].to(bundle.model.device))[0, : num_rows * rows]
+    device = next(codec.parameters()).device
+    return codec.encode(square[None].to(device))[0, : num_rows * rows]
 
 
 def sample_candidates(
@@ -112,8 +117,15 @@ def sample_candidates(
     )
 
 
+class RanksPictures(Protocol):
+    """What turns codes into ranked pictures; no weights of a run are needed for it."""
+
+    codec: VQGANCodec
+    reranker: ClipReranker
+
+
 def rank_candidates(
-    bundle: TextToImage,
+    bundle: RanksPictures,
     prompt: str,
     image_codes: torch.Tensor,
     options: GenerationOptions,

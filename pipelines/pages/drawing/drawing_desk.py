@@ -119,7 +119,7 @@ class DrawingDesk:
         """Draw and look up the neighbours, or say why not; arguments and result can be sent to another process."""
         bundle, given = self.checkpoints.get(version).bundle, None
         if picture is not None:
-            given = encode_upper_part(bundle, picture, rows or bundle.codec.config.grid_size // 2)
+            given = encode_upper_part(bundle.codec, picture, rows or bundle.codec.config.grid_size // 2)
         for step in draw_progressively(bundle, prompt, options, image_prompt=given):
             yield step
         if self.index.name is not None:

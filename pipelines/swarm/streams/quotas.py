@@ -22,9 +22,14 @@ class Quota:
         """What nobody has taken."""
         return self.in_all - self.taken
 
+    @property
+    def num_peers(self) -> int:
+        """How many peers have taken something."""
+        return len(self._taken)
+
     def taken_by(self, peer: Hashable) -> int:
         """Return what one peer has taken."""
-        return self._taken[peer]
+        return self._taken.get(peer, 0)
 
     def take(self, peer: Hashable, number: int) -> None:
         """Count `number` as taken by a peer, until it is given back.

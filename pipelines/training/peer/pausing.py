@@ -17,6 +17,9 @@ class PauseSwitch:
         self.on_rest: Callable[[bool], None] = lambda rests: None
         """Called when the pause starts (True) and when it ends (False)."""
 
+        self.on_switch: Callable[[bool], None] = lambda is_on: None
+        """Called at once with each request, to pause (True) or to resume (False)."""
+
     @property
     def is_on(self) -> bool:
         """Whether a pause was requested."""
@@ -25,10 +28,12 @@ class PauseSwitch:
     def pause(self) -> None:
         """Request a pause."""
         self._going_on.clear()
+        self.on_switch(True)
 
     def resume(self) -> None:
         """Request to resume."""
         self._going_on.set()
+        self.on_switch(False)
 
     def wait_until_off(self, stop: threading.Event) -> None:
         """Return when the pause is over, or when `stop` is set."""

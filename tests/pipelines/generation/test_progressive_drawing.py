@@ -63,7 +63,7 @@ def test_who_stops_watching_stops_the_drawing(bundle):
 
 def test_a_given_upper_part_is_kept(bundle):
     picture = Image.effect_mandelbrot((30, 20), (-2, -1, 1, 1), 9).convert("RGB")
-    given = encode_upper_part(bundle, picture, 2)
+    given = encode_upper_part(bundle.codec, picture, 2)
     *_, drawing = draw_progressively(bundle, "a star", OPTIONS, image_prompt=given)
     assert all(torch.equal(each.image_codes[:8], given) for each in drawing.pictures)
     assert drawing.share_drawn == 0.5

@@ -1,0 +1,69 @@
+"""`dalle-collab serve`: draw a run's pictures for others."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16 or int8 (CPU); equal pictures are promised for float32 only.")
+    ] = "float32",
+    memory: Annotated[float, typer.Option(help="GB for others' drawings, beside the weights.")] = 4.0,
+    max_codes_per_second: Annotated[
+        float | None, typer.Option(help="Give at most so much of this machine; default: all it can.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name that askers see, in an open run; default: your Hub user name.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.")] = False,
+    bandwidth_limit: Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
+    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
+    cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
+    max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between looks for a newer checkpoint.")] = 60.0,
+    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
+    events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
+) -> None:
+    """Draw pictures for others with a run's newest checkpoint; its name is all you need.
+
+    Who asks sends a prompt's text ids and a seed, and gets image codes. The run may be over: servers are found through
+    its auxiliary peer, or through each other. Newer checkpoints are served as they are published. Ctrl-C finishes what
+    has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2 resumes.
+
+    Examples:
+
+      dalle-collab serve my-org/birds
+
+      dalle-collab serve my-org/birds --precision int8 --max-codes-per-second 200
+
+      dalle-collab serve my-org/birds --host /ip4/0.0.0.0/tcp/31338 --bandwidth-limit 20 --max-hours 8
+    """
+    from pipelines.command_line.terminal.drawing_server import run_drawing_server
+    from pipelines.command_line.terminal.peer_events import EventFile
+    from pipelines.swarm.network_options import NetworkOptions
+
+    network = NetworkOptions(
+        host_addresses=tuple(host or NetworkOptions.host_addresses),
+        announce_addresses=tuple(announce or ()),
+        use_relay=relay,
+        identity_file=identity_file,
+        bandwidth_limit_mbit=bandwidth_limit,
+        startup_timeout_seconds=startup_timeout,
+    )
+    options = dict(
+        device=device,
+        precision=precision,
+        cpu_threads=cpu_threads,
+        memory_gigabytes=memory,
+        most_codes_per_second=max_codes_per_second,
+        look_seconds=checkpoint_seconds,
+        max_hours=max_hours,
+        name=name,
+    )
+    run_drawing_server(repository, network, options, events=EventFile(events))

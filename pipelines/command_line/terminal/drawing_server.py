@@ -1,0 +1,61 @@
+"""A drawing server on the terminal: output for people, and events for programs."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from pipelines.command_line.terminal.entry_words import what_entering_asks
+from pipelines.command_line.terminal.peer_events import EventFile
+from pipelines.command_line.terminal.worker import become_worker
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
+
+
+def run_drawing_server(
+    repository: str, network: NetworkOptions, options: Mapping[str, Any], *, events: EventFile
+) -> None:
+    """Serve a run's drawings until a signal asks to stop or the options' limit is reached."""
+    console = become_worker()
+    from pipelines.serving.draw.serving_run import ServingOptions, serve_run
+
+    chosen = ServingOptions(**options)
+    with console.status(f"Reading {repository}") as status:
+
+        def hear(event: str, **values: Any) -> None:
+            if event == "asking":
+                status.update(f"{what_entering_asks(values['run'])} {repository}")
+            elif event == "serving":
+                peer = values["peer"]
+                current = peer.service.checkpoints.current
+                console.print(
+                    f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} codes a "
+                    f"second, {current.parts.model.config.num_image_codes} a picture. Drawings of others see: a name "
+                    f"({peer.username}), never your files. They draw with: dalle-collab generate {repository} "
+                    '"..." --swarm',
+                    soft_wrap=True,
+                    highlight=False,
+                )
+                console.print(f"To pause: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}")
+                events.happened(
+                    "serving", peer=peer.peer_id, rate=peer.rate, epoch=current.epoch, addresses=values["addresses"]
+                )
+            elif event == "serves":
+                console.print(f"Serves epoch {values['epoch']} of {repository} from now on.", highlight=False)
+                events.happened("serves", epoch=values["epoch"])
+            else:
+                status.update(f"{event.capitalize()} {repository}")
+
+        with serve_run(repository, network=network, options=chosen, hear=hear, takes_signals=True) as (peer, stop):
+            for report in peer.follow(stop):
+                status.update(
+                    f"epoch {report.epoch}  {report.num_drawn} pictures drawn  {report.num_askers} asking  "
+                    f"{report.free_places} places free"
+                )
+                events.write_report(report)
+    events.happened("left", num_drawn=peer.report().num_drawn)
+    console.print(f"Left {repository}: drew {peer.report().num_drawn} pictures for others.")
+    if peer.found_new_generation:
+        console.print(f"{repository} was rolled back: serving its new generation.")
+        raise typer.Exit(START_AGAIN_EXIT_CODE)

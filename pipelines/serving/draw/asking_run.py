@@ -1,0 +1,190 @@
+"""Drawing at a run's servers as a library call: the recipe of who asks, from the run's name to the candidates."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.generation.image_generation import PROCESSOR_FILES, load_drawing_parts
+from pipelines.serving.draw.audits import AuditBook, Honesty
+from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
+from pipelines.serving.draw.evidence import excesses, honest_excesses
+from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
+from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.streams.asking import open_conversation
+from pipelines.swarm.streams.conversation import Conversation
+from pipelines.training.peer.joining import Hear, hear_nothing
+from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.snapshot import RunSnapshot
+
+logger = logging.getLogger(__name__)
+
+NUM_FOR_HONESTY = 8
+"""Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
+
+
+@dataclass(kw_only=True)
+class SwarmStudio:
+    """A run's processor and configuration, and servers that draw for it."""
+
+    revision: str
+    """SHA-256 of the weights that are asked for."""
+
+    processor: DalleCollabProcessor
+    config: DalleCollabConfig
+    precision: str
+    is_audited: bool
+    """Whether candidates are checked; who does not hold the model cannot."""
+
+    draw: Callable[..., Drawn]
+    """`SwarmDrawing.draw`, to be called from the thread that has opened the studio."""
+
+    servers: Callable[[], list[DrawingServer]]
+    """Return who draws now, of any checkpoint and precision."""
+
+    def wish(self, caption: str, **values: object) -> Wish:
+        """Return a wish for a caption; `values` are the fields of `Wish`."""
+        return Wish(
+            revision=self.revision,
+            precision=self.precision,
+            tokenizer=tokenizer_name(self.processor),
+            input_ids=torch.as_tensor(self.processor(text=[caption])["input_ids"]),
+            every=self.config.image_grid_size,
+            **values,
+        )
+
+
+class Auditor:
+    """Checks candidates with the model; in another thread than the streams'."""
+
+    def __init__(self, model: DalleCollabForConditionalGeneration, precision: str) -> None:
+        self.model, self._precision = model, precision
+        self.book = AuditBook({})
+
+    def audit(self, wish: Wish, numbers: Sequence[int], codes: Tensor) -> list[float]:
+        """Return the excesses of candidates; see `client.Audit`."""
+        drawn = torch.cat([wish.numbers(range(number, number + 1), self.model.config) for number in numbers])
+        return excesses(self.model, wish, drawn, codes).tolist()
+
+    def learn_honesty(self, wish: Wish) -> None:
+        """Measure what honest servers of this precision are off by; for float32 it is known."""
+        if self.book.knows(self._precision):
+            return
+        import copy
+
+        rounded = copy.deepcopy(self.model)
+        if self._precision == "int8":
+            rounded.use_int8_weights()
+        else:
+            rounded.to(getattr(torch, self._precision))
+        numbers = wish.numbers(range(NUM_FOR_HONESTY), self.model.config)
+        given = None if wish.image_prompt is None else wish.image_prompt
+        codes = self.model.generate_image_codes(
+            wish.input_ids.to(self.model.device),
+            num_candidates=NUM_FOR_HONESTY,
+            seed=wish.seed,
+            image_prompt=given,
+            **vars(wish.options),
+        )[0]
+        honest = Honesty.of(honest_excesses(self.model, rounded, wish, numbers, codes.cpu()).tolist())
+        self.book = AuditBook({self._precision: honest})
+
+
+@contextlib.contextmanager
+def open_studio(
+    repository: str,
+    *,
+    revision: str | None = None,
+    precision: str = "float32",
+    audits: bool = False,
+    patience_seconds: float = PATIENCE_SECONDS,
+    device: str = "cpu",
+    network: NetworkOptions = NetworkOptions(client_mode=True),
+    hear: Hear = hear_nothing,
+) -> Iterator[SwarmStudio]:
+    """Enter a run's swarm to have its pictures drawn by others; only the processor is downloaded.
+
+    With `audits` the model is too, and candidates are checked. Call it in the main thread of a process that has no
+    other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
+
+    Raises:
+        ValueError: the run has no weights yet, no entry address, or draws no pictures.
+        AdmissionRefusedError: the run's authority does not admit this user.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    snapshot = RunSnapshot.read(repository, revision)
+    newest = snapshot if revision is None else RunSnapshot.read(repository)
+    snapshot = snapshot.trusting(TrustedKeys(newest.run))
+    weights = weights_name(snapshot)
+    folder = snapshot.download_matching(*PROCESSOR_FILES)
+    processor, config = DalleCollabProcessor.from_pretrained(folder), DalleCollabConfig.from_pretrained(folder)
+    with contextlib.ExitStack() as stack:
+        hear("asking", run=newest.run)
+        place = stack.enter_context(entered_swarm(newest.run, repository, network))
+        auditor = None
+        if audits:
+            hear("loading")
+            auditor = Auditor(_model_of(repository, snapshot, device), precision)
+        loop = stack.enter_context(open_loop(place))
+        introductions = place.introductions()
+
+        async def open_stream(peer: str) -> Conversation:
+            conversation, _ = await open_conversation(loop.p2p, peer, place.namespace, SERVICE, introductions)
+            return conversation
+
+        def servers() -> list[DrawingServer]:
+            return drawing_servers(place)
+
+        def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
+            if auditor is not None:
+                auditor.learn_honesty(wish)
+            drawing = SwarmDrawing(
+                servers,
+                open_stream,
+                config,
+                audit=None if auditor is None else auditor.audit,
+                book=None if auditor is None else auditor.book,
+                patience_seconds=patience_seconds,
+                repository=repository,
+            )
+            return loop.call(drawing.draw(wish, candidates, **callbacks))
+
+        hear("entered", run=newest.run)
+        yield SwarmStudio(
+            revision=weights,
+            processor=processor,
+            config=config,
+            precision=precision,
+            is_audited=auditor is not None,
+            draw=draw,
+            servers=servers,
+        )
+
+
+def drawing_servers(place: PlaceInSwarm) -> list[DrawingServer]:
+    """Return who draws now, by the signed records; two of one peer count once."""
+    found = {}
+    for record in place.records.servers().values():
+        if record.state == "online" and record.draw_rate > 0:
+            found[record.peer_id] = DrawingServer(
+                peer=record.peer_id,
+                name=record.username,
+                revision=record.revision,
+                epoch=record.epoch,
+                precision=record.precision,
+                codes_per_second=record.draw_rate,
+            )
+    return list(found.values())
+
+
+def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> DalleCollabForConditionalGeneration:
+    from pipelines.serving.draw.serving_run import downloaded_model
+
+    folder: Path = downloaded_model(snapshot)
+    return load_drawing_parts(folder, device=device).model

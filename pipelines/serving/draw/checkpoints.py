@@ -1,0 +1,116 @@
+"""The checkpoints that a server holds: the newest, and older ones while somebody is being served from them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from hub_tools.run_files import WEIGHTS_FILE
+from pipelines.generation.image_generation import DrawingParts, load_drawing_parts
+from pipelines.serving.draw.requests import PRECISIONS, Wish, tokenizer_name
+from pipelines.swarm.streams.refusals import Refusal
+from pipelines.training.repository.manifest import digest_file
+
+logger = logging.getLogger(__name__)
+
+MOST_SECONDS_KEPT = 900.0
+"""An older checkpoint is dropped after this time, whoever still draws from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedCheckpoint:
+    """One checkpoint in memory."""
+
+    revision: str
+    """SHA-256 of the weights' file."""
+
+    epoch: int
+    parts: DrawingParts
+    tokenizer: str
+    loaded_at: float = field(default_factory=time.monotonic)
+
+
+def load_served(folder: Path, name: str, *, precision: str, device: str) -> ServedCheckpoint:
+    """Load a checkpoint from its folder; raises as `load_drawing_parts`."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}.")
+    weights = "int8" if precision == "int8" else "published"
+    parts = load_drawing_parts(folder, device=device, weights=weights)
+    if precision == "bfloat16":
+        parts.model.to(torch.bfloat16)
+    revision = digest_file(folder / WEIGHTS_FILE).sha256
+    logger.info("Loaded epoch %s of %s in %s.", parts.epoch, name, precision)
+    return ServedCheckpoint(
+        revision=revision, epoch=parts.epoch or 0, parts=parts, tokenizer=tokenizer_name(parts.processor)
+    )
+
+
+class ServedCheckpoints:
+    """What is served now. Any thread may use it."""
+
+    def __init__(self, first: ServedCheckpoint, precision: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.precision, self._clock = precision, clock
+        self._held, self._users, self._lock = [first], list[set[str]](), threading.Lock()
+        self._left_at: dict[str, float] = {}
+
+    @property
+    def current(self) -> ServedCheckpoint:
+        """The newest checkpoint."""
+        return self._held[-1]
+
+    def replace(self, newest: ServedCheckpoint) -> None:
+        """Serve another checkpoint from now on; those who are being served go on with the one before."""
+        with self._lock:
+            self._left_at[self.current.revision] = self._clock()
+            self._held = [*(held for held in self._held if held.revision != newest.revision), newest]
+        self.drop_unused()
+
+    def drop_unused(self) -> None:
+        """Free older checkpoints that nobody is served from."""
+        with self._lock:
+            used = set().union(*self._users)
+            late = {name for name, left in self._left_at.items() if self._clock() - left > MOST_SECONDS_KEPT}
+            self._held = [
+                held
+                for held in self._held
+                if held is self._held[-1] or (held.revision in used and held.revision not in late)
+            ]
+
+    @contextmanager
+    def in_use(self) -> Iterator[set[str]]:
+        """Yield a set for the revisions that somebody uses; they are kept until the end of the block."""
+        used: set[str] = {self.current.revision}
+        with self._lock:
+            self._users.append(used)
+        try:
+            yield used
+        finally:
+            with self._lock:
+                self._users = [other for other in self._users if other is not used]
+            self.drop_unused()
+
+    def find(self, wish: Wish) -> ServedCheckpoint:
+        """Return the checkpoint that a wish names; raises `Refusal` if it is another than what is served."""
+        for held in self._held:
+            if held.revision == wish.revision:
+                break
+        else:
+            raise Refusal(
+                "revision",
+                f"This server has epoch {self.current.epoch} ({self.current.revision[:12]}), not "
+                f"{wish.revision[:12]}. Ask for the newest checkpoint, or another server.",
+            )
+        if wish.precision != self.precision:
+            raise Refusal("revision", f"This server computes in {self.precision}, not in {wish.precision[:20]}.")
+        if wish.tokenizer != held.tokenizer:
+            raise Refusal(
+                "invalid",
+                "The text ids are of another tokenizer than the run's, so other pictures would be drawn. Take the "
+                "processor from the run's repository.",
+            )
+        return held

@@ -1,0 +1,298 @@
+"""Serving a run's drawings as a library call: the recipe of a drawing server, from the run's name to its end."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.generation.image_generation import MODEL_FILES
+from pipelines.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoints, load_served
+from pipelines.serving.draw.engine import DrawEngine
+from pipelines.serving.draw.requests import MOST_CANDIDATES, PRECISIONS, needed_bytes
+from pipelines.serving.draw.service import DrawService
+from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import visible_addresses
+from pipelines.swarm.records import SERVER_SECONDS, ServerRecord
+from pipelines.swarm.streams.quotas import Quota
+from pipelines.swarm.streams.server import StreamServer
+from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.torch_devices import num_cores, torch_device
+from pipelines.training.peer.joining import Hear, hear_nothing, hub_username
+from pipelines.training.peer.pausing import PauseSwitch, stop_on_signals
+from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.manifest import CheckpointRefusedError, digest_file
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.versions import package_version
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_FINISH = 30.0
+"""What those who are being served get when a server leaves."""
+
+SECONDS_OF_MEASURING = 4.0
+MEASURED_CANDIDATES = 8
+PLACES_PER_PEER = 2 * MOST_CANDIDATES
+PLACES = 8 * MOST_CANDIDATES
+"""Candidates that wait or are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """Local choices of one server."""
+
+    device: str = "auto"
+    precision: str = "float32"
+    """One of `PRECISIONS`. Equal pictures are promised among float32 servers only."""
+
+    cpu_threads: int | None = None
+    memory_gigabytes: float = 4.0
+    """For others' drawings, beside the weights."""
+
+    most_codes_per_second: float | None = None
+    """What this machine gives at most; None: all it can."""
+
+    look_seconds: float = 60.0
+    """How often it is looked for a newer checkpoint."""
+
+    max_hours: float | None = None
+    name: str | None = None
+    """What askers see, in an open run; None: the Hub user's name. Where an authority admits, it says the name."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}.")
+        for name in ("cpu_threads", "memory_gigabytes", "most_codes_per_second", "look_seconds", "max_hours"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; expected a number above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingReport:
+    """What a server is doing."""
+
+    state: str
+    epoch: int
+    codes_per_second: float
+    num_drawn: int
+    num_askers: int
+    free_places: int
+
+
+class DrawingPeer:
+    """A server that has entered the swarm, with its weights in memory."""
+
+    def __init__(
+        self,
+        repository: str,
+        service: DrawService,
+        place: PlaceInSwarm,
+        rate: float,
+        fetch: "Fetch",
+        options: ServingOptions,
+        hear: Hear,
+    ) -> None:
+        self.repository, self.service, self.rate, self.hear = repository, service, rate, hear
+        self.peer_id = place.dht.peer_id.to_base58()
+        self.username = place.admission.username if place.admission.has_authority else options.name or hub_username()
+        self.found_new_generation = False
+        self._place, self._fetch, self._state, self._max_hours = place, fetch, "online", options.max_hours
+
+    def follow(self, stop: threading.Event) -> Iterator[ServingReport]:
+        """Renew the server's record, and serve newer checkpoints, until `stop` is set; yield what it is doing."""
+        deadline = time.monotonic() + 3600 * (self._max_hours or math.inf)
+        looking = threading.Thread(target=self._look, args=(stop,), name="newer checkpoints", daemon=True)
+        looking.start()
+        while not stop.is_set() and time.monotonic() < deadline:
+            self.announce("draining" if self.service.engine.is_paused else "online")
+            yield self.report()
+            stop.wait(SERVER_SECONDS / 3)
+        self.announce("draining")
+
+    def announce(self, state: str) -> None:
+        """Publish what is served now, and whether anything new is taken."""
+        self._state = state
+        current, service = self.service.checkpoints.current, self.service
+        self._place.records.publish_server(
+            ServerRecord(
+                peer_id=self.peer_id,
+                username=self.username,
+                state=self._state,
+                revision=current.revision,
+                epoch=current.epoch,
+                precision=service.checkpoints.precision,
+                package_version=package_version(),
+                draw_rate=float(self.rate),
+                free_places=service.places.free,
+                num_drawn=service.engine.num_drawn,
+            )
+        )
+
+    def report(self) -> ServingReport:
+        """Return what the server is doing."""
+        service = self.service
+        return ServingReport(
+            state=self._state,
+            epoch=service.checkpoints.current.epoch,
+            codes_per_second=self.rate,
+            num_drawn=service.engine.num_drawn,
+            num_askers=service.places.num_peers,
+            free_places=service.places.free,
+        )
+
+    def _look(self, stop: threading.Event) -> None:
+        while not stop.wait(self._fetch.look_seconds):
+            try:
+                newest = self._fetch.newer(self.service.checkpoints.current)
+            except (OSError, ValueError) as error:  # the Hub is away, or what it has is refused
+                logger.warning("The newest checkpoint cannot be served: %s", error)
+                continue
+            if self._fetch.found_new_generation:
+                self.found_new_generation = True
+                stop.set()
+            elif newest is not None:
+                self.service.checkpoints.replace(newest)
+                self.hear("serves", epoch=newest.epoch)
+            self.service.checkpoints.drop_unused()
+
+
+class Fetch:
+    """Fetches a run's checkpoints from the Hub, checked against the signed manifest."""
+
+    def __init__(self, snapshot: RunSnapshot, options: ServingOptions, device: str) -> None:
+        self.look_seconds, self.found_new_generation = options.look_seconds, False
+        self._repository, self._run, self._options, self._device = snapshot.repository, snapshot.run, options, device
+        self._keys = TrustedKeys(snapshot.run)
+
+    def load(self, snapshot: RunSnapshot) -> ServedCheckpoint:
+        """Download the weights of a commit and load them.
+
+        Raises:
+            CheckpointRefusedError: a file is not what the run's publisher has signed.
+            NothingToServeError: there are no weights.
+        """
+        snapshot = snapshot.trusting(self._keys)
+        weights_name(snapshot)  # refuses what is not signed, or not there, before it is downloaded
+        folder = downloaded_model(snapshot)
+        return load_served(folder, self._repository, precision=self._options.precision, device=self._device)
+
+    def newer(self, current: ServedCheckpoint) -> ServedCheckpoint | None:
+        """Return the newest checkpoint if it is another than the current one."""
+        snapshot = RunSnapshot.read(self._repository, in_cache=False)
+        if not self._keys.accepts(snapshot.run):
+            raise ValueError(f"The settings of {self._repository} name another organiser: they are ignored.")
+        self.found_new_generation = snapshot.run.generation > self._run.generation
+        if self.found_new_generation or weights_name(snapshot.trusting(self._keys)) == current.revision:
+            return None
+        return self.load(snapshot)
+
+
+@contextlib.contextmanager
+def serve_run(
+    repository: str,
+    *,
+    network: NetworkOptions = NetworkOptions(),
+    options: ServingOptions = ServingOptions(),
+    hear: Hear = hear_nothing,
+    takes_signals: bool = False,
+) -> Iterator[tuple[DrawingPeer, threading.Event]]:
+    """Draw a run's pictures for others; yield the server, and what ends its `follow` when it is set.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
+    `loading`, `measuring`, `serving`, and `serves` with each newer checkpoint.
+
+    Raises:
+        ValueError: the run has no weights yet, no entry address, or draws no pictures.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    device = torch_device(options.device)
+    torch.set_num_threads(options.cpu_threads or num_cores())
+    torch.backends.cudnn.allow_tf32 = False  # float32 is a promise to those who ask
+    snapshot = RunSnapshot.read(repository)
+    if snapshot.run.task != "text-to-image":
+        raise ValueError(
+            f"{repository} is a run of {snapshot.run.task}, which draws no pictures. Serve its layers: "
+            f"dalle-collab serve {repository} --blocks auto"
+        )
+    weights_name(snapshot)
+    with contextlib.ExitStack() as stack:
+        hear("asking", run=snapshot.run)
+        place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
+        hear("loading")
+        fetch = Fetch(snapshot, options, device)
+        first = fetch.load(snapshot)
+        hear("measuring")
+        rate = measured_rate(first.parts.model)
+        rate = min(rate, options.most_codes_per_second or rate)
+        memory = int(options.memory_gigabytes * 1e9)
+        _check_room(first.parts.model, memory)
+        engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
+        limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
+        loop = stack.enter_context(open_loop(place))
+        server = StreamServer(loop.p2p, place.namespace, place.introductions(), upload_limit=limit)
+        service = DrawService(
+            ServedCheckpoints(first, options.precision),
+            engine,
+            Quota("bytes for drawings", per_peer=memory, in_all=memory),
+            Quota("candidates", per_peer=PLACES_PER_PEER, in_all=PLACES, code="busy"),
+        )
+        loop.call(server.offer(service))
+        stack.callback(lambda: loop.call(server.leave(SECONDS_TO_FINISH)))
+        switch = PauseSwitch()
+        switch.on_switch = engine.pause
+        stop = stack.enter_context(stop_on_signals(switch)) if takes_signals else threading.Event()
+        place.admission.on_refusal(stop.set)
+        peer = DrawingPeer(repository, service, place, rate, fetch, options, hear)
+        hear("serving", peer=peer, addresses=visible_addresses(place.dht))
+        yield peer, stop
+
+
+def measured_rate(model: DalleCollabForConditionalGeneration) -> float:
+    """Return the codes a second of some candidates together, measured for a few seconds."""
+    input_ids = torch.full((1, model.config.text_sequence_length), model.config.pad_token_id, device=model.device)
+    stream = model.stream_image_codes(input_ids, every=1, num_candidates=MEASURED_CANDIDATES)
+    next(stream)
+    started, places = time.monotonic(), 1
+    first = places
+    for codes in stream:
+        places = codes.shape[2]
+        if time.monotonic() - started > SECONDS_OF_MEASURING:
+            break
+    return MEASURED_CANDIDATES * max(1, places - first) / max(time.monotonic() - started, 1e-6)
+
+
+def _check_room(model: DalleCollabForConditionalGeneration, memory: int) -> None:
+    least = needed_bytes(model.config, 1, is_guided=True)
+    if memory < least:
+        raise ValueError(
+            f"There are {memory / 1e9:.2f} GB for drawings, and one picture of this run takes {least / 1e9:.2f}. "
+            f"Give more: --memory {least / 1e9 * 8:.1f}"
+        )
+
+
+def downloaded_model(snapshot: RunSnapshot) -> Path:
+    """Download what is needed for drawing, check it against the signed manifest, and return its folder."""
+    folder = snapshot.download_matching(*MODEL_FILES)
+    manifest = snapshot.manifest
+    if manifest is None and (snapshot.keys.entries or snapshot.run.organiser_key):
+        raise CheckpointRefusedError(
+            f"The checkpoint of {snapshot.repository} is not signed, but the run has keys to sign with. Somebody has "
+            "removed the signature; ask the run's organiser."
+        )
+    for name, expected in ({} if manifest is None else manifest.files).items():
+        path = folder / name
+        is_needed = any(path.match(pattern) for pattern in MODEL_FILES)
+        if is_needed and (not path.is_file() or digest_file(path).sha256 != expected.sha256):
+            raise CheckpointRefusedError(
+                f"{name} of {snapshot.repository} at {snapshot.commit[:12]} is not what the run's publisher signed. "
+                f"Delete {folder} and start again."
+            )
+    return folder

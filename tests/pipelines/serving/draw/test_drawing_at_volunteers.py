@@ -1,0 +1,166 @@
+"""Volunteers' servers draw what one machine would, whatever happens to them; real processes, an embedded Hub."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from drawn_runs import drawn_run
+from PIL import Image
+from published_runs import the_line
+
+from pipelines.generation.image_generation import load_drawing_parts
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+
+PROMPTS = ("a small red star", "a large green circle")
+
+
+@pytest.fixture(scope="module")
+def run(hub, tmp_path_factory):
+    with drawn_run(hub, tmp_path_factory.mktemp("drawn"), "drawn-run") as published:
+        yield published
+
+
+@pytest.fixture(autouse=True)
+def no_servers_stay(run):
+    yield
+    run.close()
+
+
+def generate(commands, run, folder, *options, prompts=PROMPTS[:1], candidates=16, keep=16):
+    words = ("generate", run.name, *prompts, "--candidates", candidates, "--keep", keep, "--device", "cpu", "--json")
+    return commands.run(*words, "--output", "grid.png", *options, folder=folder, is_worker="--swarm" in options)
+
+
+def codes_of(done):
+    """Return what was drawn: for each prompt the codes by candidate's number."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in done.stdout.strip().splitlines()]
+    return [{one["candidate"]: one["image_codes"] for one in line["pictures"]} for line in lines]
+
+
+def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
+    for _ in range(2):
+        run.serve()
+    here = codes_of(generate(commands, run, tmp_path, prompts=PROMPTS))
+    theirs = generate(commands, run, tmp_path, "--swarm", prompts=PROMPTS)
+    assert codes_of(theirs) == here
+    assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
+    assert "Unchecked: only who holds the model can check" in theirs.stderr
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.width > 192
+
+
+def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
+    run.serve()
+    Image.new("RGB", (40, 40), "teal").save(tmp_path / "upper.png")
+    options = ("--complete", "upper.png", "--rows", 1, "--guidance-scale", 2, "--top-p", 0.9, "--seed", -5)
+    here = codes_of(generate(commands, run, tmp_path, *options))
+    theirs = codes_of(generate(commands, run, tmp_path, *options, "--swarm"))
+    assert theirs == here and len({tuple(codes[:4]) for codes in theirs[0].values()}) == 1
+
+
+@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
+def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path, blow):
+    """The first server is slow, so that it is in the middle of its part when the blow comes."""
+    slow, victim, _ = (run.serve("--max-codes-per-second", rate) for rate in (60, 60, 200))
+    here = codes_of(generate(commands, run, tmp_path, candidates=48, keep=48))
+    log = tmp_path / "swarm.log"
+    words = ("generate", run.name, PROMPTS[0], "--candidates", 48, "--keep", 48, "--device", "cpu", "--json", "--swarm")
+    words = [str(word) for word in (*words, "--output", tmp_path / "grid.png")]
+    with commands.started_worker(log, *words) as asking:
+        until_some_are_drawn(asking, log)
+        victim.signal(getattr(signal, blow))
+        assert asking.wait(240) == 0, log.read_text()
+    said = log.read_text()
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    theirs = {one["candidate"]: one["image_codes"] for one in json.loads(line)["pictures"]}
+    assert [theirs] == here, said
+    assert slow.process.poll() is None
+
+
+def until_some_are_drawn(asking, log):
+    deadline = time.monotonic() + 120
+    while "drawing: " not in log.read_text():
+        assert asking.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands, tmp_path):
+    run.serve()
+    none = generate(commands, run, tmp_path, "--swarm", "--precision", "int8", "--patience", 3)
+    line = the_line(none)
+    assert "no server of checkpoint" in line and "in int8 answers; 1 servers have other checkpoints" in line
+    assert f"dalle-collab serve {run.name}" in line
+
+
+def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
+    from drawn_runs import tiny_model
+
+    server = run.serve("--checkpoint-seconds", 0.5)
+    parts = load_drawing_parts(run.folder / "run", codec=run.folder / "codec")
+    old_commit = run.api.repo_info(run.name).sha
+    old_weights = {name: value.clone() for name, value in parts.model.state_dict().items()}
+    try:
+        run.publish(tiny_model(parts.model.config.text_vocab_size, seed=1), epoch=4)
+        server.wait_for("serves", 120)
+        here = codes_of(generate(commands, run, tmp_path))
+        theirs = generate(commands, run, tmp_path, "--swarm")
+        assert codes_of(theirs) == here and "(epoch 4, float32)" in theirs.stderr
+        old = generate(commands, run, tmp_path, "--swarm", "--revision", old_commit, "--patience", 3)
+        assert "no server of checkpoint" in the_line(old)
+    finally:
+        parts.model.load_state_dict(old_weights)
+        run.publish(parts.model, epoch=3)
+
+
+def test_a_server_that_is_asked_to_leave_finishes_what_it_has_begun(run, commands, tmp_path):
+    server = run.serve("--max-codes-per-second", 60)
+    here = codes_of(generate(commands, run, tmp_path, candidates=4, keep=4))
+    log = tmp_path / "swarm.log"
+    words = ("generate", run.name, PROMPTS[0], "--candidates", 4, "--keep", 4, "--device", "cpu", "--json", "--swarm")
+    with commands.started_worker(log, *map(str, (*words, "--output", tmp_path / "grid.png"))) as asking:
+        until_some_are_drawn(asking, log)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0, server.log.read_text()
+        run.serve()
+        assert asking.wait(120) == 0, log.read_text()
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    assert [{one["candidate"]: one["image_codes"] for one in json.loads(line)["pictures"]}] == here
+    assert "Left org/drawn-run" in server.log.read_text()
+
+
+def test_no_process_stays_when_a_server_is_killed(run):
+    from pipelines.chaos.faults.process_table import group_members
+
+    server = run.serve()
+    os.kill(server.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while group_members(server.process.pid):
+        assert time.monotonic() < deadline, group_members(server.process.pid)
+        time.sleep(0.05)
+
+
+def test_int8_servers_are_checked_and_a_sample_is_told(run, commands, tmp_path):
+    run.serve("--precision", "int8")
+    theirs = generate(commands, run, tmp_path, "--swarm", "--precision", "int8", "--audit")
+    assert len(codes_of(theirs)[0]) == 16
+    assert "(epoch 3, int8)" in theirs.stderr and "Checked: 4 of 16, at random." in theirs.stderr
+    assert "did not draw what was asked for" not in theirs.stderr
+
+
+def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
+    settings = json.loads((run.folder / "run" / "training_run.json").read_text())
+    run.api.create_repo("org/empty-run")
+    run.api.upload_file(
+        repo_id="org/empty-run",
+        path_in_repo="training_run.json",
+        path_or_fileobj=json.dumps(settings | dict(run_id="empty")).encode(),
+    )
+    line = the_line(commands.run("serve", "org/empty-run", is_worker=True))
+    assert "org/empty-run has published no checkpoint yet" in line and "dalle-collab run assist org/empty-run" in line
+    line = the_line(commands.run("serve", run.name, "--memory", 0.000001, is_worker=True))
+    assert "one picture of this run takes" in line and "--memory" in line

@@ -1,0 +1,163 @@
+"""Runs that others can draw from: a tiny model that has learned a little, published, and servers of it."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from entry_peers import started_entry_peers
+from forked_processes import ForkedProcess, fork_server
+from huggingface_hub import HfApi, constants
+from tiny_run_parts import write_tiny_clip_and_codec
+
+from hub_tools.local_hub import LocalHub
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.training.run.training_run import TrainingRun
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+TEXT_LENGTH, GRID, NUM_CODES = 8, 4, 12
+
+
+def tiny_model(
+    text_vocab_size: int, *, grid: int = GRID, seed: int = 0, layers: int = 3
+) -> DalleCollabForConditionalGeneration:
+    """Return an untrained model, always the same one for a seed."""
+    torch.manual_seed(seed)
+    config = DalleCollabConfig(
+        text_vocab_size=text_vocab_size,
+        codebook_size=NUM_CODES,
+        text_sequence_length=TEXT_LENGTH,
+        image_grid_size=grid,
+        hidden_size=32,
+        num_hidden_layers=layers,
+        attention_pattern=("row", "column"),
+        num_attention_heads=2,
+        head_dim=16,
+        conv_kernel_size=3,
+    )
+    return DalleCollabForConditionalGeneration(config).eval()
+
+
+def write_run_folder(folder: Path, name: str) -> None:
+    """Write a whole run with an untrained model: `run`, and its codec and CLIP as `codec` and `clip`."""
+    tokenizer, codec = write_tiny_clip_and_codec(folder)
+    processor = DalleCollabProcessor(
+        tokenizer,
+        image_codec_repository=f"org/{name}-codec",
+        image_codec_fingerprint=codec.fingerprint,
+        clip_repository=f"org/{name}-clip",
+        text_sequence_length=TEXT_LENGTH,
+    )
+    processor.save_pretrained(folder / "run")
+    write_weights(folder / "run", tiny_model(len(tokenizer)), epoch=3)
+
+
+def write_weights(folder: Path, model: DalleCollabForConditionalGeneration, *, epoch: int) -> None:
+    """Write a checkpoint's weights and state into a run's folder."""
+    model.save_pretrained(folder)
+    (folder / "run_state.json").write_text(json.dumps(dict(epoch=epoch, run_id="drawn")), encoding="utf-8")
+
+
+class DrawnRun:
+    """A finished run on the embedded Hub with an entry peer, and servers of it as processes."""
+
+    def __init__(self, hub: LocalHub, folder: Path, entry: list[str], name: str) -> None:
+        constants.HF_HUB_DISABLE_XET = True
+        self.hub, self.folder, self.name = hub, folder, f"org/{name}"
+        self.api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
+        write_run_folder(folder, name)
+        run = TrainingRun(
+            run_id="drawn",
+            dataset_repository="made/up",
+            dataset_revision="none",
+            num_epochs=3,
+            num_warmup_epochs=1,
+            entry_addresses=tuple(entry),
+        )
+        (folder / "run" / "training_run.json").write_text(run.to_json(), encoding="utf-8")
+        for part, repository in (("run", self.name), ("codec", f"{self.name}-codec"), ("clip", f"{self.name}-clip")):
+            self.api.create_repo(repository)
+            self.api.upload_folder(repo_id=repository, folder_path=folder / part)
+        self.environment = {**hub.environment(hub.alice_token), "OMP_NUM_THREADS": "1"}
+        self.servers: list[Server] = []
+
+    def publish(self, model: DalleCollabForConditionalGeneration, *, epoch: int) -> None:
+        """Publish another checkpoint."""
+        write_weights(self.folder / "run", model, epoch=epoch)
+        self.api.upload_folder(repo_id=self.name, folder_path=self.folder / "run")
+
+    def serve(self, *options: object) -> "Server":
+        """Start a server; return it when it serves."""
+        server = self.begin_serving(*options)
+        server.wait_for("serving")
+        return server
+
+    def begin_serving(self, *options: object) -> "Server":
+        """Start a server and return at once."""
+        self.servers.append(Server(self, len(self.servers), options))
+        return self.servers[-1]
+
+    def close(self) -> None:
+        """End all servers."""
+        for server in self.servers:
+            server.kill()
+
+
+class Server:
+    """`dalle-collab serve` in a process group of its own."""
+
+    def __init__(self, run: DrawnRun, number: int, options: tuple[object, ...]) -> None:
+        self.events, self.log = run.folder / f"events-{number}.jsonl", run.folder / f"server-{number}.log"
+        words = [
+            "serve",
+            run.name,
+            "--host",
+            LOOPBACK,
+            "--cpu-threads",
+            1,
+            "--startup-timeout",
+            240,
+            "--name",
+            f"giver-{number}",
+        ]
+        arguments = [str(word) for word in (*words, "--events", self.events, *options)]
+        environment = {**run.environment, "DALLE_COLLAB_WORKER": "1"}
+        self.process = ForkedProcess(
+            fork_server(run.environment), "pipelines.command_line.main", arguments, self.log, environment
+        )
+
+    def wait_for(self, event: str, seconds: float = 180) -> dict:
+        """Wait for an event of the server's; return it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            lines = self.events.read_text().splitlines() if self.events.exists() else []
+            found = [line for line in map(json.loads, lines) if line.get("event") == event]
+            if found:
+                return found[-1]
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"no {event} in {seconds} s: {self.log.read_text()}"
+            time.sleep(0.05)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of the server."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kill all processes of the server."""
+        self.signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def drawn_run(hub: LocalHub, folder: Path, name: str) -> Iterator[DrawnRun]:
+    """Publish a finished run and start its entry peer for the length of the block."""
+    with started_entry_peers(folder, entry={}) as addresses:
+        run = DrawnRun(hub, folder, addresses["entry"], name)
+        try:
+            yield run
+        finally:
+            run.close()
