@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from pipelines.serving.blocks.dalle_span import add_prompt
-from pipelines.serving.blocks.spans import InvalidRequestError, Padding, StackShape, whole_number
+from pipelines.serving.blocks.spans import InvalidRequestError, Padding, StackShape, tensor_prefixes, whole_number
 from pipelines.serving.blocks.weights import PublishedModel
 
 MOST_SAMPLES, MOST_POSITIONS = 1024, 2**17
@@ -110,7 +110,7 @@ class CausalSpan:
             setattr(body, names.positions, NoPositions())
         body.set_input_embeddings(nn.Identity())
         before = f"{names.body}.{names.layers}."
-        found = model.read([f"{before}{layer}." for layer in layers])
+        found = model.read(tensor_prefixes(model.config, layers))
         renamed = {}
         for name, tensor in found.items():
             number, _, rest = name.removeprefix(before).partition(".")
@@ -171,6 +171,18 @@ class CausalSpan:
             for handle in handles:
                 handle.remove()
 
+    def opening_of_one(self) -> list[dict[str, Any]]:
+        """See `Span.opening_of_one`."""
+        return [dict(do="open", num_samples=1, length=self.most_places())]
+
+    def positions_of_prompt(self) -> int:
+        """See `Span.positions_of_prompt`."""
+        return 1
+
+    def most_places(self) -> int:
+        """See `Span.most_places`."""
+        return getattr(self.config, "max_position_embeddings", None) or MOST_POSITIONS
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The layers."""
@@ -178,7 +190,7 @@ class CausalSpan:
 
     def check_sequence(self, samples: int, positions: int) -> int:
         """See `Span.check_sequence`."""
-        most = getattr(self.config, "max_position_embeddings", None) or MOST_POSITIONS
+        most = self.most_places()
         if samples < 1 or not 1 <= positions <= most:
             raise InvalidRequestError(f"{samples} sequences have {positions} positions, expected 1 to {most}.")
         scores = 3 * self.config.num_attention_heads * positions * positions
@@ -202,8 +214,7 @@ class CausalSession:
     def __init__(self, span: CausalSpan, body: Mapping[str, Any], prompts: Tensor | None) -> None:
         self.span, self.prompts = span, prompts
         self.num_samples = whole_number(body, "num_samples", 1, MOST_SAMPLES)
-        most = getattr(span.config, "max_position_embeddings", None) or MOST_POSITIONS
-        self.length = whole_number(body, "length", 1, most)
+        self.length = whole_number(body, "length", 1, span.most_places())
         if prompts is not None and prompts.shape[1] > self.length:
             raise InvalidRequestError("Learned prompts are longer than the sequence.")
         self.cache = DynamicCache(config=span.config)

@@ -47,8 +47,7 @@ class DalleSpan:
         """See `load_span`; `weights` may be float32 or int8."""
         config = DalleCollabConfig(**model.config)
         config._attn_implementation = "sdpa"
-        groups = sorted(set(config.layer_groups[layers.start : layers.stop]))
-        names = [f"{STACK}layers.{layer}." for layer in layers] + [f"{STACK}groups.{group}." for group in groups]
+        names = prefixes_of(model.config, layers)
         with torch.device("meta"):
             stack = DalleCollabStack(config)
         tensors = {
@@ -60,8 +59,8 @@ class DalleSpan:
             raise ValueError(f"The weights of {model.name} lack {', '.join(missing[:3])}: they do not fit config.json.")
         stack.requires_grad_(False).eval()
         if weights == "int8":
-            for group in groups:
-                replace_by_int8(stack.groups[group])
+            for group in dict.fromkeys(group for _, _, group in stack.parts_of_layers(layers)):
+                replace_by_int8(group)
         elif weights != "float32":
             raise ValueError(f"weights is {weights!r}, expected float32 or int8.")
         return cls(stack, layers)
@@ -101,6 +100,22 @@ class DalleSpan:
         a_layer = ACTIVATIONS_OF_A_LAYER * positions * config.hidden_size + 3 * scores
         return samples * BYTES * (stored * a_layer + 8 * positions * config.hidden_size)
 
+    def opening_of_one(self) -> list[dict[str, Any]]:
+        """See `Span.opening_of_one`."""
+        return [
+            dict(do="open", num_prompts=1, num_places=0),
+            dict(do="prefill", prompts=1),
+            dict(do="start", num_candidates=1, window=1),
+        ]
+
+    def positions_of_prompt(self) -> int:
+        """See `Span.positions_of_prompt`."""
+        return self.config.text_block_length
+
+    def most_places(self) -> int:
+        """See `Span.most_places`."""
+        return self.config.num_image_codes - 1
+
     @property
     def products(self) -> Products:
         """Products with this span's weights in a layout that is faster for some rows; made once, when first needed."""
@@ -109,6 +124,12 @@ class DalleSpan:
             used = dict.fromkeys(group for _, _, group in self.stack.parts_of_layers(whole.layers))
             whole._products = packed_products(module for group in used for module in group.modules())
         return whole._products
+
+
+def prefixes_of(values: Mapping[str, Any], layers: range) -> list[str]:
+    """See `tensor_prefixes`: the layers' own parameters, and those of the groups that share their weights."""
+    groups = sorted(set(DalleCollabConfig(**values).layer_groups[layers.start : layers.stop]))
+    return [f"{STACK}layers.{layer}." for layer in layers] + [f"{STACK}groups.{group}." for group in groups]
 
 
 def add_prompt(stream: Tensor, prompt: Tensor) -> Tensor:

@@ -31,6 +31,10 @@ class BlocksService:
         self._server, self._idle_seconds = server, idle_seconds
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="blocks")
 
+    def use(self, server: BlockServer) -> None:
+        """Serve these layers from now on; sessions that are open end with those that they began with."""
+        self._server = server
+
     def about(self) -> Mapping[str, Any]:
         """See `Service.about`."""
         return self._server.about()

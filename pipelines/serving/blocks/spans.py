@@ -93,6 +93,15 @@ class Span(Protocol):
     def check_sequence(self, samples: int, positions: int) -> int:
         """Return the bytes that forward and backward take for sequences; raises InvalidRequestError for others."""
 
+    def opening_of_one(self) -> list[dict[str, Any]]:
+        """Return the messages with which a generation of one sample begins, without the layers and the states."""
+
+    def positions_of_prompt(self) -> int:
+        """Return the positions of the shortest prompt."""
+
+    def most_places(self) -> int:
+        """Return how many places a generation reads at most."""
+
 
 def stack_shape(config: Mapping[str, Any]) -> StackShape:
     """Return the shape of a published model's layers. ValueError if its blocks cannot be served."""
@@ -115,12 +124,7 @@ def load_span(
         ValueError: there are no such layers, or the model is of a kind whose blocks cannot be served.
         CheckpointRefusedError: a tensor is not what the run's publisher signed.
     """
-    shape = stack_shape(model.config)
-    if not 0 <= layers.start < layers.stop <= shape.num_layers:
-        raise ValueError(
-            f"{model.name} has the layers 0:{shape.num_layers}, not {layers.start}:{layers.stop}. "
-            f"Cure: --blocks 0:{shape.num_layers}, or a part of them"
-        )
+    check_layers(model, layers)
     if model.config.get("model_type") == DALLE:
         from pipelines.serving.blocks.dalle_span import DalleSpan
 
@@ -128,6 +132,28 @@ def load_span(
     from pipelines.serving.blocks.causal_span import CausalSpan
 
     return CausalSpan.load(model, layers, torch.device(device), weights)
+
+
+def check_layers(model: PublishedModel, layers: range) -> None:
+    """Raise ValueError unless the model has these layers."""
+    num_layers = stack_shape(model.config).num_layers
+    if not 0 <= layers.start < layers.stop <= num_layers:
+        raise ValueError(
+            f"{model.name} has the layers 0:{num_layers}, not {layers.start}:{layers.stop}. "
+            f"Cure: --blocks 0:{num_layers}, or a part of them"
+        )
+
+
+def tensor_prefixes(config: Mapping[str, Any], layers: range) -> list[str]:
+    """Return how the names of these layers' tensors begin."""
+    if config.get("model_type") == DALLE:
+        from pipelines.serving.blocks.dalle_span import prefixes_of
+
+        return prefixes_of(config, layers)
+    from pipelines.serving.blocks.causal_span import body_names
+
+    names = body_names(config)
+    return [f"{names.body}.{names.layers}.{layer}." for layer in layers]
 
 
 def whole_number(body: Mapping[str, Any], name: str, low: int, high: int) -> int:

@@ -72,6 +72,11 @@ class PublishedModel:
                 found[name] = self._tensor(name, content[first - start : last - start])
         return found
 
+    def num_bytes(self, prefixes: Sequence[str]) -> int:
+        """Return the size of the tensors whose names begin with one of the prefixes."""
+        offsets = [entry["data_offsets"] for name, entry in self.header.items() if name.startswith(tuple(prefixes))]
+        return sum(end - start for start, end in offsets)
+
     def _tensor(self, name: str, content: bytes) -> Tensor:
         if self.digests is not None and hashlib.sha256(content).hexdigest() != self.digests.get(name):
             raise CheckpointRefusedError(
@@ -82,8 +87,10 @@ class PublishedModel:
         return torch.frombuffer(bytearray(content), dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
 
 
-def find_model(name: str, revision: str | None = None) -> PublishedModel:
+def find_model(name: str, revision: str | None = None, *, snapshot: RunSnapshot | None = None) -> PublishedModel:
     """Look up a folder, or a repository at a commit: its configuration, the header of its weights, its manifest.
+
+    `snapshot` is the run's at this commit, as this process trusts it; by default the commit's own keys count.
 
     Raises:
         ValueError: there is no such model, or its weights are not one safetensors file.
@@ -109,7 +116,7 @@ def find_model(name: str, revision: str | None = None) -> PublishedModel:
         header=header,
         first_byte=first_byte,
         read_range=read,
-        digests=_signed_digests(name, commit),
+        digests=_signed_digests(name, commit, snapshot),
     )
 
 
@@ -158,10 +165,10 @@ def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]
     return header, 8 + length
 
 
-def _signed_digests(name: str, commit: str) -> Mapping[str, str] | None:
-    if not HfApi().file_exists(name, TRAINING_RUN_FILE, revision=commit):
+def _signed_digests(name: str, commit: str, snapshot: RunSnapshot | None) -> Mapping[str, str] | None:
+    if snapshot is None and not HfApi().file_exists(name, TRAINING_RUN_FILE, revision=commit):
         return None
-    snapshot = RunSnapshot.read(name, commit)
+    snapshot = snapshot or RunSnapshot.read(name, commit)
     if snapshot.manifest is not None:
         return snapshot.manifest.files[WEIGHTS_FILE].tensors
     if snapshot.keys.entries or snapshot.run.organiser_key:

@@ -10,7 +10,6 @@ from torch import Tensor
 from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
 from pipelines.serving.blocks.sessions import Answer
-from pipelines.swarm.records import ServerRecord
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation, silence_seconds
 from pipelines.swarm.streams.introductions import Introductions
@@ -21,23 +20,6 @@ NEWEST = 0.3
 """How much the newest answer counts in the usual time of one."""
 
 SECONDS_BETWEEN_READINGS = 5.0
-MOST_LAYERS = 4096
-
-
-def served_spans(records: Mapping[bytes, ServerRecord]) -> list[ServedSpan]:
-    """Return the spans in servers' records; what cannot be a span is left out."""
-    return [
-        ServedSpan(
-            peer=record.peer_id,
-            start=record.first_layer,
-            end=record.end_layer,
-            revision=record.revision,
-            layers_per_second=record.layer_rate,
-            is_online=record.state == "online",
-        )
-        for record in records.values()
-        if record.first_layer < record.end_layer <= MOST_LAYERS and record.layer_rate > 0
-    ]
 
 
 class StreamSwarm:
