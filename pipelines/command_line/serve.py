@@ -77,7 +77,7 @@ def serve(
         return
     if max_codes_per_second is not None:
         raise ValueError("--max-codes-per-second limits drawings and has no effect on --blocks. Leave one out.")
-    from pipelines.command_line.terminal.block_server import run_block_server
+    from pipelines.command_line.block_server import run_block_server
 
     options.pop("most_codes_per_second")
     run_block_server(repository, network, options | {"blocks": blocks}, events=EventFile(events))
