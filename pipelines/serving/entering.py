@@ -59,7 +59,7 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
     if not run.entry_addresses:
         raise ValueError(
             f"{repository} has no entry address yet. Its organiser starts one, which stays after the last epoch: "
-            f"dalle-collab run assist {repository}"
+            f"dalle-collab run assist {repository} --stay"
         )
     with contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, repository, network))
@@ -88,8 +88,8 @@ def weights_name(snapshot: RunSnapshot) -> str:
     from huggingface_hub import HfApi
 
     for entry in HfApi().get_paths_info(snapshot.repository, [WEIGHTS_FILE], revision=snapshot.commit):
-        if getattr(entry, "lfs", None) is not None:
-            return entry.lfs.sha256
+        if (stored := getattr(entry, "lfs", None)) is not None:
+            return str(stored.sha256)
     raise NothingToServeError(
         f"{snapshot.repository} has published no checkpoint yet: wait for the auxiliary peer's first one. If none is "
         f"running, start it with: dalle-collab run assist {snapshot.repository}"

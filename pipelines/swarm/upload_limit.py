@@ -35,6 +35,6 @@ class UploadLimit:
 
 
 async def pass_bytes(limit: UploadLimit | None, number: int) -> None:
-    """Wait until `number` bytes may be sent; without a limit that is now."""
-    if limit is not None:
+    """Wait until `number` bytes may be sent; without a limit, or if there are none, that is now."""
+    if limit is not None and number:
         await asyncio.sleep(limit.book(number, time.monotonic()))

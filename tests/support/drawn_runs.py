@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -67,7 +67,10 @@ class DrawnRun:
 
     def __init__(self, hub: LocalHub, folder: Path, entry: list[str], name: str) -> None:
         constants.HF_HUB_DISABLE_XET = True
-        self.hub, self.folder, self.name = hub, folder, f"org/{name}"
+        self.hub, self.folder, self.name, self.entry = hub, folder, f"org/{name}", entry
+        self.end_entry: Callable[[], None] = lambda: None
+        """Ends the entry peer before its time."""
+
         self.api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
         write_run_folder(folder, name)
         run = TrainingRun(
@@ -96,9 +99,19 @@ class DrawnRun:
         server.wait_for("serving")
         return server
 
+    def assist(self) -> "Server":
+        """Start the entry of the run, which is over; return it when it is there."""
+        words = ("run", "assist", self.name, "--stay", "--host", LOOPBACK, "--startup-timeout", 240)
+        self.servers.append(Server(self, len(self.servers), words))
+        self.servers[-1].wait_for("entry")
+        return self.servers[-1]
+
     def begin_serving(self, *options: object) -> "Server":
         """Start a server and return at once."""
-        self.servers.append(Server(self, len(self.servers), options))
+        number = len(self.servers)
+        words = ("serve", self.name, "--host", LOOPBACK, "--startup-timeout", 240)
+        own = ("--cpu-threads", 1, "--name", f"giver-{number}")
+        self.servers.append(Server(self, number, (*words, *own, *options)))
         return self.servers[-1]
 
     def close(self) -> None:
@@ -108,23 +121,11 @@ class DrawnRun:
 
 
 class Server:
-    """`dalle-collab serve` in a process group of its own."""
+    """A command that serves, in a process group of its own."""
 
-    def __init__(self, run: DrawnRun, number: int, options: tuple[object, ...]) -> None:
+    def __init__(self, run: DrawnRun, number: int, words: tuple[object, ...]) -> None:
         self.events, self.log = run.folder / f"events-{number}.jsonl", run.folder / f"server-{number}.log"
-        words = [
-            "serve",
-            run.name,
-            "--host",
-            LOOPBACK,
-            "--cpu-threads",
-            1,
-            "--startup-timeout",
-            240,
-            "--name",
-            f"giver-{number}",
-        ]
-        arguments = [str(word) for word in (*words, "--events", self.events, *options)]
+        arguments = [str(word) for word in (*words, "--events", self.events)]
         environment = {**run.environment, "DALLE_COLLAB_WORKER": "1"}
         self.process = ForkedProcess(
             fork_server(run.environment), "pipelines.command_line.main", arguments, self.log, environment
@@ -155,8 +156,10 @@ class Server:
 @contextlib.contextmanager
 def drawn_run(hub: LocalHub, folder: Path, name: str) -> Iterator[DrawnRun]:
     """Publish a finished run and start its entry peer for the length of the block."""
-    with started_entry_peers(folder, entry={}) as addresses:
+    with contextlib.ExitStack() as entry:
+        addresses = entry.enter_context(started_entry_peers(folder, entry={}))
         run = DrawnRun(hub, folder, addresses["entry"], name)
+        run.end_entry = entry.close
         try:
             yield run
         finally:

@@ -33,7 +33,10 @@ def assist(
     evaluation_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     evaluation_hours: Annotated[float, typer.Option(help="An evaluation that takes longer is given up.")] = 6.0,
     help_averaging: Annotated[
-        bool, typer.Option("--help-averaging", help="Reduce for the others when this link makes their rounds shorter.")
+        bool, typer.Option(help="Reduce gradients for the others when this link makes their rounds shorter.")
+    ] = True,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Remain the swarm's entry after the last epoch: for serving and drawing.")
     ] = False,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
@@ -43,9 +46,9 @@ def assist(
     """Start an auxiliary peer: newcomers find the swarm through it, and it publishes checkpoints and metrics.
 
     It needs no GPU. It announces its addresses in the run's repository, keeps the training state, serves it when all
-    trainers have left, and resumes from the newest checkpoint after a restart. With --help-averaging and a fast link
-    it reduces gradients for the others. While the Hub is down it spools checkpoints to disk. If there are several
-    auxiliary peers, one publishes; another takes over if it goes silent.
+    trainers have left, and resumes from the newest checkpoint after a restart. With a fast link it reduces gradients
+    for the others. While the Hub is down it spools checkpoints to disk. If there are several auxiliary peers, one
+    publishes; another takes over if it goes silent.
 
     Publishers must be listed. On the machine where the run was created it lists itself; on another one it prints the
     command with which the organiser does so, and publishes from then on.
@@ -55,6 +58,8 @@ def assist(
       dalle-collab run assist my-org/birds --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key
 
       dalle-collab run assist my-org/birds --tracker wandb
+
+      dalle-collab run assist my-org/birds --stay
 
       dalle-collab run assist my-org/birds --evaluation-interval-epochs 500 --evaluation-records 400
 
@@ -93,4 +98,4 @@ def assist(
         evaluation=evaluation,
         helps_averaging=help_averaging,
     )
-    run_auxiliary_peer(repository, network, options, events=EventFile(events))
+    run_auxiliary_peer(repository, network, options, events=EventFile(events), stays=stay)

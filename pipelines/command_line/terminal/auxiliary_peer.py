@@ -19,10 +19,30 @@ if TYPE_CHECKING:
 
 
 def run_auxiliary_peer(
-    repository: str, network: NetworkOptions, options: "AuxiliaryOptions", *, events: EventFile
+    repository: str, network: NetworkOptions, options: "AuxiliaryOptions", *, events: EventFile, stays: bool = False
 ) -> None:
-    """Assist a run until it is finished and published, or a signal asks to stop; publish the held state at the end."""
+    """Assist a run until it is finished and published, or a signal asks to stop; publish the held state at the end.
+
+    With `stays` the swarm keeps its entry afterwards, until a signal asks to stop.
+    """
     console = become_worker()
+    from pipelines.training.peer.training_peer import RunFinishedError
+
+    try:
+        was_stopped = _assist(console, repository, network, options, events)
+    except RunFinishedError:
+        if not stays:
+            raise
+        _keep_entry(console, repository, network, events)
+        return
+    if stays and not was_stopped:
+        raise typer.Exit(START_AGAIN_EXIT_CODE)  # from a fresh process: hivemind forks
+
+
+def _assist(
+    console: Console, repository: str, network: NetworkOptions, options: "AuxiliaryOptions", events: EventFile
+) -> bool:
+    """Do so; return whether a signal asked to stop."""
     from pipelines.training.auxiliary.assisting import assist_run
     from pipelines.training.auxiliary.publishing.hub_publisher import RunRolledBackError
     from pipelines.training.metrics.trackers import check_trackers
@@ -56,6 +76,35 @@ def run_auxiliary_peer(
                 console.print(
                     f"Published epoch {peer.publisher.published_epoch} as commit {commit[:12]} before leaving."
                 )
+            return assistance.stop.is_set()
+
+
+def _keep_entry(console: Console, repository: str, network: NetworkOptions, events: EventFile) -> None:
+    """Keep the entry of a run that is over until a signal asks to stop."""
+    from pipelines.training.auxiliary.entry_keeping import kept_entry
+
+    with console.status(f"Reading {repository}") as status:
+
+        def hear(event: str, **values: Any) -> None:
+            if event == "asking":
+                status.update(f"{what_entering_asks(values['run'])} {repository}")
+            else:
+                console.print("None of the announced entry addresses answers: starting a new swarm from here.")
+
+        with kept_entry(repository, network=network, hear=hear, takes_signals=True) as entry:
+            console.print(
+                f"{repository} is over; this is an entry for who serves it (dalle-collab serve {repository}) and who "
+                f"draws (dalle-collab generate {repository} ... --swarm): {', '.join(entry.addresses)}",
+                soft_wrap=True,
+                highlight=False,
+            )
+            events.happened("entry", addresses=entry.addresses)
+            while not entry.stop.wait(10.0):
+                servers = entry.records.servers()
+                status.update(f"{len(servers)} servers")
+    if entry.watch.found_new_generation:
+        console.print(f"{repository} was rolled back: assisting its new generation.")
+        raise typer.Exit(START_AGAIN_EXIT_CODE)
 
 
 def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:

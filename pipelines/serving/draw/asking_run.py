@@ -1,10 +1,11 @@
 """Drawing at a run's servers as a library call: the recipe of who asks, from the run's name to the candidates."""
 
 import contextlib
-import logging
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,6 @@ from pipelines.swarm.streams.conversation import Conversation
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
-
-logger = logging.getLogger(__name__)
 
 NUM_FOR_HONESTY = 8
 """Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
@@ -48,7 +47,7 @@ class SwarmStudio:
     servers: Callable[[], list[DrawingServer]]
     """Return who draws now, of any checkpoint and precision."""
 
-    def wish(self, caption: str, **values: object) -> Wish:
+    def wish(self, caption: str, **values: Any) -> Wish:
         """Return a wish for a caption; `values` are the fields of `Wish`."""
         return Wish(
             revision=self.revision,
@@ -76,13 +75,11 @@ class Auditor:
         """Measure what honest servers of this precision are off by; for float32 it is known."""
         if self.book.knows(self._precision):
             return
-        import copy
-
         rounded = copy.deepcopy(self.model)
         if self._precision == "int8":
             rounded.use_int8_weights()
         else:
-            rounded.to(getattr(torch, self._precision))
+            rounded.bfloat16()
         numbers = wish.numbers(range(NUM_FOR_HONESTY), self.model.config)
         given = None if wish.image_prompt is None else wish.image_prompt
         codes = self.model.generate_image_codes(

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.generation.image_generation import DrawingParts, load_drawing_parts
 from pipelines.serving.draw.requests import PRECISIONS, Wish, tokenizer_name
@@ -42,9 +40,9 @@ def load_served(folder: Path, name: str, *, precision: str, device: str) -> Serv
     weights = "int8" if precision == "int8" else "published"
     parts = load_drawing_parts(folder, device=device, weights=weights)
     if precision == "bfloat16":
-        parts.model.to(torch.bfloat16)
+        parts.model.bfloat16()
     revision = digest_file(folder / WEIGHTS_FILE).sha256
-    logger.info("Loaded epoch %s of %s in %s.", parts.epoch, name, precision)
+    logger.debug("Loaded epoch %s of %s in %s.", parts.epoch, name, precision)
     return ServedCheckpoint(
         revision=revision, epoch=parts.epoch or 0, parts=parts, tokenizer=tokenizer_name(parts.processor)
     )

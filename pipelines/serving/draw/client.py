@@ -216,9 +216,10 @@ class _OneDrawing:
             self._refused[server.name] = refusal.text
             logger.info("%s refuses: %s", server.name, refusal.text)
         except PeerGoneError as error:
-            alone = GONE_SECONDS * 2 ** self._num_gone.get(server.peer, 0)
-            self._num_gone[server.peer] = self._num_gone.get(server.peer, 0) + 1
-            logger.info("%s has gone: %s", server.name, error)
+            before = self._num_gone.get(server.peer, 0)
+            alone = GONE_SECONDS * 2**before
+            self._num_gone[server.peer] = before + 1
+            logger.log(logging.DEBUG if before else logging.INFO, "%s has gone: %s", server.name, error)
         finally:
             self._left_alone[server.peer] = time.monotonic() + alone
             self.num_lost += sum(

@@ -129,7 +129,8 @@ class DrawEngine:
                 self._tell(job, None)
             return
         for job, own in zip(batch, codes, strict=True):  # (candidate, number)
-            self._tell(job, own[:, max(job.num_told, job.request.wish.num_given) :].int().cpu())
+            if (new := own[:, max(job.num_told, job.request.wish.num_given) :]).shape[1]:
+                self._tell(job, new.int().cpu())
             job.num_told = own.shape[1]
         self._active.append((batch, stream))
         if self._pace is not None:

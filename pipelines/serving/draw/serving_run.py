@@ -273,8 +273,8 @@ def _check_room(model: DalleCollabForConditionalGeneration, memory: int) -> None
     least = needed_bytes(model.config, 1, is_guided=True)
     if memory < least:
         raise ValueError(
-            f"There are {memory / 1e9:.2f} GB for drawings, and one picture of this run takes {least / 1e9:.2f}. "
-            f"Give more: --memory {least / 1e9 * 8:.1f}"
+            f"There are {memory / 1e9:.2g} GB for drawings, and one picture of this run takes {least / 1e9:.2g}. "
+            f"Give more: --memory {8 * least / 1e9:.2g}"
         )
 
 

@@ -47,7 +47,7 @@ class AuxiliaryOptions:
     evaluation: EvaluationOptions | None = None
     """How published checkpoints are evaluated; None: they are not."""
 
-    helps_averaging: bool = False
+    helps_averaging: bool = True
     """Whether this peer reduces a share of the gradients when its link makes the rounds shorter."""
 
     def __post_init__(self) -> None:

@@ -176,9 +176,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     ) -> StreamOf[averaging_pb2.AveragingData]:
         """Pass a reducer's answers on to a member of the same round that did not get them; see `RoundAnswers`."""
         group_id, reducer, part_indices = read_answers_request(request)
-        await self.until_group_is_checked(group_id)  # who only listens may ask before this peer has begun
-        answers = self._answers.get(group_id)
-        if answers is None:
+        if group_id not in self._answers:  # who only listens may ask before this peer has begun
+            await self.until_group_is_checked(group_id)
+        if (answers := self._answers.get(group_id)) is None:
             return
         async for message in until_reader_closes(answers.given_to(context.remote_id, reducer, part_indices)):
             await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
@@ -357,10 +357,13 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             # Members that lack answers ask at once; the memory is worth more than a late one.
             asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._answers.pop, group_id, None)
             asyncio.get_running_loop().call_later(ANSWERS_SECONDS, checks.close, group_id)
-            is_half = succeeded and self._num_attempts_left > 0 and self._lacks_answers(runner)
-            if is_half or not succeeded:
+            failed = self._failed_reducers(runner) if succeeded and self._num_attempts_left > 0 else set()
+            is_half, duration = bool(failed), time.monotonic() - started
+            if is_half:  # all that was sent has come, also from who was the last
+                search.meet_again(members, followers, failed, round_seconds=duration)
+            elif not succeeded:
                 search.meet_again(members, followers, runner.late_senders | runner.bad_reducers)
-            self._record_round(runner, time.monotonic() - started, succeeded, is_over=succeeded and not is_half)
+            self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
         if runner.share_averaged == 1.0 and self._division is not None:
             self._division.note_round(runner.delivered_mbit())
@@ -393,10 +396,10 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         is_last = self._num_attempts_left == 0
         return None if is_last else self._attempt_times.seconds
 
-    def _lacks_answers(self, runner: Round) -> bool:
-        """Return whether a part has no average that can be used; the others then lack it too."""
-        offences = {offence for _, offence in runner.offences}
-        return bool(offences & {Offence.NO_ANSWER, Offence.BAD_ANSWER}) and runner.share_averaged < 1.0
+    def _failed_reducers(self, runner: Round) -> set[PeerID]:
+        """Return those whose parts have no average that can be used; the others then lack it too."""
+        failed = {peer for peer, offence in runner.offences if offence in (Offence.NO_ANSWER, Offence.BAD_ANSWER)}
+        return failed if runner.share_averaged < 1.0 else set()
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; a non-finite vector is replaced by zeros and weighs nothing."""

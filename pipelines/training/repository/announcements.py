@@ -48,6 +48,12 @@ def announce_auxiliary(
     commit_changes(repository, changes, "Announce entry addresses", before_commit=before_commit)
 
 
+def announce_entry(repository: str, addresses: Sequence[str]) -> bool:
+    """Write the swarm's entry addresses into the repository; return whether others were there."""
+    change = dict(entry_addresses=tuple(addresses))
+    return commit_changes(repository, lambda head: _changed_settings(head, **change), "Announce an entry") is not None
+
+
 def _changed_settings(head: RunSnapshot, **changes: Any) -> list[CommitOperationAdd]:
     changed = head.run.replace(**changes)
     if changed == head.run:

@@ -33,6 +33,10 @@ RETRY_SHARE = 0.5
 """Share of the matchmaking time that the leader of a retried group waits for the others. They were together just now,
 so there are no latecomers to wait for."""
 
+SPREAD_SHARE = 0.25
+"""Members finish a round that lacks answers one after the other, as their links allow: the leader of its retry waits
+longer by this share of what the round took it. A group that is complete begins at once."""
+
 FOLLOWERS_PATIENCE = 2.0
 """A follower looks this many times as long: the leader may abort the round later, and must end its search earlier."""
 
@@ -40,9 +44,9 @@ SECONDS_TO_ASK = 0.2
 """Seconds for which a named leader is asked. After that it is named again: it may be looking by then."""
 
 
-def retry_seconds(matchmaking_seconds: float) -> float:
-    """Return how long a leader searches after an aborted round."""
-    return RETRY_SHARE * matchmaking_seconds
+def retry_seconds(matchmaking_seconds: float, round_seconds: float = 0.0) -> float:
+    """Return how long a leader searches after an aborted round, or after one that lacked answers and took so long."""
+    return RETRY_SHARE * matchmaking_seconds + SPREAD_SHARE * round_seconds
 
 
 class GroupSearch:
@@ -79,6 +83,7 @@ class GroupSearch:
         self._late: frozenset[PeerID] = frozenset()
         self._members: tuple[PeerID, ...] = ()
         self._followers: frozenset[PeerID] = frozenset()
+        self._retry_seconds = retry_seconds(self._seconds)
 
     @property
     def avoided(self) -> Collection[PeerID]:
@@ -112,15 +117,22 @@ class GroupSearch:
             self._matchmaking.was_accepted_to_group.clear()
 
     def meet_again(
-        self, members: Sequence[PeerID], followers: Collection[PeerID] = (), late: Collection[PeerID] = ()
+        self,
+        members: Sequence[PeerID],
+        followers: Collection[PeerID] = (),
+        late: Collection[PeerID] = (),
+        round_seconds: float = 0.0,
     ) -> None:
         """Make the next search among the members of an aborted round, without asking the DHT.
+
+        `round_seconds` is how long it took if its members went through it to its end; see `retry_seconds`.
 
         Excluded are those the round waited for (`late`) and those who were silent; see `watch`. The first of the others
         in the group's order, which all know, leads, except `followers`, who never do; a peer that finds no leader in
         time looks in the DHT again.
         """
         self._members, self._followers, self._late = tuple(members), frozenset(followers), frozenset(late)
+        self._retry_seconds = retry_seconds(self._seconds, round_seconds)
         self._update()
 
     async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[object]]) -> None:
@@ -181,12 +193,12 @@ class GroupSearch:
         avoided = suspects if 2 * len(suspects) <= num_others else frozenset()
         self._key_manager.avoid(avoided)
         if not self._rounds_begin_together:
-            self._set_search(retry_seconds(self._seconds), self._group_size)
+            self._set_search(self._retry_seconds, self._group_size)
             return
         group = [member for member in self._members if member not in avoided and not self._is_kept_out(member)]
         leaders = [member for member in group if member not in self._followers]
         above = leaders[: leaders.index(own)] if own in leaders else leaders
-        seconds = retry_seconds(self._seconds)
+        seconds = self._retry_seconds
         self._key_manager.meet_again(above, FOLLOWERS_PATIENCE * seconds)
         self._set_search(FOLLOWERS_PATIENCE * seconds if above else seconds, len(group))
 

@@ -6,8 +6,7 @@ import signal
 import time
 
 import pytest
-import torch
-from drawn_runs import drawn_run
+from drawn_runs import LOOPBACK, drawn_run
 from PIL import Image
 from published_runs import the_line
 
@@ -84,7 +83,7 @@ def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path
 
 def until_some_are_drawn(asking, log):
     deadline = time.monotonic() + 120
-    while "drawing: " not in log.read_text():
+    while not log.exists() or "drawing: " not in log.read_text():
         assert asking.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
 
@@ -164,3 +163,22 @@ def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
     assert "org/empty-run has published no checkpoint yet" in line and "dalle-collab run assist org/empty-run" in line
     line = the_line(commands.run("serve", run.name, "--memory", 0.000001, is_worker=True))
     assert "one picture of this run takes" in line and "--memory" in line
+
+
+def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, commands, tmp_path):
+    """All trainers have left, and so has the entry that the run's settings name."""
+    with drawn_run(hub, tmp_path, "orphaned-run") as run:
+        dead = run.entry
+        run.end_entry()
+        line = the_line(commands.run("serve", run.name, "--host", LOOPBACK, is_worker=True))
+        assert "None of the 1 entry addresses of org/orphaned-run answers" in line
+        first = run.assist()
+        run.serve()
+        here = codes_of(generate(commands, run, tmp_path))
+        assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
+        second = run.assist()  # beside the first one
+        addresses = second.wait_for("entry")["addresses"]
+        assert set(first.wait_for("entry")["addresses"]) < set(addresses) and not set(dead) & set(addresses)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(60) == 0, first.log.read_text()
+        assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here

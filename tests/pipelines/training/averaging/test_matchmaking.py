@@ -309,14 +309,16 @@ def test_a_step_that_has_ended_is_gone_although_no_garbage_is_collected(dht):
 
 
 def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):
-    async def search_seconds():
+    async def search_seconds(**options):
         matchmaking, search = await make_own_search(dht)
         search.begin()
         first = matchmaking.potential_leaders.min_matchmaking_time
-        search.meet_again(MEMBERS)
+        search.meet_again(MEMBERS, **options)
         second = matchmaking.potential_leaders.min_matchmaking_time
         search.begin()
         return first, second, matchmaking.potential_leaders.min_matchmaking_time
 
     assert asyncio.run(search_seconds()) == (2.0, retry_seconds(2.0), 2.0)
     assert retry_seconds(2.0) < 2.0
+    _, after_a_long_round, _ = asyncio.run(search_seconds(round_seconds=100.0))
+    assert after_a_long_round == retry_seconds(2.0, 100.0) > 20.0

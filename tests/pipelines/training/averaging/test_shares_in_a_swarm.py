@@ -58,3 +58,15 @@ def test_a_slow_uplink_is_measured_and_given_less_to_reduce(tmp_path):
         assert [one["digest"] for one in rounds.averaged[name]] == [one["digest"] for one in rounds.averaged["first"]]
     assert rounds.averaged["slow"][-1]["up_mbit"] < 50
     assert all(division == divisions[0] for divisions in rounds.by_group().values() for division in divisions)
+
+
+def test_a_helper_offers_its_link_and_when_it_is_killed_the_group_averages_without_it(tmp_path):
+    rounds = run_swarm(tmp_path, dict(first=5, second=5, third=5), num_rounds=6, has_helper=True, dies=True)
+    helped = [share[HELPER] for share in rounds.shares("first")]
+    assert helped[0] == 0
+    assert max(helped) > 0.1
+    assert helped[-1] == 0
+    for name in ("first", "second", "third"):
+        assert [one["multiple"] for one in rounds.averaged[name]] == pytest.approx([2.0] * 6, rel=1e-4)
+        assert [one["digest"] for one in rounds.averaged[name]] == [one["digest"] for one in rounds.averaged["first"]]
+        assert sum(one["num_incomplete"] for one in rounds.averaged[name]) <= 1

@@ -197,6 +197,17 @@ def test_two_streams_share_one_upload_limit():
     assert asyncio.run(both()) >= 7 * 0.05
 
 
+def test_a_message_without_a_load_does_not_wait_for_a_full_link():
+    limit = UploadLimit(8)
+    limit.book(10**12, now=time.monotonic())
+
+    async def send():
+        async with asyncio.timeout(60.0):
+            await pass_bytes(limit, 0)
+
+    asyncio.run(send())
+
+
 def test_the_time_out_follows_the_rounds_within_its_bounds():
     bounds = dict(overhead=20.0, lowest=30.0, highest=120.0)
     assert adapted_timeout(120.0, [5.0, 5.0], **bounds) == 120.0  # too few rounds to tell

@@ -1,0 +1,84 @@
+"""The swarm of a run that is over: an entry for those who serve its model and for those who use what is served."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pipelines.swarm.dialling import parse_address
+from pipelines.swarm.forks import set_aside_what_exists
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
+from pipelines.swarm.records import SwarmRecords
+from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
+from pipelines.training.peer.joining import Hear, admitted, hear_nothing
+from pipelines.training.peer.pausing import stop_on_signals
+from pipelines.training.repository.announcements import announce_entry
+from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
+
+logger = logging.getLogger(__name__)
+
+MOST_ENTRIES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A node through which others find the swarm."""
+
+    addresses: tuple[str, ...]
+    records: SwarmRecords
+    stop: threading.Event
+    """Set when the entry should end, by a signal or because the run goes on in a new generation."""
+
+    watch: GenerationWatch
+
+
+@contextlib.contextmanager
+def kept_entry(
+    repository: str,
+    *,
+    network: NetworkOptions = NetworkOptions(),
+    hear: Hear = hear_nothing,
+    takes_signals: bool = False,
+) -> Iterator[Entry]:
+    """Be an entry of a run's swarm, announced in its repository, for the duration of the block.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`, and
+    `starting anew` where no other entry answers.
+
+    Raises:
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        OSError: the Hub, the authority or the swarm cannot be reached, or the Hub does not let this user announce.
+    """
+    run = RunSnapshot.read(repository).run
+    with contextlib.ExitStack() as stack:
+        hear("asking", run=run)
+        network, admission = stack.enter_context(admitted(run, repository, network))
+        how = dict(admission=admission, reply_seconds=reply_seconds(run))
+        set_aside_what_exists()
+        others = run.entry_addresses
+        try:
+            dht = stack.enter_context(open_dht(repository, others, network, **how))
+        except SwarmUnreachableError:
+            if not others:
+                raise
+            hear("starting anew")
+            others = ()
+            dht = stack.enter_context(open_dht(repository, (), network, **how))
+        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        addresses = with_others(visible_addresses(dht), others)
+        announce_entry(repository, addresses)
+        stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
+        admission.on_refusal(stop.set)
+        watch = stack.enter_context(watching_generation(repository, run, stop, TrustedKeys(run)))
+        yield Entry(addresses=addresses, records=records, stop=stop, watch=watch)
+
+
+def with_others(own: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Return a node's own addresses, then those of other nodes that were announced before."""
+    own_peers = {parse_address(address).peer_id for address in own}
+    kept = [address for address in others if parse_address(address).peer_id not in own_peers]
+    return tuple([*own, *kept][:MOST_ENTRIES])

@@ -1,0 +1,65 @@
+"""Servers that do not draw what they are asked for, each in its own way, and honest ones of other precisions."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.serving.draw.requests import Wish
+
+Draw = Callable[[DalleCollabForConditionalGeneration, Wish, int], Tensor]
+"""Returns the first candidates of a wish, (candidate, image) int64."""
+
+
+def honest(model: DalleCollabForConditionalGeneration, wish: Wish, number: int, **changes: object) -> Tensor:
+    """Draw with this model; `changes` are options that a liar takes instead of those wished for."""
+    options = vars(wish.options) | dict(seed=wish.seed) | changes
+    return model.generate_image_codes(wish.input_ids, num_candidates=number, **options)[0]
+
+
+def in_bfloat16(model: DalleCollabForConditionalGeneration) -> DalleCollabForConditionalGeneration:
+    """Return the model as a bfloat16 server has it."""
+    return copy.deepcopy(model).bfloat16()
+
+
+def in_int8(model: DalleCollabForConditionalGeneration) -> DalleCollabForConditionalGeneration:
+    """Return the model as an int8 server has it."""
+    rounded = copy.deepcopy(model)
+    rounded.use_int8_weights()
+    return rounded
+
+
+@torch.no_grad()
+def with_noise(
+    model: DalleCollabForConditionalGeneration, share: float, seed: int
+) -> DalleCollabForConditionalGeneration:
+    """Return the model with noise of this share of each tensor's spread in its weights."""
+    noisy, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    for parameter in noisy.parameters():
+        if parameter.numel() > 1:
+            parameter += share * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return noisy
+
+
+def replace_a_row(codes: Tensor, model: DalleCollabForConditionalGeneration, seed: int) -> Tensor:
+    """Return drawn codes with one row of each candidate replaced by arbitrary codes."""
+    size, generator = model.config.image_grid_size, torch.Generator().manual_seed(seed)
+    row, replaced = seed % size, codes.clone()
+    replaced[:, row * size : (row + 1) * size] = torch.randint(
+        0, model.config.codebook_size, (len(codes), size), generator=generator
+    )
+    return replaced
+
+
+def drawings_of_liars(
+    model: DalleCollabForConditionalGeneration, wish: Wish, number: int, seed: int
+) -> dict[str, Tensor]:
+    """Return what each kind of liar draws for a wish."""
+    return {
+        "other temperature": honest(model, wish, number, temperature=0.7 * wish.options.temperature),
+        "other seed": honest(model, wish, number, seed=wish.seed + 1),
+        "10 % noise": honest(with_noise(model, 0.1, seed), wish, number),
+        "one replaced row": replace_a_row(honest(model, wish, number), model, seed),
+    }
