@@ -17,6 +17,7 @@ def served_spans(records: Mapping[bytes, ServerRecord]) -> list[ServedSpan]:
             end=record.end_layer,
             revision=record.revision,
             layers_per_second=record.layer_rate,
+            precision=record.precision,
             is_online=record.state == "online",
         )
         for record in records.values()

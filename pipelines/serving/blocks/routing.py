@@ -22,6 +22,9 @@ class ServedSpan:
     """Layers through which it takes one place of one sample in a second; measured by itself at its start."""
 
     round_trip_seconds: float = DEFAULT_ROUND_TRIP_SECONDS
+    precision: str = "float32"
+    """In which the server computes."""
+
     is_online: bool = True
     """False while it loads weights, or leaves."""
 

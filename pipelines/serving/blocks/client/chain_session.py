@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipelines.serving.blocks import codecs
+from pipelines.serving.blocks.client.audits import BlockAudits
 from pipelines.serving.blocks.client.route import Link, Route
 from pipelines.serving.blocks.routing import Hop
 from pipelines.serving.blocks.spans import StackShape
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 Between = Mapping[int, Callable[[Tensor], Tensor]]
 """What changes the states, (stream, sample, position, hidden), before a layer; one position at a time."""
 
+Tensors = Mapping[str, Tensor]
 LOST = (PeerGoneError, Refusal)
 
 
@@ -110,7 +112,9 @@ class ChainSession:
         deep_prompts: Tensor | None,
         history_bytes: int,
         first_place: int = 0,
+        audits: BlockAudits | None = None,
     ) -> None:
+        self._audits = audits
         self._route, self._shape, self._codec, self._between = route, shape, codec, dict(between)
         self._opening, self._deep_prompts = dict(opening), deep_prompts
         self._history_bytes, self._first_place = history_bytes, first_place
@@ -127,6 +131,7 @@ class ChainSession:
         def ask(live: LiveHop, states: Tensor) -> Tensor:
             parts, shape = codecs.encode(states, self._codec), tuple(states.shape)
             answer = self._asked(live.link, message, parts, shape)
+            self._audit(live.hop, parts, shape, answer, {})
             live.recording.prompts.append((message, parts, shape))
             return answer
 
@@ -150,6 +155,8 @@ class ChainSession:
         def ask(live: LiveHop, states: Tensor) -> Tensor:
             parts, shape = codecs.encode(states, self._codec), tuple(states.shape)
             answer = self._asked(live.link, message, parts | more, shape)
+            if self._starting is None and live.recording.history is None:  # the prompt of a language model
+                self._audit(live.hop, parts, shape, answer, padding or {})
             self._keep(live, parts, places)
             return answer
 
@@ -163,6 +170,33 @@ class ChainSession:
         if (positions := padding.get("positions")) is not None:
             before = positions[:, :0] if self._positions is None else self._positions
             self._positions = torch.cat([before, positions], dim=1)
+
+    def _audit(
+        self,
+        hop: Hop,
+        parts: Mapping[str, Tensor],
+        shape: tuple[int, ...],
+        answer: Tensor,
+        padding: Mapping[str, Tensor],
+    ) -> None:
+        """Have others check what a server has made of a prompt; raises PeerGoneError if it has lied."""
+        if self._audits is None or not self._audits.wants():
+            return
+
+        def repeat(other: Hop) -> Tensor:
+            _, opening = self._open_message(other)
+            body = dict(
+                do="forward", start=hop.start, end=hop.end, revision=self._route.revision, codec=self._codec,
+                samples=shape[1], positions=shape[2],
+            )  # fmt: skip
+            _, found = self._route.ask(other, body, {**parts, **padding, **opening})
+            return states_of(found, self._codec, shape)
+
+        verdict = self._audits.judge(hop, answer, self._route.others(hop), repeat)
+        if verdict.liar is not None:
+            self._route.ban(verdict.liar)
+        if verdict.liar == hop.peer:
+            raise PeerGoneError(f"Two other servers contradict {hop.peer}.")
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with these samples in place of all, (sample,) int64."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipelines.serving.blocks.client.audits import BlockAudits
 from pipelines.serving.blocks.client.remote_layers import HISTORY_BYTES, RemoteLayers
 from pipelines.serving.blocks.client.route import PATIENCE_SECONDS, LocalSwarm, Route, Swarm
 from pipelines.serving.blocks.codecs import FLOAT32
@@ -32,12 +33,15 @@ class DistributedModel:
         codec: str = FLOAT32,
         history_bytes: int = HISTORY_BYTES,
         patience_seconds: float = PATIENCE_SECONDS,
+        precision: str | None = "float32",
+        audit_share: float = 0.0,
     ) -> Any:
         """Return a run's or a folder's model; without a swarm its layers are read as well, and used here.
 
         `codec` is how hidden states travel: `float32`, `float16` or `int8`. `history_bytes` limits what a generation
         keeps, to go on when a server is lost; beyond it going on takes longer. `patience_seconds` is how long to wait
-        for layers that nobody serves.
+        for layers that nobody serves. `precision` is that of the servers, None for any; equal codes are promised among
+        float32 servers only. `audit_share` of the prompts are checked with other servers (see `client.audits`).
 
         Raises:
             ValueError: there is no such model, or its blocks cannot be served.
@@ -46,8 +50,9 @@ class DistributedModel:
         shape = stack_shape(model.config)
         if swarm is None:
             swarm = LocalSwarm({"here": local_server(model, range(shape.num_layers))})
-        route = Route(swarm, name, model.revision, patience_seconds=patience_seconds)
+        route = Route(swarm, name, model.revision, patience_seconds=patience_seconds, precision=precision)
         layers = RemoteLayers(route, shape, codec=codec, history_bytes=history_bytes)
+        layers.audits = BlockAudits(codec, share=audit_share) if audit_share else None
         if model.config.get("model_type") == DALLE:
             from pipelines.serving.blocks.client.dalle_model import DistributedDalleCollab
 

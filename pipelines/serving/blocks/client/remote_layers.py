@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.serving.blocks import codecs
+from pipelines.serving.blocks.client.audits import BlockAudits
 from pipelines.serving.blocks.client.chain_session import LOST, ChainSession, states_of
 from pipelines.serving.blocks.client.route import Route
 from pipelines.serving.blocks.routing import Hop
@@ -31,6 +32,9 @@ class RemoteLayers(nn.Module):
         self.route, self.shape, self.codec, self.history_bytes = route, shape, codec, history_bytes
         self.between = nn.ModuleDict()
         """Modules for the states, (..., hidden), as they go into a layer, by its number; see `insert`."""
+        self.audits: BlockAudits | None = None
+        """Which prompts are checked with other servers, and what came of it; None: none."""
+
         self.deep_prompts: nn.Parameter | None = None
         """(layer, place, hidden): added to the first positions of what each layer reads; see `learning`."""
 
@@ -88,6 +92,7 @@ class RemoteLayers(nn.Module):
             deep_prompts=self.deep_prompts,
             history_bytes=self.history_bytes,
             first_place=first_place,
+            audits=self.audits,
         )
 
     def run_forward(

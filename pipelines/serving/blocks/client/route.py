@@ -15,6 +15,7 @@ from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 logger = logging.getLogger(__name__)
 
 AVOIDED_SECONDS = 60.0
+FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS = 600.0, 86400.0
 PATIENCE_SECONDS = 60.0
 """How long a client waits for somebody to serve what nobody serves."""
 
@@ -54,12 +55,15 @@ class Route:
         repository: str,
         revision: str,
         *,
+        precision: str | None = "float32",
         patience_seconds: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.swarm, self.repository, self.revision = swarm, repository, revision
+        """`precision` is that of the servers; None: any, so that the same request may get other codes."""
+        self.swarm, self.repository, self.revision, self._precision = swarm, repository, revision, precision
         self._patience, self._clock = patience_seconds, clock
         self._avoided: dict[str, float] = {}
+        self._banned: dict[str, tuple[float, float]] = {}
         self._round_trips: dict[str, float] = {}
         self._links: dict[str, Link] = {}
         self.num_failures = 0
@@ -74,12 +78,10 @@ class Route:
         while True:
             now = self._clock()
             self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
-            seen = [
-                replace(span, round_trip_seconds=self._round_trips.get(span.peer, span.round_trip_seconds))
-                for span in self.swarm.served()
-            ]
             try:
-                return choose_chain(seen, layers, self.revision, repository=self.repository, avoid=self._avoided)
+                return choose_chain(
+                    self._usable(), layers, self.revision, repository=self.repository, avoid=self._avoided
+                )
             except NoChainError as error:
                 if now >= deadline:
                     raise
@@ -87,6 +89,35 @@ class Route:
                     logger.warning("%s Waiting for it for up to %.0f s.", error, self._patience)
                     was_told = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def others(self, hop: Hop) -> dict[str, Hop]:
+        """Return other servers of the same layers, in the same precision: those who can check a hop."""
+        own = {span.peer: span for span in self._usable()}
+        asked = own.get(hop.peer)
+        return {
+            span.peer: replace(hop, peer=span.peer)
+            for span in own.values()
+            if span.peer != hop.peer
+            and span.peer not in self._avoided
+            and span.is_online
+            and span.revision == self.revision
+            and span.start <= hop.start
+            and hop.end <= span.end
+            and (asked is None or span.precision == asked.precision)
+        }
+
+    def ban(self, peer: str) -> None:
+        """Do without a server that lies, for ten minutes, then twenty, up to a day."""
+        seconds = min(2 * self._banned.get(peer, (0.0, FIRST_BAN_SECONDS / 2))[1], LONGEST_BAN_SECONDS)
+        self._banned[peer] = self._clock() + seconds, seconds
+
+    def _usable(self) -> list[ServedSpan]:
+        now = self._clock()
+        return [
+            replace(span, round_trip_seconds=self._round_trips.get(span.peer, span.round_trip_seconds))
+            for span in self.swarm.served()
+            if self._precision in (None, span.precision) and self._banned.get(span.peer, (now, 0.0))[0] <= now
+        ]
 
     def connect(self, hop: Hop) -> Link:
         """Open a new stream to a hop's server."""
