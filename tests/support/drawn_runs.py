@@ -12,6 +12,7 @@ import torch
 from entry_peers import started_entry_peers
 from forked_processes import ForkedProcess, fork_server
 from huggingface_hub import HfApi, constants
+from support_files import SUPPORT
 from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
@@ -106,6 +107,14 @@ class DrawnRun:
         self.servers[-1].wait_for("entry")
         return self.servers[-1]
 
+    def serve_falsely(self) -> "Server":
+        """Start a server with noise in its weights; return it when it serves."""
+        events = self.folder / f"events-{len(self.servers)}.jsonl"
+        program, words = str(SUPPORT / "lying_server.py"), (self.name, events, LOOPBACK)
+        self.servers.append(Server(self, len(self.servers), words, program=program))
+        self.servers[-1].wait_for("serving")
+        return self.servers[-1]
+
     def begin_serving(self, *options: object) -> "Server":
         """Start a server and return at once."""
         number = len(self.servers)
@@ -123,13 +132,14 @@ class DrawnRun:
 class Server:
     """A command that serves, in a process group of its own."""
 
-    def __init__(self, run: DrawnRun, number: int, words: tuple[object, ...]) -> None:
+    def __init__(
+        self, run: DrawnRun, number: int, words: tuple[object, ...], program: str = "pipelines.command_line.main"
+    ) -> None:
         self.events, self.log = run.folder / f"events-{number}.jsonl", run.folder / f"server-{number}.log"
-        arguments = [str(word) for word in (*words, "--events", self.events)]
+        own = () if program.endswith(".py") else ("--events", self.events)
+        arguments = [str(word) for word in (*words, *own)]
         environment = {**run.environment, "DALLE_COLLAB_WORKER": "1"}
-        self.process = ForkedProcess(
-            fork_server(run.environment), "pipelines.command_line.main", arguments, self.log, environment
-        )
+        self.process = ForkedProcess(fork_server(run.environment), program, arguments, self.log, environment)
 
     def wait_for(self, event: str, seconds: float = 180) -> dict:
         """Wait for an event of the server's; return it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 POOL = 64
 """Audited candidates of a server that count."""
 
-SHARE_AUDITED = 1 / 24
+SHARE_AUDITED = 1 / 16
 """Of the candidates of a server: a pass over one costs about as much as drawing it with guesses, less without."""
 
 LEAST_AUDITED = 4

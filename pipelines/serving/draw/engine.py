@@ -115,7 +115,7 @@ class DrawEngine:
         batch, stream = self._active.popleft()
         if all(job.is_cancelled for job in batch):
             return
-        before = batch[0].num_told
+        before, started = batch[0].num_told, time.monotonic()
         try:
             codes = next(stream, None)
         except Exception as error:  # of the model; the others' jobs go on
@@ -134,7 +134,7 @@ class DrawEngine:
             job.num_told = own.shape[1]
         self._active.append((batch, stream))
         if self._pace is not None:
-            self._pace.keep(codes.shape[0] * codes.shape[1] * (codes.shape[2] - before))
+            self._pace.keep(codes.shape[0] * codes.shape[1] * (codes.shape[2] - before), started)
 
     def _tell(self, job: Job, news: Tensor | Exception | None) -> None:
         if not job.is_cancelled:
@@ -184,8 +184,7 @@ class _Pace:
     def __init__(self, most_per_second: float) -> None:
         self._most, self._free_from = most_per_second, 0.0
 
-    def keep(self, number: int) -> None:
-        now = time.monotonic()
-        # A pause is not made up for, but a step that took longer than its codes' share is.
-        self._free_from = max(self._free_from, now - 1.0) + number / self._most
-        time.sleep(max(0.0, self._free_from - now))
+    def keep(self, number: int, started: float) -> None:
+        """Sleep until so many codes, on which work began at `started`, may be there; idle time is not made up for."""
+        self._free_from = max(self._free_from, started) + number / self._most
+        time.sleep(max(0.0, self._free_from - time.monotonic()))

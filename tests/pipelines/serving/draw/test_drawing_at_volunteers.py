@@ -151,6 +151,19 @@ def test_int8_servers_are_checked_and_a_sample_is_told(run, commands, tmp_path):
     assert "did not draw what was asked for" not in theirs.stderr
 
 
+def test_a_liar_is_named_and_what_it_has_drawn_is_drawn_again(run, commands, tmp_path):
+    run.serve_falsely()
+    run.serve("--max-codes-per-second", 300)
+    here = codes_of(generate(commands, run, tmp_path, candidates=32, keep=32))
+    unchecked = generate(commands, run, tmp_path, "--swarm", candidates=32, keep=32)
+    theirs = generate(commands, run, tmp_path, "--swarm", "--audit", candidates=32, keep=32)
+    assert codes_of(unchecked) != here and "Unchecked" in unchecked.stderr
+    assert codes_of(theirs) == here
+    assert "did not draw what was asked for" in theirs.stderr and "were drawn a second time" in theirs.stderr
+    (drawn,) = [line for line in theirs.stderr.splitlines() if "candidates drawn by" in line]
+    assert "32 candidates drawn by giver-" in drawn and "liar" not in drawn
+
+
 def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
     settings = json.loads((run.folder / "run" / "training_run.json").read_text())
     run.api.create_repo("org/empty-run")

@@ -1,0 +1,183 @@
+"""A thousand hostile messages: the server serves on, takes no more memory than it gives, and nobody's codes change."""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+import torch
+from drawn_runs import GRID, NUM_CODES, TEXT_LENGTH, drawn_run
+from hivemind.p2p import P2P, PeerID
+from published_runs import family_of
+from stream_peer import HOST
+
+from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.serving.draw.requests import SERVICE, DrawRequest, Wish, tokenizer_name
+from pipelines.swarm.streams.asking import open_conversation
+from pipelines.swarm.streams.frames import HEADER, Frame, Kind, buffers_of
+from pipelines.swarm.streams.introductions import PROTOCOL_VERSION, Introductions
+from pipelines.swarm.streams.refusals import Refusal
+from pipelines.swarm.streams.server import handler_name
+from pipelines.training.repository.manifest import digest_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+
+NUM_MESSAGES, AT_ONCE, PATIENCE = 1000, 6, 60.0
+MOST_GROWTH = 150e6
+"""Bytes: what one drawing takes here is a few MB; a message that was believed could announce terabytes."""
+
+NAMESPACE = "drawn"
+NONSENSE = (None, True, -1, 0, 2**31, 2**63 - 1, 1e308, float("nan"), "", "x" * 5000, b"\x00", [], [1], {}, {"a": 1})
+
+
+@pytest.fixture(scope="module")
+def run(hub, tmp_path_factory):
+    with drawn_run(hub, tmp_path_factory.mktemp("attacked"), "attacked-run") as published:
+        yield published
+
+
+def a_wish(run, words=1, **values):
+    processor = DalleCollabProcessor.from_pretrained(run.folder / "run")
+    return Wish(
+        revision=digest_file(run.folder / "run" / "model.safetensors").sha256,
+        precision="float32",
+        tokenizer=tokenizer_name(processor),
+        input_ids=torch.full((1, TEXT_LENGTH), words),
+        **values,
+    )
+
+
+def written(kind, body, tensors=()):
+    return b"".join(bytes(part) for part in buffers_of(Frame(kind=kind, body=body, tensors=dict(tensors))))
+
+
+def hostile_bytes(draw, honest_body, honest_tensors):
+    """Return what one hostile stream sends; the kinds are drawn by a seeded generator."""
+    hello = written(Kind.HELLO, dict(version=PROTOCOL_VERSION, token="", about={}))
+    body, tensors = dict(honest_body), dict(honest_tensors)
+    kind = draw.randrange(9)
+    if kind == 0:
+        return draw.randbytes(draw.randrange(200))
+    if kind == 1:  # sizes that nobody has
+        return (
+            hello + HEADER.pack(draw.randrange(256), draw.randrange(2**32), draw.randrange(2**64)) + draw.randbytes(50)
+        )
+    if kind == 2:  # ends in the middle
+        whole = hello + written(Kind.MESSAGE, body, tensors)
+        return whole[: draw.randrange(len(whole))]
+    if kind == 3:  # a bit is flipped
+        whole = bytearray(hello + written(Kind.MESSAGE, body, tensors))
+        whole[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        return bytes(whole)
+    if kind == 4:
+        body[draw.choice(sorted(body))] = draw.choice(NONSENSE)
+    elif kind == 5:
+        body["sampling"] = body["sampling"] | {draw.choice(sorted(body["sampling"])): draw.choice(NONSENSE)}
+    elif kind == 6:
+        shape = [draw.choice((0, 1, 2, TEXT_LENGTH, 1000)) for _ in range(draw.randrange(5))]
+        dtype = draw.choice((torch.int8, torch.int32, torch.int64, torch.float32, torch.bfloat16))
+        tensors[draw.choice(("input_ids", "image_prompt", "x"))] = torch.zeros(shape, dtype=dtype)
+    elif kind == 7:
+        highest = draw.choice((NUM_CODES, 2**31 - 1))
+        tensors["image_prompt"] = torch.full((1, draw.randrange(1, 2 * GRID**2)), highest, dtype=torch.int32)
+    else:  # honest, and gone before the answer, or much of it at once
+        return hello + draw.randrange(1, 6) * written(Kind.MESSAGE, body, tensors)
+    return hello + written(Kind.MESSAGE, body, tensors)
+
+
+async def drawn(p2p, server, wish):
+    """Return the codes of two candidates, as an honest asker gets them who comes back when there is no room."""
+    while True:
+        with contextlib.suppress(Refusal):
+            conversation, _ = await open_conversation(p2p, server, NAMESPACE, SERVICE, Introductions(None))
+            async with conversation:
+                await conversation.send(*DrawRequest(wish=wish, candidates=range(2)).message())
+                parts = []
+                while not (frame := await conversation.receive(PATIENCE)).body.get("done"):
+                    parts.append(frame.tensors["codes"])
+                return torch.cat(parts, dim=1).long()
+        await asyncio.sleep(0.2)
+
+
+def test_a_thousand_hostile_messages_change_nobodys_codes(run):
+    server = run.serve("--memory", 0.05)
+    ready = server.wait_for("serving")
+    wish = a_wish(run)
+    model = DalleCollabForConditionalGeneration.from_pretrained(run.folder / "run").eval()
+    expected = model.generate_image_codes(wish.input_ids, num_candidates=2)[0]
+    body, tensors = DrawRequest(wish=wish, candidates=range(8)).message()
+    draw = random.Random(0)
+    messages = [hostile_bytes(draw, body, tensors) for _ in range(NUM_MESSAGES)]
+
+    async def attack(p2p):
+        while messages:
+            data = messages.pop()
+            with contextlib.suppress(Exception):  # streams are refused, which is what they deserve
+                async with asyncio.timeout(PATIENCE):
+                    name = handler_name(NAMESPACE, SERVICE)
+                    _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(ready["peer"]), name)
+                    try:
+                        writer.write(data)
+                        await writer.drain()
+                        if len(messages) % 3:  # the others are gone at once
+                            await reader.read(2**16)
+                    finally:
+                        writer.close()
+
+    async def everybody():
+        hostile, honest = [
+            await P2P.create(initial_peers=ready["addresses"], host_maddrs=[HOST], startup_timeout=120)
+            for _ in range(2)
+        ]
+        try:
+            first = await drawn(honest, ready["peer"], wish)
+            before = memory()
+            attacks = [asyncio.create_task(attack(hostile)) for _ in range(AT_ONCE)]
+            answers, highest = [], before
+            while not all(task.done() for task in attacks):
+                answers.append(await drawn(honest, ready["peer"], wish))
+                highest = max(highest, memory())
+            await asyncio.gather(*attacks)
+            return [first, *answers, await drawn(honest, ready["peer"], wish)], highest - before
+        finally:
+            await hostile.shutdown()
+            await honest.shutdown()
+
+    def memory():
+        return sum(process.memory_info().rss for process in family_of(server.process.pid))
+
+    answers, growth = asyncio.run(everybody())
+    assert len(answers) > 2 and all(torch.equal(codes, expected) for codes in answers)
+    assert growth < MOST_GROWTH, f"the server's memory grew by {growth / 1e6:.0f} MB"
+    assert server.process.poll() is None and "Traceback" not in server.log.read_text(), server.log.read_text()[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        (dict(revision="0" * 64), "revision", "This server has epoch 3"),
+        (dict(precision="int8"), "revision", "computes in float32, not in int8"),
+        (dict(tokenizer="0" * 64), "invalid", "Take the processor from the run's repository"),
+    ],
+)
+def test_a_request_for_something_else_reads_what_there_is(run, changes, code, said):
+    ready = (run.servers[0] if run.servers and run.servers[0].process.poll() is None else run.serve()).wait_for(
+        "serving"
+    )
+
+    async def refused():
+        p2p = await P2P.create(initial_peers=ready["addresses"], host_maddrs=[HOST], startup_timeout=120)
+        try:
+            conversation, about = await open_conversation(p2p, ready["peer"], NAMESPACE, SERVICE, Introductions(None))
+            async with conversation:
+                wish = a_wish(run)
+                assert about == dict(revision=wish.revision, precision="float32")
+                body, tensors = DrawRequest(wish=wish, candidates=range(1)).message()
+                await conversation.send(body | changes, tensors)
+                await conversation.receive(PATIENCE)
+        finally:
+            await p2p.shutdown()
+
+    with pytest.raises(Refusal, match=said) as refusal:
+        asyncio.run(refused())
+    assert refusal.value.code == code
