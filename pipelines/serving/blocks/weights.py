@@ -5,6 +5,7 @@ A safetensors file is 8 bytes of length, a JSON header, then the tensors at the 
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,14 +155,18 @@ def _in_folder(folder: Path) -> PublishedModel:
 
 def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(read(0, 8), "little")
-    if not 0 < length <= min(size, MOST_HEADER_BYTES):
-        raise ValueError(f"{WEIGHTS_FILE} of {name} has no safetensors header. Download or publish it again.")
-    header = json.loads(read(8, 8 + length))
-    header.pop("__metadata__", None)
-    for tensor, entry in header.items():
-        start, end = entry["data_offsets"]
-        if entry["dtype"] not in DTYPES or not 0 <= start <= end <= size - 8 - length:
-            raise ValueError(f"Tensor {tensor} of {name} is {entry}, which this package cannot read.")
+    try:
+        header = json.loads(read(8, 8 + length)) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else None
+        header.pop("__metadata__", None)
+        places = {tensor: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for tensor, entry in header.items()}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{WEIGHTS_FILE} of {name} has no safetensors header. Download or publish it again."
+        ) from error
+    for tensor, (dtype, shape, start, end) in places.items():
+        is_inside = dtype in DTYPES and 0 <= start <= end <= size - 8 - length
+        if not is_inside or end - start != math.prod(shape) * DTYPES[dtype].itemsize:
+            raise ValueError(f"Tensor {tensor} of {name} is {header[tensor]}, which this package cannot read.")
     return header, 8 + length
 
 
