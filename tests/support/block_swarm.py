@@ -27,6 +27,7 @@ class ServingPeer:
     def __init__(self, folder: Path, name: str, model: Path, layers: range, memory: int, rate: float) -> None:
         self.name, self.layers, self.rate = name, layers, rate
         self._log, settings, self.output = (folder / f"{name}{end}" for end in ("-ready.json", ".json", ".log"))
+        self._log.unlink(missing_ok=True)
         values = dict(log=str(self._log), model=str(model), layers=[layers.start, layers.stop], memory=memory)
         settings.write_text(json.dumps(values), encoding="utf-8")
         self.process = ForkedProcess(fork_server(), str(SUPPORT / "block_peer.py"), [str(settings)], self.output)
@@ -88,4 +89,8 @@ def client_of(peers: dict[str, ServingPeer]) -> Iterator[StreamSwarm]:
     """Connect to the servers, whose spans are known without records."""
     addresses = [address for peer in peers.values() for address in peer.addresses]
     with PeerLoop(OwnDaemon(addresses)) as loop:
-        yield StreamSwarm(loop, NAMESPACE, Introductions(None), lambda: [peer.span() for peer in peers.values()])
+        swarm = StreamSwarm(loop, NAMESPACE, Introductions(None), lambda: [peer.span() for peer in peers.values()])
+        try:
+            yield swarm
+        finally:
+            swarm.close()

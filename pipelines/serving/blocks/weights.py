@@ -156,7 +156,7 @@ def _in_folder(folder: Path) -> PublishedModel:
 def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(read(0, 8), "little")
     try:
-        header = json.loads(read(8, 8 + length)) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else None
+        header: Any = json.loads(read(8, 8 + length)) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else None
         header.pop("__metadata__", None)
         places = {tensor: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for tensor, entry in header.items()}
     except (ValueError, AttributeError, KeyError, TypeError) as error:

@@ -23,4 +23,8 @@ def join_as_client(
     """
     run = RunSnapshot.read(repository).run
     with entered_swarm(run, repository, network) as place, open_loop(place) as loop:
-        yield StreamSwarm(loop, place.namespace, place.introductions(), lambda: served_spans(place.records.servers()))
+        swarm = StreamSwarm(loop, place.namespace, place.introductions(), lambda: served_spans(place.records.servers()))
+        try:
+            yield swarm
+        finally:
+            swarm.close()

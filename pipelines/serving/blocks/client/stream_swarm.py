@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class StreamSwarm:
         """`find` reads the records, which may take a while; what it returned is used until it returns again."""
         self._loop, self._namespace, self._introductions = loop, namespace, introductions
         self._find, self._clock = find, clock
+        self._links: weakref.WeakSet[StreamLink] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._found: Sequence[ServedSpan] = ()
         self._read_at = -SECONDS_BETWEEN_READINGS
@@ -67,7 +69,14 @@ class StreamSwarm:
             most_tensor_bytes=MOST_MESSAGE_BYTES,
             open_seconds=OPEN_SECONDS,
         )
-        return StreamLink(self._loop, *self._loop.call(opening))
+        link = StreamLink(self._loop, *self._loop.call(opening))
+        self._links.add(link)
+        return link
+
+    def close(self) -> None:
+        """Close all streams, those of generations too."""
+        for link in list(self._links):
+            link.close()
 
 
 class StreamLink:
