@@ -1,5 +1,6 @@
 """Which Hub the clients talk to, and what must be switched off when it is not huggingface.co."""
 
+import logging
 import os
 import sys
 from urllib.parse import urlsplit
@@ -39,6 +40,14 @@ def prepare_hub_client() -> None:
         constants = sys.modules.get("huggingface_hub.constants")
         if constants is not None:
             vars(constants).update(HF_HUB_DISABLE_XET=True, HF_HUB_DISABLE_TELEMETRY=True)
+    if not sys.stderr.isatty():  # a bar in a file is a line for each of its steps
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Where files are asked for by patterns, there may be none yet, as in a run that has just been created.
+    logging.getLogger("huggingface_hub._snapshot_download").addFilter(_says_something)
     from hub_tools.hub_client import install_hub_client  # imports the client, which reads the settings above
 
     install_hub_client()
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("No files matched")

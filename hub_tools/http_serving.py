@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -47,6 +48,30 @@ def serve_application(
         server.run(sockets=[listener])
 
 
+@contextlib.contextmanager
+def application_in_background(application: ASGIApp, host: str, port: int, *, command: str) -> Iterator[str]:
+    """Serve from a thread for the length of the block; yield the address.
+
+    `command` is what to type with another `--http`. Raises ValueError when the port is in use.
+    """
+    with contextlib.closing(_listen(host, port, command, "--http")) as listener:
+        config = uvicorn.Config(
+            application,
+            access_log=False,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+        )
+        server = _QuietServer(config)
+        thread = threading.Thread(target=server.run, kwargs=dict(sockets=[listener]), name="http", daemon=True)
+        thread.start()
+        try:
+            yield _address(host, listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
 class _QuietServer(uvicorn.Server):
     """Leaves signals alone: uvicorn's own handling would raise them again after a clean shutdown."""
 
@@ -55,7 +80,7 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int, command: str) -> socket.socket:
+def _listen(host: str, port: int, command: str, option: str = "--port") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,7 +91,7 @@ def _listen(host: str, port: int, command: str) -> socket.socket:
         listener.close()
         raise ValueError(
             f"Cannot listen on {host}:{port}: {error.strerror or error}. "
-            f"Stop what uses it, or choose another port: {command} --port {port + 1}"
+            f"Stop what uses it, or choose another port: {command} {option} {port + 1}"
         ) from error
     return listener
 

@@ -46,7 +46,8 @@ class DalleCollabProcessor(ProcessorMixin):
                     f"Drop records without a caption before training."
                 )
         input_ids = torch.full((len(captions), self.text_sequence_length), self.pad_token_id)
-        pieces = self.tokenizer(captions, add_special_tokens=False)["input_ids"] if captions else []
+        # Long captions are cut here; the tokenizer would warn that the model could not take them.
+        pieces = self.tokenizer(captions, add_special_tokens=False, verbose=False)["input_ids"] if captions else []
         for row, ids in zip(input_ids, pieces, strict=True):
             kept = torch.tensor(ids[: self.text_sequence_length], dtype=torch.int64)
             row[: len(kept)] = kept

@@ -50,6 +50,7 @@ PAGES_MENTION = [
     *("dalle-collab chaos", "--faults", "--dry-run", "--script", "momentum_before_averaging"),
     *("AutoModel.from_pretrained", "generate_image_codes", "hub-tools serve --root", "hub-tools user create"),
     *("make constraints", "dalle-collab demo spaces", "make demo-emoji"),
+    *("dalle-collab serve", "--swarm", "--audit", "--stay", "--http"),
 ]
 PATH = re.compile(r"(?:modeling_dalle_collab|hub_tools|pipelines|spaces|tests|docs|\.ci|\.github)(?:/[\w.*-]+)+/?")
 PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b|/test_[A-Z]")

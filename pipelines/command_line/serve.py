@@ -31,6 +31,9 @@ def serve(
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between looks for a newer checkpoint.")] = 60.0,
+    http: Annotated[
+        int | None, typer.Option(help="Also draw for programs on this machine, over HTTP on this port; 0: any.")
+    ] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
 ) -> None:
@@ -38,13 +41,16 @@ def serve(
 
     Who asks sends a prompt's text ids and a seed, and gets image codes. The run may be over: servers are found through
     its auxiliary peer, or through each other. Newer checkpoints are served as they are published. Ctrl-C finishes what
-    has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2 resumes.
+    has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2 resumes. With --http, programs on this
+    machine that speak OpenAI's images interface draw here too; they need the key that is printed.
 
     Examples:
 
       dalle-collab serve my-org/birds
 
       dalle-collab serve my-org/birds --precision int8 --max-codes-per-second 200
+
+      dalle-collab serve my-org/birds --http 8080
 
       dalle-collab serve my-org/birds --host /ip4/0.0.0.0/tcp/31338 --bandwidth-limit 20 --max-hours 8
 
@@ -73,10 +79,10 @@ def serve(
         name=name,
     )
     if blocks is None:
-        run_drawing_server(repository, network, options, events=EventFile(events))
+        run_drawing_server(repository, network, options, events=EventFile(events), http=http)
         return
-    if max_codes_per_second is not None:
-        raise ValueError("--max-codes-per-second limits drawings and has no effect on --blocks. Leave one out.")
+    if max_codes_per_second is not None or http is not None:
+        raise ValueError("--max-codes-per-second and --http are about drawings and have no effect on --blocks.")
     from pipelines.command_line.block_server import run_block_server
 
     options.pop("most_codes_per_second")

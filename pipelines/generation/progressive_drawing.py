@@ -132,5 +132,5 @@ def _codes_of(ranked: Sequence[RankedImage]) -> torch.Tensor:
 
 
 def _num_tokens_cut(bundle: TextToImage, prompt: str) -> int:
-    num_tokens = len(bundle.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    num_tokens = len(bundle.processor.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
     return max(0, num_tokens - bundle.processor.text_sequence_length)

@@ -73,6 +73,7 @@ def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
     return dict(
         run=dashboard.run_values,
         peers=dashboard.peer_values,
+        servers=dashboard.server_values,
         leaderboard=dashboard.leaderboard_values,
         history=dashboard.history_values,
         evaluations=dashboard.evaluation_values,

@@ -1,6 +1,7 @@
 """Draws at a run's servers and prints what came of it as JSON.
 
-Usage: swarm_asker.py ORG/RUN CANDIDATES [PROGRESS_FILE]. The number of candidates that are there is written to the progress file, again and again.
+Usage: swarm_asker.py ORG/RUN CANDIDATES [PROGRESS_FILE]. The number of candidates that are there is written to the
+progress file, again and again.
 """
 
 import json

@@ -1,10 +1,12 @@
 """A drawing server on the terminal: output for people, and events for programs."""
 
+import contextlib
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
 
 from pipelines.command_line.terminal.entry_words import what_entering_asks
 from pipelines.command_line.terminal.peer_events import EventFile
@@ -12,11 +14,14 @@ from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
+if TYPE_CHECKING:
+    from pipelines.serving.draw.serving_run import DrawingPeer
+
 
 def run_drawing_server(
-    repository: str, network: NetworkOptions, options: Mapping[str, Any], *, events: EventFile
+    repository: str, network: NetworkOptions, options: Mapping[str, Any], *, events: EventFile, http: int | None = None
 ) -> None:
-    """Serve a run's drawings until a signal asks to stop or the options' limit is reached."""
+    """Serve a run's drawings until a signal asks to stop or the options' limit is reached; also on a port here."""
     console = become_worker()
     from pipelines.serving.draw.serving_run import ServingOptions, serve_run
 
@@ -47,7 +52,10 @@ def run_drawing_server(
             else:
                 status.update(f"{event.capitalize()} {repository}")
 
-        with serve_run(repository, network=network, options=chosen, hear=hear, takes_signals=True) as (peer, stop):
+        with (
+            serve_run(repository, network=network, options=chosen, hear=hear, takes_signals=True) as (peer, stop),
+            _also_over_http(console, repository, peer, http, events),
+        ):
             for report in peer.follow(stop):
                 status.update(
                     f"epoch {report.epoch}  {report.num_drawn} pictures drawn  {report.num_askers} asking  "
@@ -59,3 +67,27 @@ def run_drawing_server(
     if peer.found_new_generation:
         console.print(f"{repository} was rolled back: serving its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)
+
+
+@contextlib.contextmanager
+def _also_over_http(
+    console: Console, repository: str, peer: "DrawingPeer", port: int | None, events: EventFile
+) -> Iterator[None]:
+    """Draw for programs on this machine too, if there is a port for them."""
+    if port is None:
+        yield
+        return
+    from hub_tools.http_serving import application_in_background
+    from pipelines.serving.draw.local_http import LOOPBACK, LocalDrawing, build_application, key_in
+    from pipelines.training.repository.organiser import local_folder
+
+    key_file = local_folder("serving", repository) / "http.key"
+    drawing = LocalDrawing(peer.service.checkpoints, peer.service.engine)
+    application = build_application(repository, key_in(key_file), drawing.pictures)
+    command = f"dalle-collab serve {repository}"
+    with application_in_background(application, LOOPBACK, port, command=command) as address:
+        console.print(
+            f"Programs on this machine: base URL {address}/v1, key in {key_file}", soft_wrap=True, highlight=False
+        )
+        events.happened("http", address=address, key_file=str(key_file))
+        yield

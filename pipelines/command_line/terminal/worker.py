@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from pipelines.command_line.terminal.consoles import open_console
+from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter, open_console
 from pipelines.training.peer.process_group import (
     START_AGAIN_EXIT_CODE,
     guard_process_group,
@@ -36,10 +36,14 @@ def become_worker() -> Console:
 def _start_logging() -> Console:
     console = open_console(stderr=True)
     if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+        shown = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[shown], force=True)
     else:
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
+        written = logging.StreamHandler()
+        written.setFormatter(OneLineFormatter())
+        logging.basicConfig(level=logging.WARNING, handlers=[written], force=True)
+        logging.captureWarnings(True)
+        console = LogLines.console()
     logging.getLogger("pipelines").setLevel(logging.INFO)
     # Metrics lie in the model's repository, as intended.
     warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file", category=UserWarning)

@@ -21,7 +21,7 @@ from pipelines.pages.dashboard.hub_reading import HubReader, HubView
 from pipelines.pages.dashboard.peer_table import TrackedPeer, alive, page_of, summarise, swarm_epoch, track
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.swarm.swarm_process import SwarmReader, SwarmView
-from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
+from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenServer, SwarmSnapshot
 from pipelines.pages.text import date
 from pipelines.training.metrics.epoch_summary import EpochSummary, bounded_speeds
 from pipelines.training.metrics.history import append_point
@@ -44,6 +44,7 @@ class Live:
 
     generation: int = 0
     peers: Mapping[str, TrackedPeer] = dataclasses.field(default_factory=dict)
+    servers: tuple[SeenServer, ...] = ()
     history: HistoryColumns = dataclasses.field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
 
 
@@ -79,7 +80,7 @@ class Dashboard:
             self._note(summary)
             if is_new:
                 history = HistoryColumns.from_points(self._points, snapshot.time)
-        self._live = Live(run.generation, peers, history)
+        self._live = Live(run.generation, peers, snapshot.servers, history)
 
     def _note(self, summary: EpochSummary) -> None:
         """Add a view of an epoch; later views of it, with more peers, do not change when it ended."""
@@ -113,9 +114,10 @@ class Dashboard:
         return self._drawn(axis, first, last)
 
     def peers(self, search: str = "", page: float | None = 1) -> str:
-        """Return one page of the peers that match a search as HTML."""
+        """Return one page of the peers that match a search as HTML, and who serves the model."""
         found = page_of(self._live.peers, search, int(_finite(page, 1.0)))
-        return page_parts.peers_html(found, self._seen_at(), self.hub.view.unit)
+        peers = page_parts.peers_html(found, self._seen_at(), self.hub.view.unit)
+        return peers + page_parts.servers_html(self._live.servers)
 
     def board(self, span: str) -> str:
         """Return the leaderboard of a span of `programs.SPANS` as HTML."""
@@ -145,6 +147,10 @@ class Dashboard:
         """Return all peers that match a search."""
         peers = self._live.peers
         return [programs.peer_values(one) for one in page_of(peers, search, size=max(1, len(peers))).rows]
+
+    def server_values(self) -> list[dict[str, Any]]:
+        """Return who serves the model, and what."""
+        return [dataclasses.asdict(server) for server in self._live.servers]
 
     def leaderboard_values(self, span: str = "all") -> list[dict[str, Any]]:
         """Return the users and their contributions; raises ValueError for an unknown span."""

@@ -11,6 +11,7 @@ from pipelines.pages.dashboard.alerts import Alert, duration
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
+from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenServer
 from pipelines.pages.text import counted, escaped, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
@@ -71,6 +72,10 @@ class Headline:
 
 def _perplexity(loss: float | None) -> float | None:
     return None if loss is None else math.exp(min(loss, MOST_NATS))
+
+
+MOST_SERVERS = 100
+"""Rows of the table of servers."""
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
@@ -161,6 +166,28 @@ def _peer_row(one: TrackedPeer, now: float) -> list[str]:
         "client" if peer.client_mode else "full",
         escaped(peer.package_version) or "–",
     ]
+
+
+def servers_html(servers: Sequence[SeenServer]) -> str:
+    """Return who serves the run's model as a table; nothing where nobody does."""
+    if not servers:
+        return ""
+    heads = ("user", "state", "epoch", "precision", "codes/s", "pictures drawn", "layers", "layers/s")
+    rows = [
+        [
+            escaped(one.username) or f"<i>…{escaped(one.peer_id[-8:])}</i>",
+            escaped(one.state),
+            f"{one.epoch:,}",
+            escaped(one.precision),
+            short_number(one.codes_per_second or None),
+            f"{one.num_drawn:,}",
+            f"{one.first_layer}:{one.end_layer}" if one.end_layer > one.first_layer else "–",
+            short_number(one.layers_per_second or None),
+        ]
+        for one in servers[:MOST_SERVERS]
+    ]
+    caption = f"{counted(len(servers), 'server')} of the model, by what they say themselves"
+    return f'<div class="board">{_table(heads, rows, caption=caption)}</div>'
 
 
 def board_html(

@@ -111,10 +111,11 @@ def _joined(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
 def _step(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
     speed = float(event["samples_per_second"])
     speeds = (*view.speeds, speed)[-MOST_SPEEDS:] if math.isfinite(speed) else view.speeds
-    names = ("epoch", "loss", "num_peers", "num_samples", "samples_per_second")
+    names = ("epoch", "num_peers", "num_samples", "samples_per_second")
     # Before the first round nothing has been averaged, which is fine.
     is_known = event["ended_epoch"] or view.share_averaged is not None
     known = {name: event[name] for name in names} | ({"share_averaged": event["share_averaged"]} if is_known else {})
+    known["loss"] = event["loss"] if event["epoch_loss"] is None else event["epoch_loss"]
     return known | dict(speeds=speeds) | _phase(view, dict.fromkeys(WORKING, TRAINING))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hub_tools.atomic_files import write_text_whole
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.generation.image_generation import PROCESSOR_FILES, load_drawing_parts
 from pipelines.serving.draw.audits import AuditBook, Honesty
@@ -22,7 +23,11 @@ from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.organiser import local_folder
 from pipelines.training.repository.snapshot import RunSnapshot
+
+AVOIDED_FILE = "avoided_servers.json"
+"""On this machine: servers that were found to draw something else, and until when they are avoided."""
 
 NUM_FOR_HONESTY = 8
 """Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
@@ -62,9 +67,8 @@ class SwarmStudio:
 class Auditor:
     """Checks candidates with the model; in another thread than the streams'."""
 
-    def __init__(self, model: DalleCollabForConditionalGeneration, precision: str) -> None:
-        self.model, self._precision = model, precision
-        self.book = AuditBook({})
+    def __init__(self, model: DalleCollabForConditionalGeneration, precision: str, book: AuditBook) -> None:
+        self.model, self._precision, self._book = model, precision, book
 
     def audit(self, wish: Wish, numbers: Sequence[int], codes: Tensor) -> list[float]:
         """Return the excesses of candidates; see `client.Audit`."""
@@ -73,7 +77,7 @@ class Auditor:
 
     def learn_honesty(self, wish: Wish) -> None:
         """Measure what honest servers of this precision are off by; for float32 it is known."""
-        if self.book.knows(self._precision):
+        if self._book.knows(self._precision):
             return
         rounded = copy.deepcopy(self.model)
         if self._precision == "int8":
@@ -89,8 +93,8 @@ class Auditor:
             image_prompt=given,
             **vars(wish.options),
         )[0]
-        honest = Honesty.of(honest_excesses(self.model, rounded, wish, numbers, codes.cpu()).tolist())
-        self.book = AuditBook({self._precision: honest})
+        measured = honest_excesses(self.model, rounded, wish, numbers, codes.cpu()).tolist()
+        self._book.learn(self._precision, Honesty.of(measured))
 
 
 @contextlib.contextmanager
@@ -121,13 +125,16 @@ def open_studio(
     weights = weights_name(snapshot)
     folder = snapshot.download_matching(*PROCESSOR_FILES)
     processor, config = DalleCollabProcessor.from_pretrained(folder), DalleCollabConfig.from_pretrained(folder)
+    book, avoided = AuditBook({}), local_folder("serving", repository) / AVOIDED_FILE
+    if avoided.is_file():
+        book.remember(avoided.read_text(encoding="utf-8"))
     with contextlib.ExitStack() as stack:
         hear("asking", run=newest.run)
         place = stack.enter_context(entered_swarm(newest.run, repository, network))
         auditor = None
         if audits:
             hear("loading")
-            auditor = Auditor(_model_of(repository, snapshot, device), precision)
+            auditor = Auditor(_model_of(repository, snapshot, device), precision, book)
         loop = stack.enter_context(open_loop(place))
         introductions = place.introductions()
 
@@ -146,11 +153,15 @@ def open_studio(
                 open_stream,
                 config,
                 audit=None if auditor is None else auditor.audit,
-                book=None if auditor is None else auditor.book,
+                book=book,
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
-            return loop.call(drawing.draw(wish, candidates, **callbacks))
+            drawn = loop.call(drawing.draw(wish, candidates, **callbacks))
+            if drawn.complaints:
+                avoided.parent.mkdir(parents=True, exist_ok=True)
+                write_text_whole(avoided, book.to_json())
+            return drawn
 
         hear("entered", run=newest.run)
         yield SwarmStudio(

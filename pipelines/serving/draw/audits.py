@@ -5,10 +5,14 @@ excesses are pooled for each server over its last audited candidates, and compar
 same precision would have reached, as measured on this model.
 """
 
+import json
+import logging
 import random
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
 
 POOL = 64
 """Audited candidates of a server that count."""
@@ -91,6 +95,26 @@ class AuditBook:
         self._honesty = {"float32": EXACT, **honesty}
         self._records: dict[str, Record] = {}
 
+    def learn(self, precision: str, honesty: Honesty) -> None:
+        """Judge servers of a precision by this from now on."""
+        self._honesty[precision] = honesty
+
+    def remember(self, text: str) -> None:
+        """Take over the bans that `to_json` has written; damaged ones are left out."""
+        try:
+            values = json.loads(text)
+            for server, (num_bans, until) in values.items():
+                known = self._records.setdefault(str(server), Record())
+                known.num_bans, known.banned_until = max(0, int(num_bans)), float(until)
+        except (ValueError, TypeError, AttributeError):
+            logger.warning("What was known of servers that draw something else cannot be read; it is forgotten.")
+
+    def to_json(self, most: int = 1000) -> str:
+        """Return the bans, newest first, with how many there have been."""
+        banned = {name: record for name, record in self._records.items() if record.num_bans}
+        newest = sorted(banned, key=lambda name: -banned[name].banned_until)[:most]
+        return json.dumps({name: [banned[name].num_bans, banned[name].banned_until] for name in newest})
+
     def knows(self, precision: str) -> bool:
         """Whether servers of a precision can be judged."""
         return precision in self._honesty
@@ -115,7 +139,7 @@ class AuditBook:
         if mean <= limit:
             return None
         # Each ban is twice as long as the one before. Its pool starts anew, so that it can prove itself afterwards.
-        record.banned_until = now + min(BAN_SECONDS * 2**record.num_bans, MOST_BAN_SECONDS)
+        record.banned_until = now + min(BAN_SECONDS * 2 ** min(record.num_bans, 30), MOST_BAN_SECONDS)
         complaint = Complaint(
             server=server, mean_excess=mean, limit=limit, num_audited=len(record.pool), until=record.banned_until
         )

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pipelines.swarm.record_limits import bounded_speeds
+
 NUM_EPOCHS_AHEAD = 2
 """Honest peers are within an epoch of each other; records of the next round may be read before all have changed."""
-
-LARGEST_SPEED_RATIO = 20.0
-"""A peer weighs at most as much as this many typical ones: speeds are self-reported."""
 
 
 class NamesSuspect(Protocol):
@@ -110,12 +109,6 @@ def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) 
         num_refused_gradients=sum(peer.num_refused_gradients for peer in alive),
         suspects=dict(sorted(accused.items())),
     )
-
-
-def bounded_speeds(speeds: Sequence[float]) -> list[float]:
-    """Return speeds, each capped at `LARGEST_SPEED_RATIO` times the typical one."""
-    limit = LARGEST_SPEED_RATIO * statistics.median_low(speeds) if speeds else 0.0
-    return [min(speed, limit) if limit > 0 else speed for speed in speeds]
 
 
 def _without_outliers(losses: Sequence[float]) -> list[float]:

@@ -66,12 +66,20 @@ class StepReport:
     loss: float | None
     """Mean loss of the micro-batch; None if its gradient overflowed in float16 and was dropped."""
 
+    epoch_loss: float | None
+    """Mean loss of this peer's micro-batches of the epoch so far; None if none of them counts yet."""
+
     was_used: bool
     """Whether the gradient counts towards the epoch; not if it was computed on an outdated state."""
 
     ended_epoch: bool
     num_peers: int
     samples_per_second: float
+    """This peer's speed."""
+
+    swarm_samples_per_second: float
+    """That of all peers together, as they say; each counts up to a multiple of the typical one."""
+
     share_averaged: float
     num_samples: int
     """Samples this peer has contributed so far."""
@@ -293,23 +301,30 @@ class TrainingPeer:
             self.num_samples += loss.weight
             self._epoch_losses.append(loss.mean)
         ended = self.optimizer.local_epoch != epoch
+        report = self._step_report(epoch, loss.mean, was_used=was_used, ended_epoch=ended)
         if ended:
             self._report_epoch()
-        return self._step_report(epoch, loss.mean, was_used=was_used, ended_epoch=ended)
+        return report
 
     def _step_report(self, epoch: int, loss: float | None, *, was_used: bool, ended_epoch: bool) -> StepReport:
         progress = self.optimizer.progress()
         return StepReport(
             epoch=epoch,
             loss=loss,
+            epoch_loss=self._epoch_loss,
             was_used=was_used,
             ended_epoch=ended_epoch,
             num_peers=progress.num_peers,
             samples_per_second=progress.samples_per_second,
+            swarm_samples_per_second=progress.swarm_samples_per_second,
             share_averaged=progress.share_averaged,
             num_samples=self.num_samples,
             bytes_per_sample=progress.bytes_sent / max(1, self.num_samples),
         )
+
+    @property
+    def _epoch_loss(self) -> float | None:
+        return sum(self._epoch_losses) / len(self._epoch_losses) if self._epoch_losses else None
 
     def _introduce(self) -> None:
         introduction = PeerIntroduction(
@@ -321,14 +336,14 @@ class TrainingPeer:
         self.records.introduce(introduction)
 
     def _report_epoch(self) -> None:
-        if not self._epoch_losses:
+        if (loss := self._epoch_loss) is None:
             return
         progress = self.optimizer.progress()
         averaging = progress.gradient_round
         metrics = PeerMetrics(
             username=self._username,
             epoch=progress.epoch,
-            loss=sum(self._epoch_losses) / len(self._epoch_losses),
+            loss=loss,
             num_samples=self.num_samples,
             samples_per_second=progress.samples_per_second,
             share_averaged=averaging.share_averaged,

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.utils import tqdm
 
 from hub_tools.endpoint import current_endpoint
 from hub_tools.run_files import (
@@ -152,9 +153,12 @@ class RunSnapshot:
         return _download(self.repository, name, self.commit)
 
     def download_matching(self, *patterns: str, cache: Path | None = None) -> Path:
-        """Download the files whose names match, into a separate cache if one is given; return their folder."""
+        """Download the files whose names match, into a separate cache if one is given; return their folder.
+
+        They are small, and there may be none yet: nothing is shown of it.
+        """
         folder = snapshot_download(
-            self.repository, revision=self.commit, allow_patterns=list(patterns), cache_dir=cache
+            self.repository, revision=self.commit, allow_patterns=list(patterns), cache_dir=cache, tqdm_class=_NoBar
         )
         return Path(folder)
 
@@ -203,6 +207,11 @@ class RunSnapshot:
         with ExitStack() as stack:
             path = _download(self.repository, name, self.commit, _cache_folder(stack, self.in_cache))
             return None if path is None else path.read_text(encoding="utf-8")
+
+
+class _NoBar(tqdm):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | dict(disable=True))
 
 
 def _cache_folder(stack: ExitStack, in_cache: bool) -> str | None:

@@ -42,6 +42,9 @@ class OptimizerProgress:
     samples_per_second: float
     """This peer's speed over the last micro-batches."""
 
+    swarm_samples_per_second: float
+    """What all peers together say of theirs, this one included; see `bounded_speeds`."""
+
     num_gathered: int
     """Samples whose gradients have been summed here for the coming round."""
 
@@ -99,6 +102,7 @@ class SwarmOptimizer:
             epoch=self.local_epoch,
             num_peers=self.tracker.num_peers,
             samples_per_second=self.tracker.performance_ema.samples_per_second,
+            swarm_samples_per_second=self.tracker.swarm_samples_per_second,
             num_gathered=self.grad_averager.local_samples_accumulated,
             has_begun_round=scheduled is not None and scheduled.triggered,
             gradient_round=newest,

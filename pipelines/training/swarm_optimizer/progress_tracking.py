@@ -13,6 +13,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.swarm.node import readable_peer_id
+from pipelines.swarm.record_limits import bounded_speeds
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances, believed_epoch
 
@@ -141,6 +142,13 @@ class SwarmProgressTracker(ProgressTracker):
     def num_peers(self) -> int:
         """Peers training now, including this one, also before anything has been read from the DHT."""
         return max(1, self.global_progress.num_peers)
+
+    @property
+    def swarm_samples_per_second(self) -> float:
+        """What all peers say of their speed, together, this one included."""
+        own = self.performance_ema.samples_per_second
+        others = [r.samples_per_second for r in self._records if r.peer_id != self.local_progress.peer_id]
+        return sum(bounded_speeds([own, *others]))
 
     def plausible_samples(self) -> dict[bytes, float]:
         """Return the most samples that each peer can have gathered when the round begins; see the function."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 LARGEST = {"epoch": 1e9, "num_samples": 1e15, "samples_per_second": 1e7, "loss": 1e6, "share_averaged": 1.0}
+LARGEST |= {"draw_rate": 1e9, "layer_rate": 1e9, "num_drawn": 1e12, "first_layer": 65536, "end_layer": 65536}
 LARGEST |= {"round_seconds": 1e6, "bytes_sent": 1e18, "num_rounds": 1e9, "num_refused_gradients": 1e12}
 """No honest peer's figure exceeds this."""
 
@@ -66,6 +67,24 @@ class SeenPeer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeenServer:
+    """A peer that serves the run's model; see `records.ServerRecord`. All is its own word."""
+
+    peer_id: str
+    username: str
+    state: str
+    precision: str
+    """Untrusted text, like those before."""
+
+    epoch: int
+    codes_per_second: float
+    num_drawn: int
+    first_layer: int
+    end_layer: int
+    layers_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateVerdict:
     """Whether peers that should have the same training state do; see `votes.Verdict`."""
 
@@ -86,16 +105,22 @@ class SwarmSnapshot:
     peers: tuple[SeenPeer, ...] = ()
     num_auxiliaries: int = 0
     verdict: StateVerdict | None = None
+    servers: tuple[SeenServer, ...] = ()
+    """Those whose figures are possible, the fastest first."""
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Build a snapshot from parsed JSON; raises KeyError, TypeError or ValueError if it is not one."""
         verdict = values["verdict"]
+        servers = [server for values in values.get("servers", ()) if (server := _server(values)) is not None]
         return cls(
             time=float(values["time"]),
             peers=tuple(_peer(peer) for peer in values["peers"]),
             num_auxiliaries=int(values["num_auxiliaries"]),
             verdict=verdict and StateVerdict(**{**verdict, "outvoted": tuple(verdict["outvoted"][:MAX_OUTVOTED])}),
+            servers=tuple(
+                sorted(servers, key=lambda one: (-one.codes_per_second, -one.layers_per_second, one.peer_id))
+            ),
         )
 
 
@@ -123,6 +148,23 @@ def _peer(values: Mapping[str, Any]) -> SeenPeer:
         valid_until=float(values["valid_until"]),
         figures=figures,
         num_impossible=num_impossible + (epoch is None) + (speed is None),
+    )
+
+
+def _server(values: Mapping[str, Any]) -> SeenServer | None:
+    names = ("epoch", "draw_rate", "num_drawn", "first_layer", "end_layer", "layer_rate")
+    figures = [possible(name, values[name]) for name in names]
+    if None in figures:
+        return None
+    epoch, draw_rate, num_drawn, first_layer, end_layer, layer_rate = map(float, figures)
+    return SeenServer(
+        **{name: _text(values[name]) for name in ("peer_id", "username", "state", "precision")},
+        epoch=int(epoch),
+        codes_per_second=draw_rate,
+        num_drawn=int(num_drawn),
+        first_layer=int(first_layer),
+        end_layer=int(end_layer),
+        layers_per_second=layer_rate,
     )
 
 

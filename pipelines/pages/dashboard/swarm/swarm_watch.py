@@ -48,7 +48,7 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
         while time.monotonic() - last_seen < LONELY_SECONDS:
             started = time.monotonic()
             look = look_once(records)
-            if look["peers"] or look["num_auxiliaries"]:
+            if look["peers"] or look["num_auxiliaries"] or look["servers"]:
                 last_seen = started
             print(json.dumps(look), flush=True)
             pause = PAUSE_FACTOR * (time.monotonic() - started)
@@ -66,6 +66,7 @@ def look_once(records: "SwarmRecords") -> dict[str, Any]:
         time=time.time(),
         peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],
         num_auxiliaries=len(records.auxiliaries()),
+        servers=[server.dict() for _, server in sorted(records.servers().items())],
         verdict=verdict and {name: getattr(verdict, name) for name in ("epoch", "num_votes", "num_voters", "outvoted")},
     )
 

@@ -68,3 +68,31 @@ def test_a_language_run_is_shown_in_tokens_and_perplexity(dashboard, loss, shown
     charts = run_charts(view, HistoryColumns.from_points([], NOW), "epoch")
     assert "tokens/s" in [chart.unit for chart in charts]
     assert "pipeline(&quot;text-generation&quot;, model=&quot;org/run&quot;" in checkpoints_html(settings, view)
+
+
+def server_values(name, **changes):
+    """Return what the looking process writes of a server."""
+    values = dict(
+        peer_id=f"Qm{name}", username=name, state="online", precision="float32", epoch=9, draw_rate=120.0, num_drawn=4,
+        first_layer=0, end_layer=0, layer_rate=0.0, revision="a" * 64, free_places=3,
+    )  # fmt: skip
+    return values | changes
+
+
+def test_who_serves_the_model_is_listed_and_what_is_impossible_is_not(dashboard):
+    from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
+
+    servers = [
+        server_values("slow", draw_rate=1.0),
+        server_values("<b>fast</b>", draw_rate=500.0),
+        server_values("blocks", draw_rate=0.0, first_layer=4, end_layer=12, layer_rate=80.0),
+        server_values("liar", draw_rate=1e12),
+        server_values("nan", num_drawn=float("nan")),
+    ]
+    values = dict(time=NOW, peers=[], num_auxiliaries=0, verdict=None, servers=servers)
+    assert "servers of the model" not in dashboard.peers()
+    dashboard.take_look(SwarmSnapshot.from_values(values), RUN)
+    shown = dashboard.peers()
+    assert [server["username"] for server in dashboard.server_values()] == ["<b>fast</b>", "slow", "blocks"]
+    assert "3 servers of the model" in shown and "4:12" in shown and "&lt;b&gt;fast&lt;/b&gt;" in shown
+    assert "<b>fast" not in shown and "liar" not in shown

@@ -34,7 +34,8 @@ def tell(event, **values):
         file.write(json.dumps(dict(event=event, **values)) + "\\n")
 
 def step(num_samples):
-    known = dict(epoch=1, loss=2.0, share_averaged=1.0, num_peers=2, samples_per_second=5.0, ended_epoch=True)
+    known = dict(epoch=1, loss=2.0, epoch_loss=2.0, share_averaged=1.0, num_peers=2, samples_per_second=5.0)
+    known["ended_epoch"] = True
     tell("step", num_samples=num_samples, **known)
 
 if kind == "broken":

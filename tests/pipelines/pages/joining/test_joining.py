@@ -21,7 +21,7 @@ from pipelines.pages.joining.standing import Standing, standing_in
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 FIGURES = dict(epoch=3, loss=2.5, share_averaged=0.98, num_peers=4, num_samples=96, samples_per_second=12.0)
-STEP = dict(event="step", ended_epoch=True, **FIGURES)
+STEP = dict(event="step", ended_epoch=True, epoch_loss=2.5, **FIGURES | dict(loss=9.0))
 
 
 def view_after(*events, **values):

@@ -68,7 +68,7 @@ def test_a_newer_checkpoint_is_served_as_it_is_published(run, tmp_path):
     [
         (("--blocks", "2:9"), "has the layers 0:3, not 2:9. Cure: --blocks 0:3, or a part of them"),
         (("--blocks", "3-4"), "The blocks are '3-4', expected START:END such as 0:16, or auto"),
-        (("--blocks", "0:2", "--max-codes-per-second", "9"), "has no effect on --blocks"),
+        (("--blocks", "0:2", "--max-codes-per-second", "9"), "have no effect on --blocks"),
         (("--blocks", "0:2", "--precision", "bfloat16"), "expected float32 or int8 to serve layers"),
     ],
 )

@@ -97,6 +97,20 @@ def test_bans_are_local_and_twice_as_long_each_time():
     assert book.knows("float32") and not book.knows("int8")
 
 
+def test_bans_are_remembered_and_a_damaged_memory_is_forgotten():
+    book = AuditBook({})
+    first = book.note("liar", "float32", [0.1], 0.0)
+    book.note("honest", "float32", [0.0], 0.0)
+    later = AuditBook({})
+    later.remember(book.to_json())
+    assert later.is_banned("liar", first.until - 1) and not later.is_banned("honest", 0.0)
+    assert later.note("liar", "float32", [0.1], first.until).until - first.until == 2 * BAN_SECONDS
+    for text in ("", "[]", "null", '{"liar": 5}', '{"liar": ["x", 1]}'):
+        damaged = AuditBook({})
+        damaged.remember(text)
+        assert not damaged.is_banned("liar", 0.0)
+
+
 def test_only_the_last_candidates_of_a_server_count_and_one_flip_in_rounding_is_no_lie():
     book = AuditBook({})
     assert book.note("server", "float32", [EXACT.largest], 0.0) is None

@@ -1,0 +1,151 @@
+"""Programs on this machine get pictures over HTTP; pages in a browser, and who has no key, get nothing."""
+
+import base64
+import io
+import json
+import stat
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from pipelines.serving.draw.local_http import MOST_BODY_BYTES, REQUESTS_PER_MINUTE, build_application, key_in
+
+KEY = "the-key"
+GOOD = {"authorization": f"Bearer {KEY}", "host": "127.0.0.1:8080"}
+PATH = "/v1/images/generations"
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def client(asked):
+    def pictures(request):
+        asked.append(request)
+        return [b"png"] * request.number
+
+    with TestClient(build_application("org/birds", KEY, pictures, clock=lambda: 6000.0)) as client:
+        yield client
+
+
+def test_pictures_are_returned_as_base64(client, asked):
+    body = dict(prompt="a robin", n=2, seed=5, temperature=0.5, top_k=16, model="any", size="256x256")
+    answer = client.post(PATH, json=body, headers=GOOD)
+    assert answer.json() == dict(created=6000, data=[dict(b64_json=base64.b64encode(b"png").decode())] * 2)
+    (request,) = asked
+    assert (request.prompt, request.number, request.seed) == ("a robin", 2, 5)
+    assert (request.options.temperature, request.options.top_k) == (0.5, 16)
+    assert client.get("/v1/models", headers=GOOD).json()["data"][0]["id"] == "org/birds"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (dict(authorization="Bearer another"), 401),
+        (dict(authorization=""), 401),
+        (dict(authorization=f"Basic {KEY}"), 401),
+        (dict(authorization="Bearer schlüssel".encode()), 401),
+        (dict(host="evil.example"), 403),
+        (dict(host="evil.example:8080"), 403),
+        (dict(host="127.0.0.1.evil.example"), 403),
+        (dict(host="localhost:8080"), 200),
+        (dict(host="[::1]:8080"), 200),
+        (dict(origin="https://evil.example"), 403),
+        (dict(origin="null"), 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "text/plain"}, 400),
+    ],
+    ids=str,
+)
+def test_who_may_ask(client, asked, headers, status):
+    body = json.dumps(dict(prompt="a robin"))
+    sent = {**GOOD, "content-type": "application/json", **headers}
+    answer = client.post(PATH, content=body, headers=sent)
+    assert answer.status_code == status and len(asked) == (status == 200)
+    assert status == 200 or answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(prompt=""),
+        dict(prompt=5),
+        dict(prompt="x" * 5000),
+        dict(n=0),
+        dict(n=17),
+        dict(n=True),
+        dict(seed=2**63),
+        dict(temperature=-1),
+        dict(temperature="hot"),
+        dict(top_p=2),
+        dict(top_k=2**40),
+        dict(response_format="url"),
+        dict(window=3),
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(client, asked, changes):
+    answer = client.post(PATH, json=dict(prompt="a robin") | changes, headers=GOOD)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error" and not asked
+
+
+@pytest.mark.parametrize(
+    ("content", "status"), [(b"[]", 400), (b"{", 400), (b"[" * 5000, 400), (b" " * (MOST_BODY_BYTES + 1), 413)]
+)  # fmt: skip
+def test_bodies_that_are_no_request(client, asked, content, status):
+    answer = client.post(PATH, content=content, headers={**GOOD, "content-type": "application/json"})
+    assert answer.status_code == status and not asked
+
+
+def test_too_many_requests_are_refused(client):
+    statuses = [client.get("/v1/models", headers=GOOD).status_code for _ in range(REQUESTS_PER_MINUTE + 1)]
+    assert statuses == [200] * REQUESTS_PER_MINUTE + [429]
+
+
+def test_a_key_is_made_once_and_is_its_owners(tmp_path):
+    path = tmp_path / "serving" / "http.key"
+    key = key_in(path)
+    assert len(key) >= 32 and key_in(path) == key and stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        key_in(path)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+@pytest.mark.timeout(300)
+def test_a_program_gets_what_the_run_draws(hub, commands, tmp_path):
+    """OpenAI's interface of a real server, beside the pictures of `generate`."""
+    import httpx2
+    from drawn_runs import drawn_run
+
+    with drawn_run(hub, tmp_path, "local-run") as run:
+        ready = run.serve("--http", 0).wait_for("http")
+        from pathlib import Path
+
+        headers = {"authorization": f"Bearer {Path(ready['key_file']).read_text().strip()}"}
+        body = dict(prompt="a small red star", n=2, seed=3)
+        answer = httpx2.post(f"{ready['address']}{PATH}", json=body, headers=headers, timeout=60)
+        pictures = [Image.open(io.BytesIO(base64.b64decode(one["b64_json"]))) for one in answer.json()["data"]]
+        words = (
+            "generate",
+            run.name,
+            "a small red star",
+            "--candidates",
+            2,
+            "--keep",
+            2,
+            "--seed",
+            3,
+            "--device",
+            "cpu",
+        )
+        drawn = commands.run(*words, "--json", "--pictures", "drawn", folder=tmp_path)
+        ranked = json.loads(drawn.stdout)["pictures"]
+        for one in ranked:
+            with Image.open(tmp_path / one["file"]) as expected:
+                assert pictures[one["candidate"]].tobytes() == expected.tobytes()
+        assert httpx2.post(f"{ready['address']}{PATH}", json=body, timeout=60).status_code == 401
