@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench constraints
+.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -55,6 +55,9 @@ bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short version
 		echo "$$file"; \
 		$(VENV)/bin/python "$$file" $(if $(QUICK),--quick); \
 	done
+
+bench-gpu: $(STAMP)  ## Measure training and generation on a GPU, in at most 8 minutes and the cell that has begun
+	$(VENV)/bin/python tests/benchmarks/gpu.py
 
 # Nothing is installed: pip only says what it would install. The header of the file is kept.
 constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt; then run the tests
