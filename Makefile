@@ -32,14 +32,15 @@ demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, 
 
 test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m "slow and not swarm" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m swarm $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 2
 
 test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill preparations; what is measured is not repeated
 	$(VENV)/bin/python tests/long/simulation.py
 	$(VENV)/bin/python tests/long/attack_matrix.py
 	$(VENV)/bin/python tests/long/preparation.py
 	$(VENV)/bin/python -m pytest -q -p no:xdist tests/long/two_anchors.py
+	$(VENV)/bin/python -m pytest -m long -p no:xdist
 
 test-soak: $(STAMP)  ## Let a small swarm train for 2,000 epochs and say what has grown in its processes
 	$(VENV)/bin/python tests/long/soak.py
