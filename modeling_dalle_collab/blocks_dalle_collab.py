@@ -124,10 +124,26 @@ class DalleCollabStack(nn.Module):
 
     def forward(self, x: Tensor, tables: AttentionTables | None = None, taps: Taps | None = None) -> Tensor:
         """Run all layers over whole sequences: (batch, position, hidden_size) to the mean of the two streams."""
-        tables = tables or AttentionTables.build(self.config, x.device, x.dtype)
-        calls = list(self._calls(tables, None if taps is None or taps.attentions is None else taps.attentions.append))
-        first = second = x
-        if num_recomputed := self._num_recomputed_branches(taps):
+        first, second = self.run_layers(x, x, tables=tables, taps=taps)
+        hidden = (first + second) * 0.5
+        if taps is not None:
+            taps.hidden_states.append(hidden)
+        return hidden
+
+    def run_layers(
+        self,
+        first: Tensor,
+        second: Tensor,
+        layers: range | None = None,
+        tables: AttentionTables | None = None,
+        taps: Taps | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run consecutive layers, or all, over whole sequences: streams (batch, position, hidden_size) to the same."""
+        layers = range(len(self.layers)) if layers is None else layers
+        tables = tables or AttentionTables.build(self.config, first.device, first.dtype)
+        on_weights = None if taps is None or taps.attentions is None else taps.attentions.append
+        calls = list(self._calls(tables, on_weights, layers))
+        if num_recomputed := self._num_recomputed_branches(taps, layers):
             first, second = run_reversibly(first, second, calls[:num_recomputed])
             calls = calls[num_recomputed:]
         for pair in zip(calls[::2], calls[1::2], strict=True):
@@ -137,28 +153,31 @@ class DalleCollabStack(nn.Module):
                 first, second = self._gradient_checkpointing_func(run_layer, first, second, *pair)
             else:
                 first, second = run_layer(first, second, *pair)
-        hidden = (first + second) * 0.5
-        if taps is not None:
-            taps.hidden_states.append(hidden)
-        return hidden
+        return first, second
 
-    def _num_recomputed_branches(self, taps: Taps | None) -> int:
+    def _num_recomputed_branches(self, taps: Taps | None, layers: range) -> int:
         """Two branches per layer; the last layers are the stored ones, because their backward pass comes first."""
         if not torch.is_grad_enabled() or taps is not None or (self.gradient_checkpointing and self.training):
             return 0
-        layers = {"reversible": len(self.layers), "partial": len(self.layers) // 2, "none": 0}[self.config.recompute]
-        return 2 * layers
+        end = {"reversible": len(self.layers), "partial": len(self.layers) // 2, "none": 0}[self.config.recompute]
+        return 2 * len(range(layers.start, min(layers.stop, end)))
 
-    def parts_of_layers(self) -> list[tuple[DalleCollabLayer, str, DalleCollabSharedGroup]]:
-        """Return for each layer its own weights, its kind of attention and the weights that it shares."""
+    def parts_of_layers(
+        self, layers: range | None = None
+    ) -> list[tuple[DalleCollabLayer, str, DalleCollabSharedGroup]]:
+        """Return for each layer, or some, its own weights, its kind of attention and the weights that it shares."""
         kinds, groups = self.config.layer_kinds, self.config.layer_groups
         parts = [(layer, kind, self.groups[at]) for layer, kind, at in zip(self.layers, kinds, groups, strict=True)]
+        parts = parts if layers is None else parts[layers.start : layers.stop]
         return cast("list[tuple[DalleCollabLayer, str, DalleCollabSharedGroup]]", parts)
 
     def _calls(
-        self, tables: AttentionTables, on_weights: Callable[[Tensor], None] | None = None
+        self,
+        tables: AttentionTables,
+        on_weights: Callable[[Tensor], None] | None = None,
+        layers: range | None = None,
     ) -> Iterator[BranchCall]:
-        for layer, kind, group in self.parts_of_layers():
+        for layer, kind, group in self.parts_of_layers(layers):
             attend = partial(group.attention, kind=kind, tables=tables, on_weights=on_weights)
             yield self._call(layer.attention, attend, group.attention)
             yield self._call(layer.feed_forward, group.feed_forward, group.feed_forward)

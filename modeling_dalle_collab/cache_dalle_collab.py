@@ -1,5 +1,7 @@
 """The cache of generation: captions and image prompts read once, and of images what each layer's mask still sees.
 
+All of it is for consecutive layers, usually all, between which nothing but the two residual streams is passed on.
+
 Axes: prompt, candidate, sample (all candidates of all prompts, prompt-major), step (neighbouring places of a sample,
 read together), head, slot, head_size, hidden. The keys and values of the text are kept once for each prompt, whatever
 the number of candidates.
@@ -21,6 +23,8 @@ from .attention_dalle_collab import (
 )
 from .blocks_dalle_collab import DalleCollabStack, shift_tokens
 from .configuration_dalle_collab import DalleCollabConfig
+from .linear_dalle_collab import Products
+from .packed_dalle_collab import packed_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class Prefix:
     shifted: list[Tensor]
     """For each branch, attention and feed-forward in turn, its normalised input, (prompt, num_places, hidden / 2)."""
     hidden: Tensor
-    """(prompt, hidden): the state of the last position, which predicts the next image code."""
+    """(prompt, hidden): the mean of the streams at the last position; behind all layers it predicts the next code."""
 
     @property
     def num_places(self) -> int:
@@ -62,8 +66,16 @@ def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Pref
 
     `x`: (prompt, text block + rows, hidden), of whose rows the first `num_places` image codes count.
     """
+    return read_streams(stack, x, x, num_places)[0]
+
+
+def read_streams(
+    stack: DalleCollabStack, first: Tensor, second: Tensor, num_places: int = 0, layers: range | None = None
+) -> tuple[Prefix, Tensor, Tensor]:
+    """The same for some layers, from the streams before them; return the streams behind them as well."""
     config, block = stack.config, stack.config.text_block_length
-    tables = AttentionTables.build(config, x.device, x.dtype)
+    tables = AttentionTables.build(config, first.device, first.dtype)
+    length = first.shape[1]
     lists: dict[str, list[Tensor]] = {name: [] for name in LIST_FIELDS}
 
     def keep(name: str, part: Tensor) -> None:
@@ -75,19 +87,25 @@ def read_prefix(stack: DalleCollabStack, x: Tensor, num_places: int = 0) -> Pref
         lists["shifted"].append(normed[:, block : block + num_places, : config.hidden_size // 2].contiguous())
         return shift_tokens(normed, config)
 
-    first = second = x
-    for layer, kind, group in stack.parts_of_layers():
-        query, key, value = group.attention.project(shift(layer.attention.norm(second)), tables.rotations[: x.shape[1]])
+    for layer, kind, group in stack.parts_of_layers(layers):
+        query, key, value = group.attention.project(shift(layer.attention.norm(second)), tables.rotations[:length])
         keep("keys", key)
         keep("values", value)
-        if x.shape[1] == block:
+        if length == block:
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             attended = group.attention.attend(query, key, value, kind, tables)
         first = first + layer.attention.scale * group.attention.merge(attended)
         second = second + layer.feed_forward.scale * group.feed_forward(shift(layer.feed_forward.norm(first)))
     last = block + num_places - 1
-    return Prefix(hidden=(first[:, last] + second[:, last]) * 0.5, **lists)
+    return Prefix(hidden=(first[:, last] + second[:, last]) * 0.5, **lists), first, second
+
+
+def num_slots(config: DalleCollabConfig, kind: str, window: int) -> int:
+    """Return how many codes a layer of this kind keeps, if passes read up to `window` places of a sample."""
+    if kind == "column":
+        return config.num_image_codes
+    return min(config.num_image_codes, num_band_lines(config, kind) * config.image_grid_size + window - 1)
 
 
 class Slots:
@@ -99,8 +117,7 @@ class Slots:
 
     def __init__(self, config: DalleCollabConfig, kind: str, window: int, device: torch.device) -> None:
         size, places = config.image_grid_size, torch.arange(config.num_image_codes, device="cpu")
-        in_ring = len(places) if kind == "column" else num_band_lines(config, kind) * size + window - 1
-        self.number = min(len(places), in_ring)
+        self.number = num_slots(config, kind, window)
         rows, columns = places.div(size, rounding_mode="floor"), places % size
         offsets = rows[:, None] - rows, columns[:, None] - columns
         query, key = grid_offsets_visible(config, kind, *offsets).nonzero(as_tuple=True)
@@ -133,7 +150,7 @@ class _Reading:
 
 
 class GenerationCache:
-    """The state of one batch of candidates between two passes; each candidate belongs to one prompt.
+    """The state of one batch of candidates between two passes, of all layers or of some; each belongs to one prompt.
 
     A pass reads up to `window` neighbouring places of each sample. What it writes for guesses that turn out wrong is
     written again when these places are read again. With `static` every pass works on tensors of the same sizes, so that
@@ -141,19 +158,28 @@ class GenerationCache:
     """
 
     def __init__(
-        self, stack: DalleCollabStack, prefix: Prefix, num_candidates: int, *, window: int = 1, static: bool = False
+        self,
+        stack: DalleCollabStack,
+        prefix: Prefix,
+        num_candidates: int,
+        *,
+        window: int = 1,
+        static: bool = False,
+        layers: range | None = None,
     ) -> None:
         self.stack, self.prefix, self.static, config = stack, prefix, static, stack.config
+        self.layers, self.window = layers or range(config.num_hidden_layers), window
         device = prefix.hidden.device
         self.num_prompts, self.num_candidates = len(prefix.hidden), num_candidates
         num_samples = self.num_prompts * num_candidates
         self.samples = torch.arange(num_samples, device=device)
         self.rotations = rotary_table(config, device)[config.text_block_length :]
-        self.slots = {kind: Slots(config, kind, window, device) for kind in dict.fromkeys(config.layer_kinds)}
-        self.images = [self._image_pairs(layer, kind) for layer, kind in enumerate(config.layer_kinds)]
+        self.kinds = config.layer_kinds[self.layers.start : self.layers.stop]
+        self.slots = {kind: Slots(config, kind, window, device) for kind in dict.fromkeys(self.kinds)}
+        self.images = [self._image_pairs(layer, kind) for layer, kind in enumerate(self.kinds)]
         self.ring = config.image_grid_size + window
         self.neighbours = self._neighbours(config).to(device)
-        self.shifted = [self._shift_ring(branch) for branch in range(2 * config.num_hidden_layers)]
+        self.shifted = [self._shift_ring(branch) for branch in range(2 * len(self.layers))]
 
     def _image_pairs(self, layer: int, kind: str) -> Tensor:
         """Return keys and values of a layer's image codes: (sample x slot, 2 x head, head_size)."""
@@ -198,6 +224,11 @@ class GenerationCache:
         Returns the states that predict the code behind each, in the same shape. All codes before these places must have
         been read.
         """
+        first, second = self.step_streams(x, x, places)
+        return (first + second) * 0.5
+
+    def step_streams(self, first: Tensor, second: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from the streams before the layers to those behind them."""
         readings = {kind: self._reading(slots, places) for kind, slots in self.slots.items()}
         rotations = self.rotations[places]
         of_sample = self.samples[:, None] * self.ring
@@ -213,14 +244,39 @@ class GenerationCache:
             seen = kept.view(-1, half // 2).index_select(0, passed_on).view(*normed.shape[:2], half)
             return torch.cat([seen, normed[..., half:]], dim=-1)
 
-        first = second = x
-        for index, (layer, kind, group) in enumerate(self.stack.parts_of_layers()):
+        for index, (layer, kind, group) in enumerate(self.stack.parts_of_layers(self.layers)):
             shifted = shift(layer.attention.norm(second), self.shifted[2 * index])
             attended = self._attend(group.attention, shifted, rotations, index, readings[kind])
             first = torch.addcmul(first, layer.attention.scale, attended)
             shifted = shift(layer.feed_forward.norm(first), self.shifted[2 * index + 1])
             second = torch.addcmul(second, layer.feed_forward.scale, group.feed_forward(shifted))
-        return (first + second) * 0.5
+        return first, second
+
+    def with_window(self, window: int, num_read: Tensor) -> "GenerationCache":
+        """Return a cache for smaller passes with what this one has read: (sample,) `num_read` codes of each sample.
+
+        This one may hold codes behind these, within its own window; they are not taken over.
+        """
+        other = GenerationCache(
+            self.stack, self.prefix, self.num_candidates, window=window, static=self.static, layers=self.layers
+        )
+        size = self.ring - self.window
+        for kept, target, kind in zip(self.images, other.images, self.kinds, strict=True):
+            numbers = self.slots[kind].number, other.slots[kind].number
+            self._copy_newest(kept, target, numbers, num_slots(self.stack.config, kind, 1), num_read)
+        for kept, target in zip(self.shifted, other.shifted, strict=True):
+            self._copy_newest(kept, target, (self.ring, other.ring), size, num_read)
+        return other
+
+    def _copy_newest(
+        self, source: Tensor, target: Tensor, numbers: tuple[int, int], count: int, num_read: Tensor
+    ) -> None:
+        """Copy the newest `count` of the codes read, from rings of the first of two numbers to those of the second."""
+        places = num_read[:, None] - 1 - torch.arange(count, device=num_read.device)
+        of_sample = self.samples[:, None].expand_as(places)[places >= 0]
+        places = places[places >= 0]
+        source_rows, target_rows = (of_sample * number + places % number for number in numbers)
+        target[target_rows] = source[source_rows]
 
     def _reading(self, slots: Slots, places: Tensor) -> _Reading:
         of_sample = self.samples[:, None] * slots.number
@@ -251,3 +307,22 @@ class GenerationCache:
         )
         share_of_text = (text_sum - image_sum).sigmoid().to(image.dtype)
         return attention.merge(torch.lerp(image, text, share_of_text).transpose(1, 2))
+
+
+class GenerationLayers:
+    """The layers as generation uses them. Others can stand in for them, with the same methods, on other machines."""
+
+    def __init__(self, stack: DalleCollabStack) -> None:
+        self.stack = stack
+
+    def read(self, x: Tensor, num_places: int) -> Prefix:
+        """Read embedded prompts; see `read_prefix`."""
+        return read_prefix(self.stack, x, num_places)
+
+    def open(self, prefix: Prefix, num_candidates: int, window: int, static: bool) -> GenerationCache:
+        """Return the state of a batch of candidates; see `GenerationCache`."""
+        return GenerationCache(self.stack, prefix, num_candidates, window=window, static=static)
+
+    def packed(self) -> Products:
+        """Return products with the layers' weights, packed."""
+        return packed_products(self.stack.groups.modules())

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from .cache_dalle_collab import GenerationCache, Prefix, read_prefix
+from .cache_dalle_collab import GenerationLayers, Prefix
 from .configuration_dalle_collab import DalleCollabConfig
 from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
 from .inputs_dalle_collab import check_image_prompt, check_text
 from .linear_dalle_collab import Products, multiply, product_of, use_products
-from .packed_dalle_collab import can_pack, packed_product, packed_products, replace_by_int8
+from .packed_dalle_collab import can_pack, packed_product, replace_by_int8
 from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
 
 if TYPE_CHECKING:
@@ -161,12 +161,12 @@ class ImageCodeGeneration(nn.Module):
         """Run captions (prompt, text), and codes (prompt, given), through the layers once, for all candidates."""
         ids = self.model.text_block_ids(input_ids)
         if image_prompt is None or not image_prompt.shape[1]:
-            return read_prefix(self.model.stack, self.model.token_embedding(ids))
+            return self.generation_layers().read(self.model.token_embedding(ids), 0)
         num_places = image_prompt.shape[1]
         # Layers work on whole rows of the image; earlier codes do not see what fills up the last one.
         rows = F.pad(image_prompt, (0, -num_places % self.config.image_grid_size))
         ids = torch.cat([ids, rows.long() + self.config.num_text_ids], dim=1)
-        return read_prefix(self.model.stack, self.model.token_embedding(ids), num_places)
+        return self.generation_layers().read(self.model.token_embedding(ids), num_places)
 
     def _read_prompts(
         self, input_ids: Tensor, image_prompt: Tensor | None, null_input_ids: Tensor | None, options: SamplingOptions
@@ -240,6 +240,10 @@ class ImageCodeGeneration(nn.Module):
         finally:
             self.train(was_training)
 
+    def generation_layers(self) -> GenerationLayers:
+        """Return what reads prompts and codes with the layers: those of this model unless a subclass has others."""
+        return GenerationLayers(self.model.stack)
+
     def embed_codes(self, codes: Tensor) -> Tensor:
         """Return the embeddings of image codes: (...) int64 to (..., hidden)."""
         return self.model.token_embedding(codes + self.config.num_text_ids)
@@ -268,7 +272,7 @@ class ImageCodeGeneration(nn.Module):
         if options.compile_step or options.window == 1 or not can_pack(weight):
             return {}
         head = packed_product(weight[first:], self.output_bias[first:])
-        return {self.model.token_embedding: head, **packed_products(self.model.stack.groups.modules())}
+        return {self.model.token_embedding: head, **self.generation_layers().packed()}
 
 
 class _Predictor:
@@ -280,8 +284,7 @@ class _Predictor:
         self.model, self.options = model, options
         static = options.compile_step or options.cache_implementation == "static"
         self.windows = WINDOWS if options.window is None and not static else (options.window or 1,)
-        stack, window = model.model.stack, max(self.windows)
-        self.cache = GenerationCache(stack, prefix, num_candidates, window=window, static=static)
+        self.cache = model.generation_layers().open(prefix, num_candidates, max(self.windows), static)
         self.step = torch.compile(self._step, mode="reduce-overhead") if options.compile_step else self._step
 
     def first(self) -> Tensor:

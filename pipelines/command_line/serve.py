@@ -1,7 +1,7 @@
-"""`dalle-collab serve`: draw a run's pictures for others."""
+"""`dalle-collab serve`: draw a run's pictures for others, or compute some of its layers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +11,11 @@ def serve(
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16 or int8 (CPU); equal pictures are promised for float32 only.")
     ] = "float32",
-    memory: Annotated[float, typer.Option(help="GB for others' drawings, beside the weights.")] = 4.0,
+    blocks: Annotated[
+        str | None,
+        typer.Option(help="Serve only these layers, such as 0:16, or auto: those that help most. Default: drawings."),
+    ] = None,
+    memory: Annotated[float, typer.Option(help="GB for others' drawings or caches, beside the weights.")] = 4.0,
     max_codes_per_second: Annotated[
         float | None, typer.Option(help="Give at most so much of this machine; default: all it can.")
     ] = None,
@@ -33,7 +37,7 @@ def serve(
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
 ) -> None:
-    """Draw pictures for others with a run's newest checkpoint; its name is all you need.
+    """Draw pictures for others with a run's newest checkpoint; its name is all you need. Or serve some of its layers.
 
     Who asks sends a prompt's text ids and a seed, and gets image codes. The run may be over: servers are found through
     its auxiliary peer, or through each other. Newer checkpoints are served as they are published. Ctrl-C finishes what
@@ -49,6 +53,8 @@ def serve(
       dalle-collab serve my-org/birds --http 8080
 
       dalle-collab serve my-org/birds --host /ip4/0.0.0.0/tcp/31338 --bandwidth-limit 20 --max-hours 8
+
+      dalle-collab serve my-org/birds --blocks 0:16
     """
     from pipelines.command_line.terminal.drawing_server import run_drawing_server
     from pipelines.command_line.terminal.peer_events import EventFile
@@ -62,7 +68,7 @@ def serve(
         bandwidth_limit_mbit=bandwidth_limit,
         startup_timeout_seconds=startup_timeout,
     )
-    options = dict(
+    options: dict[str, Any] = dict(
         device=device,
         precision=precision,
         cpu_threads=cpu_threads,
@@ -72,4 +78,12 @@ def serve(
         max_hours=max_hours,
         name=name,
     )
-    run_drawing_server(repository, network, options, events=EventFile(events), http=http)
+    if blocks is None:
+        run_drawing_server(repository, network, options, events=EventFile(events), http=http)
+        return
+    if max_codes_per_second is not None or http is not None:
+        raise ValueError("--max-codes-per-second and --http are about drawings and have no effect on --blocks.")
+    from pipelines.command_line.block_server import run_block_server
+
+    options.pop("most_codes_per_second")
+    run_block_server(repository, network, options | {"blocks": blocks}, events=EventFile(events))

@@ -1,0 +1,30 @@
+"""Entering a run's swarm to use the layers that others serve."""
+
+import contextlib
+from collections.abc import Iterator
+
+from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
+from pipelines.serving.blocks.discovery import served_spans
+from pipelines.serving.entering import entered_swarm, open_loop
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.repository.snapshot import RunSnapshot
+
+
+@contextlib.contextmanager
+def join_as_client(
+    repository: str, network: NetworkOptions = NetworkOptions(client_mode=True)
+) -> Iterator[StreamSwarm]:
+    """Be a client of the run's servers for the duration of the block; the first thing in a process: hivemind forks.
+
+    Raises:
+        ValueError: there is no such run, or it has no entry address.
+        AdmissionRefusedError: the run's authority does not admit this user.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    run = RunSnapshot.read(repository).run
+    with entered_swarm(run, repository, network) as place, open_loop(place) as loop:
+        swarm = StreamSwarm(loop, place.namespace, place.introductions(), lambda: served_spans(place.records.servers()))
+        try:
+            yield swarm
+        finally:
+            swarm.close()

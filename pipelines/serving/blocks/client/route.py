@@ -1,0 +1,200 @@
+"""A client's view of the servers: which chain to take, whom to avoid, and one message with its answer."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pipelines.serving.blocks.routing import Hop, NoChainError, ServedSpan, choose_chain
+from pipelines.serving.blocks.sessions import Answer, BlockServer, BlockSession
+from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
+
+logger = logging.getLogger(__name__)
+
+AVOIDED_SECONDS = 60.0
+FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS = 600.0, 86400.0
+PATIENCE_SECONDS = 60.0
+"""How long a client waits for somebody to serve what nobody serves."""
+
+SECONDS_BETWEEN_LOOKS = 1.0
+LASTING = ("invalid", "malformed", "version", "not admitted", "too large")
+"""Refusals that another server would repeat."""
+
+
+class Link(Protocol):
+    """A stream to a server."""
+
+    round_trip_seconds: float
+
+    def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+        """Send a message and return its answer; raises PeerGoneError or Refusal."""
+
+    def close(self) -> None:
+        """End the stream, and with it the session."""
+
+
+class Swarm(Protocol):
+    """How servers are found and reached."""
+
+    def served(self) -> Sequence[ServedSpan]:
+        """Return what is served now."""
+
+    def connect(self, peer: str) -> Link:
+        """Open a stream to a server; raises PeerGoneError or Refusal."""
+
+
+class Route:
+    """Chooses chains through the layers of one model at one revision."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        repository: str,
+        revision: str,
+        *,
+        precision: str | None = "float32",
+        patience_seconds: float = PATIENCE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`precision` is that of the servers; None: any, so that the same request may get other codes."""
+        self.swarm, self.repository, self.revision, self._precision = swarm, repository, revision, precision
+        self._patience, self._clock = patience_seconds, clock
+        self._avoided: dict[str, float] = {}
+        self._banned: dict[str, tuple[float, float]] = {}
+        self._round_trips: dict[str, float] = {}
+        self._links: dict[str, Link] = {}
+        self.num_failures = 0
+
+    def chain(self, layers: range) -> list[Hop]:
+        """Return the fastest chain; wait for missing layers as long as the patience lasts.
+
+        Raises:
+            NoChainError: names the layers, and the command that serves them.
+        """
+        deadline, was_told = self._clock() + self._patience, False
+        while True:
+            now = self._clock()
+            self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+            try:
+                return choose_chain(
+                    self._usable(), layers, self.revision, repository=self.repository, avoid=self._avoided
+                )
+            except NoChainError as error:
+                if now >= deadline:
+                    raise
+                if not was_told:
+                    logger.warning("%s Waiting for it for up to %.0f s.", error, self._patience)
+                    was_told = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def others(self, hop: Hop) -> dict[str, Hop]:
+        """Return other servers of the same layers, in the same precision: those who can check a hop."""
+        own = {span.peer: span for span in self._usable()}
+        asked = own.get(hop.peer)
+        return {
+            span.peer: replace(hop, peer=span.peer)
+            for span in own.values()
+            if span.peer != hop.peer
+            and span.peer not in self._avoided
+            and span.is_online
+            and span.revision == self.revision
+            and span.start <= hop.start
+            and hop.end <= span.end
+            and (asked is None or span.precision == asked.precision)
+        }
+
+    def ban(self, peer: str) -> None:
+        """Do without a server that lies, for ten minutes, then twenty, up to a day."""
+        seconds = min(2 * self._banned.get(peer, (0.0, FIRST_BAN_SECONDS / 2))[1], LONGEST_BAN_SECONDS)
+        self._banned[peer] = self._clock() + seconds, seconds
+
+    def _usable(self) -> list[ServedSpan]:
+        now = self._clock()
+        return [
+            replace(span, round_trip_seconds=self._round_trips.get(span.peer, span.round_trip_seconds))
+            for span in self.swarm.served()
+            if self._precision in (None, span.precision) and self._banned.get(span.peer, (now, 0.0))[0] <= now
+        ]
+
+    def connect(self, hop: Hop) -> Link:
+        """Open a new stream to a hop's server."""
+        link = self.swarm.connect(hop.peer)
+        self._round_trips[hop.peer] = link.round_trip_seconds
+        return link
+
+    def avoid(self, peer: str, error: Exception) -> None:
+        """Pass a server by for a while.
+
+        Raises:
+            Refusal: it was not the server's fault, so that another one would do the same.
+        """
+        if isinstance(error, Refusal) and error.code in LASTING:
+            raise error
+        logger.info("Server %s is passed by for %.0f s: %s", peer, AVOIDED_SECONDS, error)
+        self.num_failures += 1
+        self._avoided[peer] = self._clock() + AVOIDED_SECONDS
+        if (link := self._links.pop(peer, None)) is not None:
+            link.close()
+
+    def ask(self, hop: Hop, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+        """Send a message that needs no session, over a stream that is kept; raises PeerGoneError or Refusal."""
+        if hop.peer not in self._links:
+            self._links[hop.peer] = self.connect(hop)
+        try:
+            return self._links[hop.peer].ask(body, tensors)
+        except (PeerGoneError, Refusal):
+            # A stream that has refused, or was idle for too long, is at its end; the server may be well.
+            self._links.pop(hop.peer).close()
+            self._links[hop.peer] = self.connect(hop)
+            return self._links[hop.peer].ask(body, tensors)
+
+    def close(self) -> None:
+        """Close all streams that are kept."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+
+class LocalSwarm:
+    """Spans on this machine in place of others' servers: the same code, nobody else."""
+
+    def __init__(self, servers: Mapping[str, BlockServer]) -> None:
+        self._servers = dict(servers)
+
+    def served(self) -> list[ServedSpan]:
+        """See `Swarm.served`."""
+        return [
+            ServedSpan(
+                peer=name,
+                start=server.span.layers.start,
+                end=server.span.layers.stop,
+                revision=server.revision,
+                layers_per_second=1000.0,
+                round_trip_seconds=0.0,
+            )
+            for name, server in self._servers.items()
+        ]
+
+    def connect(self, peer: str) -> "LocalLink":
+        """See `Swarm.connect`."""
+        return LocalLink(self._servers[peer])
+
+
+class LocalLink:
+    """A session on this machine."""
+
+    round_trip_seconds = 0.0
+
+    def __init__(self, server: BlockServer) -> None:
+        self._session = BlockSession(server, "this machine")
+
+    def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+        """See `Link.ask`."""
+        return self._session.answer(body, tensors)
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        self._session.close()

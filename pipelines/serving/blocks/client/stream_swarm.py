@@ -1,0 +1,106 @@
+"""Servers that are found by their records and reached over streams."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pipelines.serving.blocks.routing import ServedSpan
+from pipelines.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
+from pipelines.serving.blocks.sessions import Answer
+from pipelines.swarm.streams.asking import open_conversation
+from pipelines.swarm.streams.conversation import Conversation, silence_seconds
+from pipelines.swarm.streams.introductions import Introductions
+from pipelines.swarm.streams.peer_loop import PeerLoop
+
+OPEN_SECONDS = 5.0
+NEWEST = 0.3
+"""How much the newest answer counts in the usual time of one."""
+
+SECONDS_BETWEEN_READINGS = 5.0
+
+
+class StreamSwarm:
+    """The servers of a run; see `Swarm`. Methods may be called from any thread but the loop's."""
+
+    def __init__(
+        self,
+        loop: PeerLoop,
+        namespace: str,
+        introductions: Introductions,
+        find: Callable[[], Sequence[ServedSpan]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`find` reads the records, which may take a while; what it returned is used until it returns again."""
+        self._loop, self._namespace, self._introductions = loop, namespace, introductions
+        self._find, self._clock = find, clock
+        self._links: weakref.WeakSet[StreamLink] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._found: Sequence[ServedSpan] = ()
+        self._read_at = -SECONDS_BETWEEN_READINGS
+
+    def served(self) -> Sequence[ServedSpan]:
+        """See `Swarm.served`."""
+        with self._lock:
+            is_old = self._clock() - self._read_at >= SECONDS_BETWEEN_READINGS
+            if is_old:
+                self._read_at = self._clock()
+        if is_old and self._found:  # who has just lost a server does not wait for records
+            threading.Thread(target=self._read, daemon=True, name="servers").start()
+        elif not self._found:
+            self._read()
+        return self._found
+
+    def _read(self) -> None:
+        self._found = self._find()
+
+    def connect(self, peer: str) -> "StreamLink":
+        """See `Swarm.connect`."""
+        opening = open_conversation(
+            self._loop.p2p,
+            peer,
+            self._namespace,
+            SERVICE_NAME,
+            self._introductions,
+            most_tensor_bytes=MOST_MESSAGE_BYTES,
+            open_seconds=OPEN_SECONDS,
+        )
+        link = StreamLink(self._loop, *self._loop.call(opening))
+        self._links.add(link)
+        return link
+
+    def close(self) -> None:
+        """Close all streams, those of generations too."""
+        for link in list(self._links):
+            link.close()
+
+
+class StreamLink:
+    """A conversation with a block server, one question at a time."""
+
+    def __init__(self, loop: PeerLoop, conversation: Conversation, about: Mapping[str, Any]) -> None:
+        self._loop, self._conversation, self.about = loop, conversation, about
+        self.round_trip_seconds = conversation.round_trip_seconds
+        self._usual: dict[str, float] = {}
+
+    def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+        """See `Link.ask`; a server that is silent for much longer than usual, heartbeats included, is gone."""
+        what = str(body.get("do"))
+        usual, started = self._usual.get(what, 0.0), time.monotonic()
+        answer = self._loop.call(self._asked(body, tensors, silence_seconds(usual, self.round_trip_seconds)))
+        taken = time.monotonic() - started
+        self._usual[what] = taken if not usual else usual + NEWEST * (taken - usual)
+        return answer
+
+    async def _asked(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor], most_seconds: float) -> Answer:
+        await self._conversation.send(body, tensors)
+        frame = await self._conversation.receive(most_seconds)
+        return dict(frame.body), dict(frame.tensors)
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        self._loop.call(self._conversation.close())

@@ -1,0 +1,370 @@
+"""Serving some of a run's layers as a library call: the recipe of a block server, from the run's name to its end."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pipelines.serving.blocks.codecs import FLOAT32, encode
+from pipelines.serving.blocks.discovery import served_spans
+from pipelines.serving.blocks.placement import MoveWatch, choose_span
+from pipelines.serving.blocks.routing import ServedSpan, holes
+from pipelines.serving.blocks.service import BlocksService
+from pipelines.serving.blocks.sessions import BlockServer, BlockSession
+from pipelines.serving.blocks.spans import Span, check_layers, load_span, stack_shape, tensor_prefixes
+from pipelines.serving.blocks.weights import PublishedModel, find_model
+from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import visible_addresses
+from pipelines.swarm.records import SERVER_SECONDS, ServerRecord
+from pipelines.swarm.streams.quotas import Quota
+from pipelines.swarm.streams.server import StreamServer
+from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.torch_devices import num_cores, torch_device
+from pipelines.training.peer.joining import Hear, hear_nothing, hub_username
+from pipelines.training.peer.pausing import stop_on_signals
+from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.versions import package_version
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+PRECISIONS = ("float32", "int8")
+SECONDS_TO_FINISH = 30.0
+SECONDS_OF_MEASURING = 2.0
+SHARE_OF_ONE_PEER = 0.25
+"""Of the memory for caches: so much a single client may take."""
+
+ASSUMED_RATE = 1000.0
+"""Layers a second of a server that has not been measured; it only breaks ties between equally served layers."""
+
+MOST_LAYERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOptions:
+    """Local choices of one block server."""
+
+    blocks: str = AUTO
+    """`START:END`, or `auto`: as many layers as fit, where they help most; the server then moves when that helps."""
+
+    precision: str = "float32"
+    device: str = "auto"
+    cpu_threads: int | None = None
+    memory_gigabytes: float = 4.0
+    """For others' caches and passes, beside the weights."""
+
+    weights_gigabytes: float = 8.0
+    """With `auto`: for the weights."""
+
+    look_seconds: float = 60.0
+    """How often it is looked for a newer checkpoint, and for a better place."""
+
+    max_hours: float | None = None
+    name: str | None = None
+    """What clients see, in an open run; None: the Hub user's name."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision!r}, expected {' or '.join(PRECISIONS)} to serve layers.")
+        for name in ("cpu_threads", "memory_gigabytes", "weights_gigabytes", "look_seconds", "max_hours"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; expected a number above 0.")
+        self.layers()
+
+    def layers(self) -> range | None:
+        """Return the layers that were asked for; None: the server chooses."""
+        if self.blocks == AUTO:
+            return None
+        start, colon, end = self.blocks.partition(":")
+        if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end) <= MOST_LAYERS):
+            raise ValueError(f"The blocks are {self.blocks!r}, expected START:END such as 0:16, or auto.")
+        return range(int(start), int(end))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockReport:
+    """What a block server is doing."""
+
+    state: str
+    epoch: int
+    layers: range
+    layers_per_second: float
+    free_cache_bytes: int
+    missing: tuple[range, ...]
+    """Layers that nobody serves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Serving:
+    """What is served now."""
+
+    server: BlockServer
+    epoch: int
+    rate: float
+
+
+class BlockPeer:
+    """A server that has entered the swarm, with its layers in memory."""
+
+    def __init__(
+        self, fetch: "BlockFetch", first: _Serving, service: BlocksService, place: PlaceInSwarm, options: BlockOptions,
+        hear: Hear, announce: "Announcing",
+    ) -> None:  # fmt: skip
+        self.peer_id, self.username, self._announce = place.dht.peer_id.to_base58(), announce.username, announce
+        self._fetch, self._now, self._service, self._place = fetch, first, service, place
+        self._options, self._hear, self._state = options, hear, "online"
+        self._watch = MoveWatch(self.peer_id)
+
+    @property
+    def found_new_generation(self) -> bool:
+        """Whether the run was rolled back: this process serves an older swarm."""
+        return self._fetch.found_new_generation
+
+    def follow(self, stop: threading.Event) -> Iterator[BlockReport]:
+        """Renew the record, serve newer checkpoints and better layers, until `stop` is set; yield what is done."""
+        deadline = time.monotonic() + 3600 * (self._options.max_hours or math.inf)
+        look_at = time.monotonic() + self._options.look_seconds
+        loading: Future[_Serving | None] | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="layers") as executor:
+            while not stop.is_set() and time.monotonic() < deadline and not self.found_new_generation:
+                if loading is not None and loading.done():
+                    self._take(loading)
+                    loading = None
+                elif loading is None and time.monotonic() >= look_at:
+                    loading = executor.submit(self._look)
+                    look_at = time.monotonic() + self._options.look_seconds
+                self.announce("online" if self._state == "draining" else self._state)
+                yield self.report()
+                stop.wait(SERVER_SECONDS / 3)
+        self.announce("draining")
+
+    def announce(self, state: str) -> None:
+        """Publish what is served now."""
+        self._state, server = state, self._now.server
+        self._announce(
+            state=state,
+            revision=server.revision,
+            epoch=self._now.epoch,
+            first_layer=server.span.layers.start,
+            end_layer=server.span.layers.stop,
+            layer_rate=self._now.rate,
+            free_cache_bytes=server.memory.free,
+        )
+
+    def report(self) -> BlockReport:
+        """Return what the server is doing."""
+        span, seen = self._now.server.span, served_spans(self._place.records.servers())
+        same = [other for other in seen if other.revision == self._now.server.revision]
+        return BlockReport(
+            state=self._state,
+            epoch=self._now.epoch,
+            layers=span.layers,
+            layers_per_second=self._now.rate,
+            free_cache_bytes=self._now.server.memory.free,
+            missing=tuple(holes([*same, self._own()], range(span.shape.num_layers))),
+        )
+
+    def _own(self) -> ServedSpan:
+        layers = self._now.server.span.layers
+        return ServedSpan(
+            peer=self.peer_id,
+            start=layers.start,
+            end=layers.stop,
+            revision=self._now.server.revision,
+            layers_per_second=self._now.rate,
+        )
+
+    def _look(self) -> _Serving | None:
+        """Load a newer checkpoint, or better layers, if there are any."""
+        layers = self._now.server.span.layers
+        model, epoch = self._fetch.newest()
+        if model.revision == self._now.server.revision:
+            if self._options.layers() is not None or (moved := self._better_layers()) is None:
+                return None
+            layers, self._state = moved, "joining"
+        return self._fetch.load(model, layers, epoch)
+
+    def _better_layers(self) -> range | None:
+        own = self._own()
+        seen = [
+            other for other in served_spans(self._place.records.servers())
+            if other.revision == own.revision and other.peer != own.peer
+        ]  # fmt: skip
+        move = self._watch.should_move([*seen, own], self._now.server.span.shape.num_layers)
+        if move is None:
+            return None
+        logger.info("Moving to layers %d:%d: the slowest gets %.2f times as fast.", move.start, move.end, move.gain)
+        return range(move.start, move.end)
+
+    def _take(self, loading: "Future[_Serving | None]") -> None:
+        self._state = "online"
+        try:
+            newest = loading.result()
+        except (OSError, ValueError) as error:  # the Hub is away, or what it has is refused
+            logger.warning("The newest layers cannot be served: %s", error)
+            return
+        if newest is not None:
+            self._now = newest
+            self._service.use(newest.server)
+            layers = newest.server.span.layers
+            self._hear("serves", epoch=newest.epoch, layers=layers)
+
+
+class Announcing:
+    """Publishes the record of this peer."""
+
+    def __init__(self, place: PlaceInSwarm, options: BlockOptions) -> None:
+        is_admitted = place.admission.has_authority
+        self.username = place.admission.username if is_admitted else options.name or hub_username()
+        self._place, self._precision = place, options.precision
+
+    def __call__(self, **served: Any) -> None:
+        """Publish what is served: the fields of a record that change."""
+        self._place.records.publish_server(
+            ServerRecord(
+                peer_id=self._place.dht.peer_id.to_base58(),
+                username=self.username,
+                precision=self._precision,
+                package_version=package_version(),
+                **served,
+            )
+        )
+
+
+class BlockFetch:
+    """Reads layers of a run's checkpoints from the Hub, checked against the signed manifest."""
+
+    def __init__(self, snapshot: RunSnapshot, options: BlockOptions, device: str, memory: Quota) -> None:
+        self.found_new_generation = False
+        self._run, self._repository, self._keys = snapshot.run, snapshot.repository, TrustedKeys(snapshot.run)
+        self._options, self._device, self._memory = options, device, memory
+
+    def newest(self) -> tuple[PublishedModel, int]:
+        """Return the newest checkpoint of the run, and its epoch.
+
+        Raises:
+            ValueError: there is none, or its settings name another organiser.
+            CheckpointRefusedError: it is not signed by a publisher of the run.
+        """
+        snapshot = RunSnapshot.read(self._repository, in_cache=False)
+        if not self._keys.accepts(snapshot.run):
+            raise ValueError(f"The settings of {self._repository} name another organiser: they are ignored.")
+        self.found_new_generation = snapshot.run.generation > self._run.generation
+        snapshot = snapshot.trusting(self._keys)
+        weights_name(snapshot)
+        state = snapshot.run_state or {}
+        return find_model(self._repository, snapshot.commit, snapshot=snapshot), int(state.get("epoch", 0))
+
+    def load(self, model: PublishedModel, layers: range, epoch: int) -> _Serving:
+        """Read these layers, and measure them."""
+        span = load_span(model, layers, device=self._device, weights=self._options.precision)
+        server = BlockServer(span=span, revision=model.revision, memory=self._memory)
+        return _Serving(server=server, epoch=epoch, rate=measured_rate(server))
+
+
+def layers_that_fit(model: PublishedModel, num_bytes: float) -> int:
+    """Return how many consecutive layers take no more than these bytes, wherever they begin; at least one."""
+    num_layers, fits = stack_shape(model.config).num_layers, 1
+    for length in range(1, num_layers + 1):
+        if (
+            max(
+                model.num_bytes(tensor_prefixes(model.config, range(start, start + length)))
+                for start in range(num_layers - length + 1)
+            )
+            > num_bytes
+        ):
+            break
+        fits = length
+    return fits
+
+
+def measured_rate(server: BlockServer) -> float:
+    """Return through how many layers a place of one sample goes in a second, measured for a short time."""
+    span = server.span
+    session = BlockSession(replace(server, memory=Quota("bytes of caches", per_peer=2**62, in_all=2**62)), "measuring")
+    where = dict(start=span.layers.start, end=span.layers.stop, revision=server.revision, codec=FLOAT32)
+    opening = span.opening_of_one()
+    for body in opening:
+        session.answer({**body, **where}, _zeros(span, body))
+    number, started = 0, time.monotonic()
+    while number < span.most_places() and (number < 2 or time.monotonic() - started < SECONDS_OF_MEASURING):
+        tensors = _zeros(span, dict(do="step")) | {"places": torch.tensor([[number]])}
+        session.answer(dict(do="step", steps=1), tensors)
+        number += 1
+    session.close()
+    return number * len(span.layers) / max(time.monotonic() - started, 1e-6)
+
+
+def _zeros(span: Span, body: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    positions = {"prefill": span.positions_of_prompt(), "step": 1}.get(str(body["do"]))
+    return {} if positions is None else encode(torch.zeros(span.shape.states(1, positions)), FLOAT32)
+
+
+@contextlib.contextmanager
+def serve_blocks(
+    repository: str,
+    *,
+    network: NetworkOptions = NetworkOptions(),
+    options: BlockOptions = BlockOptions(),
+    hear: Hear = hear_nothing,
+    takes_signals: bool = False,
+) -> Iterator[tuple[BlockPeer, threading.Event]]:
+    """Serve some layers of a run's model; yield the server, and what ends its `follow` when it is set.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
+    `choosing`, `loading`, `serving`, and `serves` with each newer checkpoint or other layers.
+
+    Raises:
+        ValueError: the run has no weights yet, no entry address, no such layers, or a model of another kind.
+        CheckpointRefusedError: the weights are not what the run's publisher has signed.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    device = torch_device(options.device)
+    torch.set_num_threads(options.cpu_threads or num_cores())
+    snapshot = RunSnapshot.read(repository)
+    size = int(options.memory_gigabytes * 1e9)
+    memory = Quota("bytes of caches", per_peer=int(SHARE_OF_ONE_PEER * size), in_all=size)
+    fetch = BlockFetch(snapshot, options, device, memory)
+    model, epoch = fetch.newest()
+    shape, layers = stack_shape(model.config), options.layers()
+    check_layers(model, layers or range(shape.num_layers))
+    with contextlib.ExitStack() as stack:
+        hear("asking", run=snapshot.run)
+        place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
+        if layers is None:
+            hear("choosing")
+            seen = served_spans(place.records.servers())
+            length = layers_that_fit(model, options.weights_gigabytes * 1e9)
+            layers = choose_span(
+                [span for span in seen if span.revision == model.revision], shape.num_layers, length, ASSUMED_RATE
+            )
+        hear("loading")
+        announce = Announcing(place, options)
+        # Others that come meanwhile choose other layers.
+        announce(
+            state="joining", revision=model.revision, epoch=epoch, first_layer=layers.start, end_layer=layers.stop,
+            layer_rate=ASSUMED_RATE,
+        )  # fmt: skip
+        first = fetch.load(model, layers, epoch)
+        limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
+        loop = stack.enter_context(open_loop(place))
+        server = StreamServer(loop.p2p, place.namespace, place.introductions(), upload_limit=limit)
+        service = BlocksService(first.server)
+        stack.callback(service.close)
+        loop.call(server.offer(service))
+        stack.callback(lambda: loop.call(server.leave(SECONDS_TO_FINISH)))
+        stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
+        place.admission.on_refusal(stop.set)
+        peer = BlockPeer(fetch, first, service, place, options, hear, announce)
+        hear("serving", peer=peer, addresses=visible_addresses(place.dht))
+        yield peer, stop

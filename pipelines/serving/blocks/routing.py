@@ -1,0 +1,123 @@
+"""Which servers a client's chain goes through. Pure: no clock, no network, no randomness."""
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+DEFAULT_ROUND_TRIP_SECONDS = 0.1
+"""Of a server that nobody has measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSpan:
+    """What a server says that it serves, and how far it is from here."""
+
+    peer: str
+    start: int
+    end: int
+    revision: str
+    """SHA-256 of the weights' file."""
+
+    layers_per_second: float
+    """Layers through which it takes one place of one sample in a second; measured by itself at its start."""
+
+    round_trip_seconds: float = DEFAULT_ROUND_TRIP_SECONDS
+    precision: str = "float32"
+    """In which the server computes."""
+
+    is_online: bool = True
+    """False while it loads weights, or leaves."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"A span from {self.start} to {self.end} has no layers, expected 0 <= start < end.")
+        if not (self.layers_per_second > 0 and self.round_trip_seconds >= 0):
+            raise ValueError(f"{self.peer} has a rate of {self.layers_per_second}, expected a number above 0.")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Hop:
+    """One server's part of a chain."""
+
+    peer: str
+    start: int
+    end: int
+
+
+class NoChainError(ConnectionError):
+    """Nobody serves some layers."""
+
+    def __init__(self, repository: str, revision: str, missing: Sequence[range], other_revisions: int) -> None:
+        self.missing = tuple(missing)
+        named = ", ".join(f"{hole.start}:{hole.stop}" for hole in missing)
+        others = f" {other_revisions} servers have other revisions, which are never mixed." if other_revisions else ""
+        super().__init__(
+            f"Nobody serves layers {named} of {repository} at revision {revision[:12]}.{others} "
+            f"Serve them: {' ; '.join(fill_command(repository, hole) for hole in missing)}"
+        )
+
+
+def choose_chain(
+    served: Iterable[ServedSpan],
+    layers: range,
+    revision: str,
+    *,
+    repository: str,
+    avoid: Collection[str] = (),
+) -> list[Hop]:
+    """Return the chain through these layers that takes a place through them in the shortest time.
+
+    A hop costs a round trip and its layers at its server's rate; it may be any part of what its server serves. Servers
+    to `avoid` are passed by while there is another chain.
+
+    Raises:
+        NoChainError: nobody serves some of the layers at this revision.
+    """
+    online = [span for span in served if span.is_online]
+    usable = [span for span in online if span.revision == revision]
+    for candidates in ([span for span in usable if span.peer not in avoid], usable):
+        if (chain := _shortest(candidates, layers)) is not None:
+            return chain
+    raise NoChainError(repository, revision, holes(usable, layers), len(online) - len(usable))
+
+
+def _shortest(served: Sequence[ServedSpan], layers: range) -> list[Hop] | None:
+    """Dijkstra's algorithm; the places are the boundaries between layers."""
+    boundaries = {span.start for span in served} | {layers.stop}
+    best: dict[int, float] = {}
+    # Ties are broken by the number of hops, then by the names of the peers, so that the answer is always the same.
+    waiting: list[tuple[float, int, tuple[str, ...], int, tuple[Hop, ...]]] = [(0.0, 0, (), layers.start, ())]
+    while waiting:
+        seconds, num_hops, peers, at, chain = heapq.heappop(waiting)
+        if at == layers.stop:
+            return list(chain)
+        if best.get(at, float("inf")) <= seconds:
+            continue
+        best[at] = seconds
+        for span in served:
+            if span.start <= at < span.end:
+                for end in sorted(boundaries | {span.end}):
+                    if at < end <= min(span.end, layers.stop):
+                        cost = span.round_trip_seconds + (end - at) / span.layers_per_second
+                        hop = Hop(peer=span.peer, start=at, end=end)
+                        entry = (seconds + cost, num_hops + 1, (*peers, span.peer), end, (*chain, hop))
+                        heapq.heappush(waiting, entry)
+    return None
+
+
+def holes(served: Iterable[ServedSpan], layers: range) -> list[range]:
+    """Return the runs of layers that nobody serves."""
+    covered = {layer for span in served for layer in range(span.start, span.end)}
+    found: list[range] = []
+    for layer in layers:
+        if layer not in covered:
+            if found and found[-1].stop == layer:
+                found[-1] = range(found[-1].start, layer + 1)
+            else:
+                found.append(range(layer, layer + 1))
+    return found
+
+
+def fill_command(repository: str, hole: range) -> str:
+    """Return the command that serves missing layers."""
+    return f"dalle-collab serve {repository} --blocks {hole.start}:{hole.stop}"

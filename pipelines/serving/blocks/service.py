@@ -1,0 +1,66 @@
+"""The blocks service on the streams: one conversation is one session, which ends with it."""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipelines.serving.blocks.sessions import BlockServer, BlockSession
+from pipelines.swarm.streams.conversation import Conversation
+from pipelines.swarm.streams.frames import Kind
+from pipelines.swarm.streams.refusals import PeerSilentError, Refusal
+
+SERVICE_NAME = "blocks"
+IDLE_SECONDS = 60.0
+"""A client that asks for nothing for so long loses its session: its caches are memory that others could use."""
+
+MOST_MESSAGE_BYTES = 2**28
+
+
+class BlocksService:
+    """Answers clients one message at a time, in the order in which their messages came: nobody is ahead of others.
+
+    All computing is done in one thread, whose products use the machine's cores. Messages of different clients are never
+    put into one batch.
+    """
+
+    name = SERVICE_NAME
+    most_tensor_bytes = MOST_MESSAGE_BYTES
+
+    def __init__(self, server: BlockServer, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._server, self._idle_seconds = server, idle_seconds
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="blocks")
+
+    def use(self, server: BlockServer) -> None:
+        """Serve these layers from now on; sessions that are open end with those that they began with."""
+        self._server = server
+
+    def about(self) -> Mapping[str, Any]:
+        """See `Service.about`."""
+        return self._server.about()
+
+    async def serve(self, conversation: Conversation) -> None:
+        """See `Service.serve`."""
+        session, loop = BlockSession(self._server, conversation.peer), asyncio.get_running_loop()
+        doing: asyncio.Future[Any] | None = None
+        try:
+            while True:
+                try:
+                    message = await conversation.receive(self._idle_seconds)
+                except PeerSilentError as error:
+                    raise Refusal("silent", f"Nothing was asked for {self._idle_seconds:.0f} s.") from error
+                if message.kind is not Kind.MESSAGE:
+                    raise Refusal("malformed", "A session consists of messages.")
+                doing = loop.run_in_executor(self._executor, session.answer, message.body, message.tensors)
+                body, tensors = await asyncio.shield(doing)
+                await conversation.send(body, tensors)
+        finally:
+            # A client that has gone leaves its last message in the thread: memory is given back when that is done.
+            if doing is None or doing.done():
+                session.close()
+            else:
+                doing.add_done_callback(lambda _: session.close())
+
+    def close(self) -> None:
+        """Stop computing."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

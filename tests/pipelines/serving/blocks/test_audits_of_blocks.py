@@ -1,0 +1,144 @@
+"""Servers that answer with something else are noticed by others of the same layers; honest ones are not accused."""
+
+import pytest
+import torch
+from block_links import MortalSwarm
+from tiny_models import tiny_dalle, tiny_language_model
+
+from pipelines.serving.blocks.client.audits import BlockAudits
+from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
+from pipelines.serving.blocks.client.route import Route
+from pipelines.serving.blocks.codecs import CODECS, decode, encode
+from pipelines.serving.blocks.routing import Hop
+from pipelines.serving.blocks.weights import find_model
+
+SHAPE = (2, 1, 7, 64)
+
+
+def noisy(share):
+    def change(states, generator):
+        return states * (1 + share * torch.randn(states.shape, generator=generator))
+
+    return change
+
+
+LIES = {
+    "noise of 2 %": noisy(0.02),
+    "another scale": lambda states, generator: states * 1.05,
+    "nothing done": lambda states, generator: torch.zeros_like(states),
+    "one row": lambda states, generator: torch.cat([states[:, :, :1] * 2, states[:, :, 1:]], dim=2),
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("model")
+    tiny_dalle(folder)
+    return folder, find_model(str(folder))
+
+
+def swarm_of(published, *names, liar=None, lie=None, codec="float32"):
+    swarm = MortalSwarm({name: local_server(published[1], range(0, 6)) for name in names})
+    generator = torch.Generator().manual_seed(0)
+
+    def changed(peer, answer):
+        body, tensors = answer
+        if peer != liar or "values" not in tensors:
+            return answer
+        states = lie(decode(tensors, codec, tuple(tensors["values"].shape)), generator)
+        return body, encode(states, codec)
+
+    swarm.changed = changed
+    return swarm
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_liar_is_banned_and_the_codes_are_the_honest_ones(published, lie):
+    swarm = swarm_of(published, "a", "b", "c", liar="a", lie=lie)
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
+    honest = DistributedModel.from_pretrained(str(published[0]))
+    text = torch.ones(1, 6, dtype=torch.int64)
+    found = model.generate_image_codes(text, seed=1, window=1)
+    assert torch.equal(found, honest.generate_image_codes(text, seed=1, window=1))
+    assert [verdict.liar for verdict in model.layers.audits.verdicts if verdict.liar] == ["a"]
+    assert [hop.peer for hop in model.layers.route.chain(range(6))] != ["a"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_two_hundred_honest_answers_are_not_accused(published, codec):
+    """Others compute with packed weights and in other batches, as on another machine."""
+    swarm = swarm_of(published, "a", "b", "c")
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, codec=codec, audit_share=1.0)
+    generator = torch.Generator().manual_seed(5)
+    for number in range(200):
+        session = model.layers.session(dict(num_prompts=1, num_places=0))
+        session.prefill(torch.randn(SHAPE, generator=generator) * 3, dict(is_packed=number % 2 == 0))
+        session.close()
+    verdicts = model.layers.audits.verdicts
+    assert len(verdicts) == 200 and {verdict.outcome for verdict in verdicts} == {"agrees"}
+
+
+def test_a_false_witness_does_not_bring_down_an_honest_server(published):
+    hop, truth = Hop(peer="a", start=0, end=6), torch.ones(SHAPE)
+    answers = {"b": truth * 2, "c": truth}
+    outcomes = set()
+    for secret in range(10):
+        audits = BlockAudits("float32", share=1.0, secret=secret)
+        others = {name: Hop(peer=name, start=0, end=6) for name in answers}
+        verdict = audits.judge(hop, truth, others, lambda other: answers[other.peer])
+        outcomes.add((verdict.outcome, verdict.liar))
+    assert outcomes == {("agrees", None), ("false witness", "b")}
+
+
+def test_one_against_one_is_a_dispute_and_nobody_else_is_unchecked():
+    hop, truth = Hop(peer="a", start=0, end=6), torch.ones(SHAPE)
+    audits = BlockAudits("float32", share=1.0, secret=0)
+    verdict = audits.judge(hop, truth, {"b": hop}, lambda other: truth * 2)
+    assert (verdict.outcome, verdict.liar) == ("disputed", None)
+    assert audits.judge(hop, truth, {}, lambda other: truth).outcome == "unchecked"
+
+
+def test_the_share_of_prompts_is_checked():
+    audits = BlockAudits("float32", share=0.1, secret=3)
+    assert 60 < sum(audits.wants() for _ in range(1000)) < 140
+    with pytest.raises(ValueError, match=r"The share of audited prompts is 1\.5, expected 0 to 1"):
+        BlockAudits("float32", share=1.5)
+
+
+def test_only_servers_of_the_same_layers_revision_and_precision_are_witnesses(published):
+    swarm = swarm_of(published, "a", "b")
+    swarm._servers["part"] = local_server(published[1], range(0, 3))
+    revision = swarm.served()[0].revision
+    assert set(Route(swarm, "org/run", revision).others(Hop(peer="a", start=0, end=6))) == {"b"}
+    assert set(Route(swarm, "org/run", revision).others(Hop(peer="a", start=0, end=3))) == {"b", "part"}
+    assert Route(swarm, "org/run", "f" * 64).others(Hop(peer="a", start=0, end=6)) == {}
+
+
+def test_a_ban_lasts_longer_each_time(published):
+    now = [0.0]
+    swarm = swarm_of(published, "a", "b")
+    route = Route(swarm, "org/run", swarm.served()[0].revision, clock=lambda: now[0])
+    for seconds in (600, 1200, 2400):
+        route.ban("a")
+        assert route.chain(range(6))[0].peer == "b"
+        now[0] += seconds - 1
+        assert route.chain(range(6))[0].peer == "b"
+        now[0] += 2
+        assert {span.peer for span in route._usable()} == {"a", "b"}
+
+
+def test_the_prompt_of_a_language_model_is_checked(tmp_path):
+    torch.set_num_threads(1)
+    tiny_language_model(tmp_path, "gpt2")
+    published = find_model(str(tmp_path))
+    swarm = MortalSwarm({name: local_server(published, range(0, 4)) for name in "abc"})
+    swarm.changed = lambda peer, answer: (
+        (answer[0], {name: part * 1.1 for name, part in answer[1].items()}) if peer == "a" else answer
+    )
+    model = DistributedModel.from_pretrained(str(tmp_path), swarm=swarm, audit_share=1.0)
+    honest = DistributedModel.from_pretrained(str(tmp_path))
+    ids = torch.arange(1, 9)[None]
+    options = dict(max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(ids, **options), honest.generate(ids, **options))
+    assert model.layers.audits.verdicts[0].outcome == "lies"

@@ -1,0 +1,96 @@
+"""Block servers in processes of their own, and a client of theirs in this one."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from forked_processes import ForkedProcess, fork_server
+from hivemind.p2p import P2P
+from support_files import SUPPORT
+
+from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
+from pipelines.serving.blocks.routing import ServedSpan
+from pipelines.swarm.streams.introductions import Introductions
+from pipelines.swarm.streams.peer_loop import PeerLoop
+
+NAMESPACE, HOST = "a-run", "/ip4/127.0.0.1/tcp/0"
+START_SECONDS = 240
+
+
+class ServingPeer:
+    """A peer that serves layers of a model; what it said when it was ready."""
+
+    def __init__(self, folder: Path, name: str, model: Path, layers: range, memory: int, rate: float) -> None:
+        self.name, self.layers, self.rate = name, layers, rate
+        self._log, settings, self.output = (folder / f"{name}{end}" for end in ("-ready.json", ".json", ".log"))
+        self._log.unlink(missing_ok=True)
+        values = dict(log=str(self._log), model=str(model), layers=[layers.start, layers.stop], memory=memory)
+        settings.write_text(json.dumps(values), encoding="utf-8")
+        self.process = ForkedProcess(fork_server(), str(SUPPORT / "block_peer.py"), [str(settings)], self.output)
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not (self._log.exists() and self._log.read_text()):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.05)
+        ready = json.loads(self._log.read_text())
+        self.addresses, self.peer, self.group = ready["addresses"], ready["peer"], ready["pid"]
+        self.revision = ready["revision"]
+
+    def span(self) -> ServedSpan:
+        return ServedSpan(
+            peer=self.peer, start=self.layers.start, end=self.layers.stop, revision=self.revision,
+            layers_per_second=self.rate,
+        )  # fmt: skip
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, number)
+
+    def end(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+
+
+class OwnDaemon:
+    """What a `PeerLoop` asks a DHT node for: a connection to a libp2p daemon, here one of this process."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+
+    async def replicate_p2p(self) -> P2P:
+        return await P2P.create(initial_peers=self._addresses, host_maddrs=[HOST], startup_timeout=120)
+
+
+@contextlib.contextmanager
+def serving_peers(
+    folder: Path, model: Path, spans: dict[str, range], *, memory: int = 2**28, rates: Mapping[str, float] = {}
+) -> Iterator[dict[str, ServingPeer]]:
+    """Start a server for each span, and end all of them."""
+    peers = {
+        name: ServingPeer(folder, name, model, layers, memory, rates.get(name, 100.0)) for name, layers in spans.items()
+    }
+    try:
+        for peer in peers.values():
+            peer.wait()
+        yield peers
+    finally:
+        for peer in peers.values():
+            if hasattr(peer, "group"):
+                peer.end()
+
+
+@contextlib.contextmanager
+def client_of(peers: dict[str, ServingPeer]) -> Iterator[StreamSwarm]:
+    """Connect to the servers, whose spans are known without records."""
+    addresses = [address for peer in peers.values() for address in peer.addresses]
+    with PeerLoop(OwnDaemon(addresses)) as loop:
+        swarm = StreamSwarm(loop, NAMESPACE, Introductions(None), lambda: [peer.span() for peer in peers.values()])
+        try:
+            yield swarm
+        finally:
+            swarm.close()
