@@ -8,13 +8,17 @@ import time
 
 import pytest
 from drawn_runs import LOOPBACK, drawn_run
+from forked_processes import ForkedProcess, fork_server
 from PIL import Image
 from published_runs import the_line
+from support_files import SUPPORT
 
+from hub_tools.local_hub import LocalHub
 from pipelines.generation.image_generation import load_drawing_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
+ASKER = str(SUPPORT / "swarm_asker.py")
 PROMPTS = ("a small red star", "a large green circle")
 
 
@@ -197,3 +201,25 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(60) == 0, first.log.read_text()
         assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
+
+
+def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
+    with LocalHub(tmp_path / "hub") as hub:
+        hub.alice_token = hub.create_user("alice")
+        hub.create_organization("org", members={"alice": "admin"})
+        with drawn_run(hub, tmp_path, "lonely-run") as run:
+            server = run.serve("--max-codes-per-second", 100, "--checkpoint-seconds", 0.5)
+            log, progress = tmp_path / "asker.log", tmp_path / "progress"
+            words = [run.name, "24", str(progress)]
+            asker = ForkedProcess(fork_server(run.environment), ASKER, words, log, run.environment)
+            deadline = time.monotonic() + 120
+            while not progress.exists():
+                assert asker.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            hub.stop()
+            while "The newest checkpoint cannot be served" not in server.log.read_text():
+                assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
+                time.sleep(0.05)
+            assert asker.wait(120) == 0, log.read_text()
+            assert len(json.loads(log.read_text().splitlines()[-1])["codes"]) == 24
+            assert server.process.poll() is None and "Traceback" not in server.log.read_text()
