@@ -95,7 +95,7 @@ def draw_at_volunteers(
                 for index, (prompt, one) in enumerate(zip(prompts, drawn, strict=True))
             ]
         for line in what_came(drawn, is_audited=studio.is_audited):
-            console.print(line, soft_wrap=True, highlight=False)
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
     return ranked
 
 
