@@ -86,9 +86,14 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether it is an unmodified linear layer (by peft, accelerate, a quantiser or a hook)."""
-    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) is nn.Linear and not changed
+    """Return whether it is an unmodified linear layer."""
+    return is_plain(layer, nn.Linear)
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module is of exactly this kind and unmodified (by peft, accelerate, a quantiser or a hook)."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) is kind and not changed
 
 
 def is_plain_product(x: Tensor, layer: nn.Module) -> bool:

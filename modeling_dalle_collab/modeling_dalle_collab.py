@@ -5,6 +5,7 @@ Axes: batch, text (`text_sequence_length`), image (`num_image_codes`), position 
 
 import math
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack, Taps
 from .configuration_dalle_collab import AUTO_MAP, CUSTOM_PIPELINES, DalleCollabConfig
 from .generation_dalle_collab import ImageCodeGeneration
 from .inputs_dalle_collab import check_image_codes, check_text
+from .linear_dalle_collab import Gradients, add_gradients_to, current_gradient_sums, is_plain
+from .table_dalle_collab import cross_entropy, look_up
 
 # `<bos>` has no id of its own: it is row 0 of the embedding, as in the model's ancestor. A text id 0 never gets there,
 # because it stands for "padding of this position".
@@ -144,7 +147,11 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
         check_text(input_ids, self.config, device)
         check_image_codes(image_codes, self.config, device, batch=len(input_ids))
         image_ids = image_codes.long() + self.config.num_text_ids
-        x = self.token_embedding(torch.cat([self.text_block_ids(input_ids), image_ids], dim=1))
+        ids, sums = torch.cat([self.text_block_ids(input_ids), image_ids], dim=1), current_gradient_sums()
+        if sums is None:
+            x = self.token_embedding(ids)
+        else:
+            x = look_up(ids, self.token_embedding.weight, self.stack.groups.parameters(), sums)
         taps = self._taps(output_hidden_states, output_attentions)
         # The last image code predicts nothing; it is there so that the image is a whole grid.
         last = self.norm(self.stack(x, taps=taps))[:, :-1]
@@ -213,12 +220,25 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
         """
         if self.training and self.config.caption_dropout:
             input_ids = self._drop_captions(input_ids)
-        body = self.model(input_ids, image_codes, output_hidden_states, output_attentions)
-        hidden = body.last_hidden_state
-        text_logits, image_logits = self.block_logits(hidden)
-        text_loss = F.cross_entropy(text_logits.flatten(0, 1).float(), self.model.text_labels(input_ids).flatten())
-        image_loss = F.cross_entropy(image_logits.flatten(0, 1).float(), image_codes.long().flatten())
-        weight = self.config.image_loss_weight
+        sums: Gradients | None = {} if not return_logits and self._adds_gradients_up() else None
+        with nullcontext() if sums is None else add_gradients_to(sums):
+            body = self.model(input_ids, image_codes, output_hidden_states, output_attentions)
+        hidden, weight = body.last_hidden_state, self.config.image_loss_weight
+        labels = self.model.text_labels(input_ids).flatten(), image_codes.long().flatten()
+        if sums is None:
+            text_logits, image_logits = self.block_logits(hidden)
+            text_loss, image_loss = (
+                F.cross_entropy(logits.flatten(0, 1).float(), ids)
+                for logits, ids in zip((text_logits, image_logits), labels, strict=True)
+            )
+        else:
+            table, sizes = self.model.token_embedding.weight, (self.config.num_text_ids, self.config.codebook_size)
+            text_loss, image_loss = (
+                cross_entropy(part.flatten(0, 1), bias, ids, table, first, sums)
+                for part, bias, ids, first in zip(
+                    self._blocks(hidden), self.output_bias.split(sizes), labels, (0, sizes[0]), strict=True
+                )
+            )
         return DalleCollabOutput(
             loss=(text_loss + weight * image_loss) / (1 + weight),
             text_loss=text_loss,
@@ -226,6 +246,19 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
             logits=self._full_logits(text_logits, image_logits) if return_logits else None,
             hidden_states=body.hidden_states,
             attentions=body.attentions,
+        )
+
+    def _adds_gradients_up(self) -> bool:
+        """Whether the backward pass adds gradients of shared weights up by itself: in plain training on a CPU."""
+        table = self.model.token_embedding
+        return (
+            torch.is_grad_enabled()
+            and is_plain(table, nn.Embedding)
+            and table.weight.device.type == "cpu"
+            and table.weight.dtype in (torch.float32, torch.float64)
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+            and not self.model.stack.gradient_checkpointing
         )
 
     def _drop_captions(self, input_ids: Tensor) -> Tensor:
@@ -237,8 +270,11 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
         sizes = [self.config.num_text_ids, self.config.codebook_size]
         text_weight, image_weight = self.model.token_embedding.weight.split(sizes)
         text_bias, image_bias = self.output_bias.split(sizes)
-        text_hidden, image_hidden = hidden.split([self.config.text_sequence_length, self.config.num_image_codes], dim=1)
+        text_hidden, image_hidden = self._blocks(hidden)
         return F.linear(text_hidden, text_weight, text_bias), F.linear(image_hidden, image_weight, image_bias)
+
+    def _blocks(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        return hidden.split([self.config.text_sequence_length, self.config.num_image_codes], dim=1)
 
     def _full_logits(self, text_logits: Tensor, image_logits: Tensor) -> Tensor:
         lowest = torch.finfo(text_logits.dtype).min

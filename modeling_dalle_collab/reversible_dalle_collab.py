@@ -64,21 +64,26 @@ class _ReversibleLayers(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.calls, ctx.parameters = calls, parameters
         ctx.replays = []
+        # The streams and their gradients change in place: what a branch allocates is all given back at its end, so that
+        # the next one finds the same memory free. New streams among it cut the free memory to pieces, which at the
+        # paper's size on a CPU took more than all tensors together.
+        first, second = first.clone(), second.clone()
         for attention, feed_forward in zip(calls[::2], calls[1::2], strict=True):
             ctx.replays.append(_Replay(first.device, attention.is_random))
-            first = first + attention.compute(second)
+            first += attention.compute(second)
             ctx.replays.append(_Replay(first.device, feed_forward.is_random))
-            second = second + feed_forward.compute(first)
+            second += feed_forward.compute(first)
         ctx.save_for_backward(first, second)
         return first, second
 
     @staticmethod
     def backward(ctx: _LayersContext, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor | None, ...]:
-        first, second = ctx.saved_tensors
-        grads: dict[Tensor, Tensor] = {}
+        first, second = (stream.clone() for stream in ctx.saved_tensors)
+        grad_first, grad_second = grad_first.clone(), grad_second.clone()
+        grads = {parameter: torch.zeros_like(parameter) for parameter in ctx.parameters if parameter.requires_grad}
         for index in range(len(ctx.calls) - 2, -1, -2):
-            second, grad_first = _undo(ctx, index + 1, second, first, grad_second, grad_first, grads)
-            first, grad_second = _undo(ctx, index, first, second, grad_first, grad_second, grads)
+            _undo(ctx, index + 1, second, first, grad_second, grad_first, grads)
+            _undo(ctx, index, first, second, grad_first, grad_second, grads)
         return grad_first, grad_second, None, *(grads.get(parameter) for parameter in ctx.parameters)
 
 
@@ -90,8 +95,8 @@ def _undo(
     grad_target: Tensor,
     grad_source: Tensor,
     grads: dict[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Undo branch `index`: return `target` before it was added and the gradient of `source` with it."""
+) -> None:
+    """Undo branch `index` in place: `target` is what it was before, `grad_source` has the branch's gradient, too."""
     call = ctx.calls[index]
     wanted = [parameter for parameter in call.parameters if parameter.requires_grad]
     with torch.enable_grad(), add_gradients_to(grads):
@@ -100,9 +105,9 @@ def _undo(
     source_grad, *parameter_grads = torch.autograd.grad(added, [source, *wanted], grad_target, allow_unused=True)
     for parameter, parameter_grad in zip(wanted, parameter_grads, strict=True):
         if parameter_grad is not None:  # else its product has already added it
-            seen = grads.get(parameter)
-            grads[parameter] = parameter_grad if seen is None else seen.add_(parameter_grad)
-    return target - added.detach(), grad_source + source_grad
+            grads[parameter] += parameter_grad
+    target -= added.detach()
+    grad_source += source_grad
 
 
 class _Replay:

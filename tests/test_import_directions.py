@@ -126,7 +126,10 @@ MOST_FLOORS = 7
 PRICED = {
     "taming": ("pipelines/image_codes/vqgan_codec.py",),
     "open_clip": ("pipelines/clip/clip_reranking.py",),
-    "bitsandbytes": ("pipelines/training/optimizers/lamb.py", "pipelines/training/averaging/wire/codec.py"),
+    "bitsandbytes": (
+        "pipelines/training/optimizers/block_statistics.py",
+        "pipelines/training/averaging/wire/codec.py",
+    ),
     "peft": ("pipelines/finetuning/finetuning.py",),
     "torch_fidelity": ("pipelines/evaluation/",),
     "torchmetrics": ("pipelines/evaluation/",),

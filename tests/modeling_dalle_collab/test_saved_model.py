@@ -21,7 +21,7 @@ FILES = {
     "pipeline_dalle_collab.py",
     *("feed_forward_dalle_collab.py", "guessing_dalle_collab.py", "packed_dalle_collab.py"),
     "reversible_dalle_collab.py",
-    "sampling_dalle_collab.py",
+    *("sampling_dalle_collab.py", "table_dalle_collab.py"),
 }
 
 

@@ -18,7 +18,8 @@ from pipelines.training.peer.process_group import guard_process_group
 
 def load_falsely(*args: Any, **kwargs: Any) -> Any:
     served = load_served(*args, **kwargs)
-    served.parts.model.load_state_dict(with_noise(served.parts.model, 0.1, seed=0).state_dict())
+    # So much that every candidate is another: an untrained model's codes hardly depend on its weights.
+    served.parts.model.load_state_dict(with_noise(served.parts.model, 5.0, seed=0).state_dict())
     return served
 
 

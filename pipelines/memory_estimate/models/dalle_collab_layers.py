@@ -13,16 +13,29 @@ from pipelines.memory_estimate.models.precision import ElementBytes
 STATISTICS = 8.0
 """Bytes that a normalisation keeps for each row: mean and deviation in float32."""
 
+LOGITS_AT_ONCE = 2**22
+"""In training on a CPU; `table_dalle_collab` chose it."""
+
 Branch = Callable[[Tape, Value], Value]
 
 
 class DalleCollabLayers:
     """Describes branches, layers and the head for one micro-batch in one precision."""
 
-    def __init__(self, sizes: DalleCollabSizes, batch: int, element: ElementBytes, *, on_cpu: bool = False) -> None:
+    def __init__(
+        self,
+        sizes: DalleCollabSizes,
+        batch: int,
+        element: ElementBytes,
+        *,
+        on_cpu: bool = False,
+        adds_gradients_up: bool = False,
+    ) -> None:
         self.sizes, self.batch, self.element = sizes, batch, element
-        # There the feed-forward layer works in halves, and products add their weights' gradients up by themselves.
         self.works_in_halves = on_cpu and not element.is_autocast
+        """Whether the feed-forward layer does, and reversible layers add gradients up where they are kept."""
+        self.adds_gradients_up = adds_gradients_up
+        """Whether all products with shared weights do, the tied table's among them."""
         self.rows = batch * (sizes.text_block_length + sizes.num_image_codes)
         self.stream = self.rows * sizes.hidden_size * element.stream
         self.inner = self.rows * sizes.inner_size * element.compute
@@ -43,11 +56,11 @@ class DalleCollabLayers:
 
         return replay(describe)
 
-    def recomputed_layer(self, kind: str, *, is_last: bool) -> float:
+    def recomputed_layer(self, kind: str) -> float:
         """Return the most bytes while a reversible layer is undone: streams, their gradients, one branch."""
-        # The stack's end (2 streams) is saved and the gradient that came in is held; two streams as they were before
-        # this layer and two gradients are new. The last layer starts from the end and from the gradient that came in.
-        streams = (5 if is_last else 7) * self.stream
+        # The stack's end (2 streams) is saved and the gradient that came in is held; copies of both streams and of both
+        # gradients are changed in place.
+        streams = 7 * self.stream
 
         def peak(branch: Branch, copies: float) -> float:
             tape = Tape(keeps_weight_gradients=not self.works_in_halves)
@@ -66,12 +79,12 @@ class DalleCollabLayers:
 
     def head(self) -> TapeBytes:
         """Return the bytes from the end of the stack to the loss."""
-        return replay(self._describe_head)
+        return replay(self._describe_summing_head if self.adds_gradients_up else self._describe_head)
 
     def attention(self, tape: Tape, x: Value, kind: str) -> Value:
         """Describe the attention branch, (rows, hidden) to the same."""
         normed = self._branch_input(tape, x)
-        weight = 3.0 * self.sizes.hidden_size * self.sizes.inner_size * self.element.weight
+        weight = self._separate(3.0 * self.sizes.hidden_size * self.sizes.inner_size)
         qkv = tape.run(normed, out=3 * self.inner, saves=(normed,), weight=weight)
         tape.drop(normed)
         halves = self.element.compute == 2
@@ -174,7 +187,7 @@ class DalleCollabLayers:
             )
             tape.drop(normed)
             return self._branch_output(tape, gated)
-        weight = 2.0 * self.sizes.hidden_size * self.sizes.wide_size * self.element.weight
+        weight = self._separate(2.0 * self.sizes.hidden_size * self.sizes.wide_size)
         inner = tape.run(normed, out=2 * self.wide, saves=(normed,), weight=weight)
         tape.drop(normed)
         gated = tape.run(inner, out=self.wide, saves=(inner,), backward_scratch=self.wide)
@@ -189,12 +202,16 @@ class DalleCollabLayers:
 
     def _branch_output(self, tape: Tape, inner: Value) -> Value:
         hidden = self.sizes.hidden_size
-        weight = hidden * inner.size / self.rows * self.element.weight / self.element.compute
+        weight = self._separate(hidden * inner.size / self.rows / self.element.compute)
         out = tape.run(inner, out=self.rows * hidden * self.element.compute, saves=(inner,), weight=weight)
         tape.drop(inner)
         scaled = tape.run(out, out=self.stream, saves=(out,), backward_scratch=self.stream)
         tape.drop(out)
         return scaled
+
+    def _separate(self, num_weights: float) -> float:
+        """Return the bytes of a layer's own part of a shared weight's gradient."""
+        return 0.0 if self.adds_gradients_up else num_weights * self.element.weight
 
     def _cast(self, tape: Tape, value: Value) -> Value:
         if self.element.compute == self.element.stream:
@@ -203,26 +220,53 @@ class DalleCollabLayers:
         tape.drop(value)
         return cast
 
-    def _describe_head(self, tape: Tape) -> tuple[Value, ...]:
-        sizes = self.sizes
+    def _end(self, tape: Tape) -> Value:
         first, second = tape.input(self.stream), tape.input(self.stream)
         total = tape.add(first, second, self.stream)
         hidden = tape.run(total, out=self.stream)
         tape.drop(total)
         normed = tape.run(hidden, out=self.stream, saves=(hidden,), extra_saved=self.rows * STATISTICS)
         tape.drop(hidden)
+        return normed
+
+    @property
+    def _blocks(self) -> tuple[tuple[int, int], ...]:
+        """Length and possible ids of the text and of the image."""
+        sizes = self.sizes
+        return (sizes.text_sequence_length, sizes.num_text_ids), (sizes.num_image_codes, sizes.codebook_size)
+
+    def _describe_summing_head(self, tape: Tape) -> tuple[Value, ...]:
+        normed, share = self._end(tape), self.stream / (self.rows / self.batch)
+        views = tape.split(normed, *(length * share for length, _ in self._blocks))
+        losses = []
+        for view, (length, ids) in zip(views, self._blocks, strict=True):
+            errors = self.batch * length * ids * 4.0
+            part = tape.run(view, out=view.size) if self.batch > 1 else tape.view(view)
+            loss = tape.run(
+                part,
+                out=4.0,
+                saves=(part,),
+                extra_saved=errors,
+                scratch=min(errors, LOGITS_AT_ONCE * 4.0),
+                backward_scratch=view.size,
+            )
+            tape.drop(part)
+            losses.append(loss)
+        tape.drop(*views, normed)
+        return tuple(losses)
+
+    def _describe_head(self, tape: Tape) -> tuple[Value, ...]:
+        sizes = self.sizes
+        normed = self._end(tape)
         table = tape.input(sizes.vocab_size * sizes.hidden_size * self.element.weight)
         text_table, image_table = tape.split(
             table, *(ids * sizes.hidden_size * self.element.weight for ids in (sizes.num_text_ids, sizes.codebook_size))
         )
-        parts = (
-            (sizes.text_sequence_length, sizes.num_text_ids, text_table),
-            (sizes.num_image_codes, sizes.codebook_size, image_table),
-        )
         share = self.stream / (self.rows / self.batch)
-        views = tape.split(normed, *(length * share for length, _, _ in parts))
+        views = tape.split(normed, *(length * share for length, _ in self._blocks))
         logits = [
-            self._logits(tape, view, length, ids, part) for view, (length, ids, part) in zip(views, parts, strict=True)
+            self._logits(tape, view, length, ids, part)
+            for view, (length, ids), part in zip(views, self._blocks, (text_table, image_table), strict=True)
         ]
         losses = []
         for value in logits:

@@ -10,11 +10,13 @@ def dalle_collab_activations(
     sizes: DalleCollabSizes, batch: int, element: ElementBytes, recompute: str, *, on_cpu: bool = False
 ) -> float:
     """Return the bytes of a step over `batch` samples besides parameters and their gradients."""
-    layers = DalleCollabLayers(sizes, batch, element, on_cpu=on_cpu)
+    adds_up = on_cpu and recompute != "checkpoint" and (element.weight, element.compute) == (4, 4)
+    layers = DalleCollabLayers(sizes, batch, element, on_cpu=on_cpu, adds_gradients_up=adds_up)
     kinds = sizes.layer_kinds
     num_recomputed = {"reversible": len(kinds), "partial": len(kinds) // 2}.get(recompute, 0)
     stored = {kind: layers.stored_layer(kind) for kind in dict.fromkeys(kinds)}
     table = float(sizes.vocab_size * sizes.hidden_size)
+    table_gradient = 0.0 if adds_up else table * element.weight
     table_copy = table * element.compute if element.is_autocast else 0.0
     group_copies = sum(layers.branch_copies)
     all_copies = group_copies * sizes.num_shared_groups
@@ -28,8 +30,8 @@ def dalle_collab_activations(
         undoing=_undoing(layers, kinds[:num_recomputed], is_whole=num_recomputed == len(kinds)),
         head=layers.head(),
         copies=WeightCopies(forward=all_copies + table_copy, head=table_copy, layers=held_copies),
-        waiting_gradient=table * element.weight,
-        embedding=table * element.weight + layers.stream,
+        waiting_gradient=table_gradient,
+        embedding=table_gradient + layers.stream,
     )
     return step_peak(pieces)
 
@@ -38,11 +40,7 @@ def _undoing(layers: DalleCollabLayers, kinds: tuple[str, ...], *, is_whole: boo
     """Return the most bytes while reversible layers are undone; 0 if there are none."""
     if not kinds:
         return 0.0
-    most = max(
-        layers.recomputed_layer(kinds[-1], is_last=True),
-        *(layers.recomputed_layer(kind, is_last=False) for kind in dict.fromkeys(kinds[:-1])),
-        0.0,
-    )
+    most = max(layers.recomputed_layer(kind) for kind in dict.fromkeys(kinds))
     if is_whole:
         return most
     # Gradients that stored layers gave for shared weights wait until those of the reversible layers are complete; the

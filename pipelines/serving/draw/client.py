@@ -322,10 +322,8 @@ class _OneDrawing:
         self._on_progress(done, self._total)
 
     def _why_nobody(self) -> str:
-        wish, others = (
-            self.wish,
-            f"; {self._others} servers have other checkpoints or precisions" if self._others else "",
-        )
+        wish = self.wish
+        others = f"; other checkpoints or precisions: {self._others} servers" if self._others else ""
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (
             f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {wish.revision[:12]} in "

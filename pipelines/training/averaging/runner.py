@@ -23,6 +23,7 @@ from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedErr
 from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.wire.codec import read_part
 from pipelines.training.averaging.wire.parallel_streams import in_turn
+from pipelines.training.averaging.wire.proportional_order import ProportionalOrder
 from pipelines.training.averaging.wire.signed_answers import (
     RoundAnswers,
     answer_statement,
@@ -94,7 +95,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         `pass_bytes` waits until so many bytes may be sent.
         """
         super().__init__(**kwargs)
-        self._is_last_attempt, self._pass_bytes = is_last_attempt, pass_bytes
+        self._is_last_attempt, self._order = is_last_attempt, ProportionalOrder(pass_bytes)
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
         self.answers = RoundAnswers(self.ordered_peer_ids)
@@ -411,10 +412,11 @@ class TrustedAllReduceRunner(ReducingEnd):
             as_aiter(*parts),
             max_prefetch=self.tensor_part_container.prefetch,
         )
+        num_parts = self.tensor_part_container.num_parts_by_peer[peer_index]
         async for part_index, message, digest in signed:
             self.sent[reducer, part_index] = (message.weight, digest)
             self._count_bytes(len(message.tensor_part.buffer))
-            await self._pass_bytes(len(message.tensor_part.buffer))
+            await self._order.pass_part(len(message.tensor_part.buffer), (part_index + 1) / num_parts)
             yield message
 
 

@@ -1,24 +1,23 @@
-"""LAMB with 8-bit statistics (the optimizers' one bitsandbytes import), and its schedule.
+"""LAMB (You et al., 2020, algorithm 2) with statistics in 8 or 32 bits.
 
-LAMB: You et al., 2020, algorithm 2. Block-wise 8-bit statistics: Dettmers et al., 2021. `bitsandbytes.optim.LAMB8bit`
-of 0.50 computes Adam (no trust ratio), so this is our own formula on top of the library's quantisation.
+`bitsandbytes.optim.LAMB8bit` of 0.50 computes Adam (no trust ratio), so this is our own formula.
 """
 
-from functools import cache
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from bitsandbytes import functional as quantization
 from torch.optim.optimizer import ParamsT, StateDict
 
+from pipelines.training.optimizers.block_statistics import initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.gradient_norm import global_norm
 
-BLOCK_SIZE = 256
-MIN_8BIT_ELEMENTS = 4096
-"""Statistics of smaller tensors stay in float32: they cost little and are the most sensitive."""
-
-CHUNK_ELEMENTS = 2**22
-"""Elements whose statistics are float32 at the same time; bounds the temporary memory. A multiple of BLOCK_SIZE."""
+CHUNK_ELEMENTS, CHUNK_ELEMENTS_ON_GPU = 2**18, 2**22
+"""Elements whose statistics are float32 at the same time, multiples of a block: as few as stay in a processor's cache,
+or as many as keep a GPU busy."""
 
 MAX_WEIGHT_NORM = 10_000.0
 """Upper bound of the weight norm in the trust ratio (function phi of LAMB, section 3); the run's own value."""
@@ -54,7 +53,7 @@ class Lamb(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.dtype != torch.float32:
                     raise ValueError(f"A parameter is {parameter.dtype}; expected float32: model.float().")
-                self.state[parameter] = _initial_state(parameter, bits, self.statistics)
+                self.state[parameter] = initial_state(parameter, bits, self.statistics)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; unused here
@@ -64,32 +63,56 @@ class Lamb(torch.optim.Optimizer):
             ValueError: the global gradient norm is not finite; nothing has changed then.
         """
         scale = self._gradient_scale()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if (gradient := parameter.grad) is not None:
-                    self._update(parameter, gradient.reshape(-1), group, scale)
+        with _workers() as workers:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if (gradient := parameter.grad) is not None:
+                        self._update(parameter, gradient.reshape(-1), group, scale, workers)
 
     def _gradient_scale(self) -> float:
         norm = global_norm(self)
         return min(1.0, self.max_gradient_norm / (norm + 1e-6)) if self.max_gradient_norm else 1.0
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any], scale: float) -> None:
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
+    def _update(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        group: dict[str, Any],
+        scale: float,
+        workers: ThreadPoolExecutor,
+    ) -> None:
+        state = self.state[parameter]
         state["step"] += 1
-        step = int(state["step"])
-        correction1, correction2 = 1 - beta1**step, 1 - beta2**step
         direction = torch.empty_like(parameter).view(-1)
-        for start in range(0, gradient.numel(), CHUNK_ELEMENTS):
-            span = slice(start, start + CHUNK_ELEMENTS)
-            part = gradient[span] * scale
-            mean = read_statistic(state, "exp_avg", span).lerp_(part, 1 - beta1)
-            square = read_statistic(state, "exp_avg_sq", span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
-            write_statistic(state, "exp_avg", span, mean)
-            write_statistic(state, "exp_avg_sq", span, square)
-            direction[span] = (mean / correction1).div_((square / correction2).sqrt_().add_(group["eps"]))
-        if group["weight_decay"]:
-            direction.add_(parameter.view(-1), alpha=group["weight_decay"])
+        work = partial(self._update_span, state, group, scale, gradient, parameter.view(-1), direction)
+        is_on_cpu = gradient.device.type == "cpu"
+        chunk = CHUNK_ELEMENTS if is_on_cpu else CHUNK_ELEMENTS_ON_GPU
+        spans = [slice(start, start + chunk) for start in range(0, gradient.numel(), chunk)]
+        list((workers.map if is_on_cpu and len(spans) > 1 else map)(work, spans))
         parameter.view(-1).add_(direction, alpha=-group["lr"] * self.trust_ratio(parameter, direction))
+
+    @torch.no_grad()  # which is a thread's own
+    def _update_span(
+        self,
+        state: dict[str, torch.Tensor],
+        group: dict[str, Any],
+        scale: float,
+        gradient: torch.Tensor,
+        parameter: torch.Tensor,
+        direction: torch.Tensor,
+        span: slice,
+    ) -> None:
+        """Update the statistics of a span, and write the direction of its step."""
+        (beta1, beta2), step = group["betas"], int(state["step"])
+        part = gradient[span] * scale
+        mean = read_statistic(state, "exp_avg", span).lerp_(part, 1 - beta1)
+        square = read_statistic(state, "exp_avg_sq", span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
+        write_statistic(state, "exp_avg", span, mean)
+        write_statistic(state, "exp_avg_sq", span, square)
+        own = torch.div(mean, 1 - beta1**step, out=direction[span])
+        own.div_((square / (1 - beta2**step)).sqrt_().add_(group["eps"]))
+        if group["weight_decay"]:
+            own.add_(parameter[span], alpha=group["weight_decay"])
 
     def trust_ratio(self, parameter: torch.Tensor, direction: torch.Tensor) -> float:
         """Return the norm of the weights over that of the step's direction; 1 where either is 0."""
@@ -114,47 +137,19 @@ class Lamb(torch.optim.Optimizer):
             group["betas"] = tuple(group["betas"])
 
 
-@cache
-def _code(name: str, device: torch.device) -> torch.Tensor:
-    """Return the 256 values of the dynamic 8-bit type; the second moment is never negative and needs no sign."""
-    return quantization.create_dynamic_map(signed=name == "exp_avg").to(device)
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """Yield as many threads as torch would use, each of which computes alone.
 
-
-def _initial_state(parameter: torch.Tensor, bits: int, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    state = {"step": torch.zeros((), dtype=torch.int64)}
-    for name in names:
-        zeros = torch.zeros(parameter.numel(), device=parameter.device)
-        if bits == 32 or parameter.numel() < MIN_8BIT_ELEMENTS:
-            state[name] = zeros
-        else:
-            code = _code(name, parameter.device)
-            state[name], quant_state = quantization.quantize_blockwise(zeros, code=code, blocksize=BLOCK_SIZE)
-            state[f"{name}_absmax"] = quant_state.absmax
-    return state
-
-
-def _blocks(span: slice) -> slice:
-    return slice(span.start // BLOCK_SIZE, -(-span.stop // BLOCK_SIZE))
-
-
-def read_statistic(state: dict[str, torch.Tensor], name: str, span: slice) -> torch.Tensor:
-    """Return float32 values of the span: a view for float32 statistics, a copy for quantised ones."""
-    values = state[name][span]
-    if values.dtype == torch.float32:
-        return values
-    absmax = state[f"{name}_absmax"][_blocks(span)]
-    code = _code(name, values.device)
-    return quantization.dequantize_blockwise(values, absmax=absmax, code=code, blocksize=BLOCK_SIZE)
-
-
-def write_statistic(state: dict[str, torch.Tensor], name: str, span: slice, values: torch.Tensor) -> None:
-    """Keep float32 values of the span."""
-    if state[name].dtype == torch.float32:
-        return  # `values` is a view of the state
-    code = _code(name, values.device)
-    quantised, quant_state = quantization.quantize_blockwise(values, code=code, blocksize=BLOCK_SIZE)
-    state[name][span] = quantised
-    state[f"{name}_absmax"][_blocks(span)] = quant_state.absmax
+    Torch's own threads wait for each other after every operation; if another program runs on one of their cores, each
+    of these waits may take a time slice.
+    """
+    number = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(number, initializer=torch.set_num_threads, initargs=(1,)) as workers:
+            yield workers
+    finally:
+        torch.set_num_threads(number)  # the default of threads that have yet to start
 
 
 def _copy_state(own: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor], index: int) -> None:

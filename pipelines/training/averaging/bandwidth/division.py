@@ -83,7 +83,10 @@ class Division:
         Raises:
             ValueError: nobody can reduce.
         """
-        self._members, self._own_index = members_of(peers, tuple(map(read_statement, gathered))), own_index
+        statements = tuple(map(read_statement, gathered))
+        self._members, self._own_index = members_of(peers, statements), own_index
+        others = [*statements[:own_index], *statements[own_index + 1 :]]
+        self._meter.others_mbit = sum(math.inf if other.down is None else other.down for other in others)
         shares = shares_of(self._members)
         logger.debug(
             "Measured here: %s. Links that count: %s. Shares: %s.",

@@ -3,7 +3,8 @@
 Not the mean over a round: most of a round, a fast peer waits for a slow one. What counts is the fastest stretch. If
 bytes waited for nearly all of its connections for most of the round, then its own link was full, and carries no more.
 Else it may carry more (what waits for one connection alone waits for that peer's link), and it is taken for more until
-it turns out to be full.
+it turns out to be full. Nor is it full if it sends about as much as all others together can receive, by what they say:
+then everything waits for them. A helper with 200 Mbit/s among four homes of 15 would take itself for one of 40.
 
 A full link is paced, a little below what it carries. What a peer has handed to its many streams at once arrives at the
 same time, late; paced, its parts arrive one after the other, and the answers come while it still sends. Measured in a
@@ -52,6 +53,9 @@ PROBE = 1.1
 NUM_ROUNDS = 3
 """Rounds whose median counts."""
 
+MOST_OF_OTHERS = 0.6
+"""A link that sends this part of what all others can receive, or more, waits for theirs."""
+
 NONE_YET = Traffic(0, 0, 0)
 
 
@@ -67,11 +71,22 @@ class Look:
     """Whether bytes waited for the pace."""
 
 
-def measured(looks: Sequence[Look], used: Collection[int]) -> tuple[float | None, float | None]:
+def measured(
+    looks: Sequence[Look], used: Collection[int], others_mbit: float = math.inf
+) -> tuple[float | None, float | None]:
     """Return the Mbit/s that a link carries up and down, by what was seen in a round; None: too little has passed.
 
-    `used`: the connections that have carried the bytes sent.
+    `used`: the connections that have carried the bytes sent. `others_mbit`: what all others together can receive.
     """
+    up, down = _fastest(looks)
+    factor = _factor(looks, used, others_mbit)
+    has_sent = bool(looks) and looks[-1].sent - looks[0].sent >= MIN_BYTES
+    has_received = bool(looks) and looks[-1].received - looks[0].received >= MIN_BYTES
+    return (factor * up or None) if has_sent else None, (factor * down or None) if has_received else None
+
+
+def _fastest(looks: Sequence[Look]) -> tuple[float, float]:
+    """Return the Mbit/s of the fastest stretches, up and down; 0: there was none."""
     ups, downs, begin = [0.0], [0.0], 0
     for end, last in enumerate(looks):
         while begin < end and last.at - looks[begin + 1].at >= STRETCH_SECONDS:
@@ -80,14 +95,13 @@ def measured(looks: Sequence[Look], used: Collection[int]) -> tuple[float | None
         if (seconds := last.at - first.at) >= STRETCH_SECONDS:
             ups.append((last.sent - first.sent) / seconds / BYTES_PER_MEGABIT)
             downs.append((last.received - first.received) / seconds / BYTES_PER_MEGABIT)
-    factor = _factor(looks, used)
-    has_sent = bool(looks) and looks[-1].sent - looks[0].sent >= MIN_BYTES
-    has_received = bool(looks) and looks[-1].received - looks[0].received >= MIN_BYTES
-    return (factor * max(ups) or None) if has_sent else None, (factor * max(downs) or None) if has_received else None
+    return max(ups), max(downs)
 
 
-def _factor(looks: Sequence[Look], used: Collection[int]) -> float:
+def _factor(looks: Sequence[Look], used: Collection[int], others_mbit: float) -> float:
     """Return what a link is taken for, as a multiple of its fastest stretch: 1 if it was full."""
+    if _fastest(looks)[0] >= MOST_OF_OTHERS * others_mbit:
+        return HEADROOM
     if _lasts(looks, lambda look: len(set(used).intersection(look.waiting)) >= max(1, FULL_CONNECTIONS * len(used))):
         return 1.0
     return PROBE if _lasts(looks, lambda look: look.is_paced) else HEADROOM
@@ -115,6 +129,9 @@ class LinkMeter:
 
     pacer: UploadLimit = field(default_factory=lambda: UploadLimit(math.inf))
     """Paces what this peer sends, while its link is full."""
+
+    others_mbit: float = math.inf
+    """What all others in the group can receive together, by what they have told; infinity: not all have told it."""
 
     _ups: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ROUNDS))
     _downs: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ROUNDS))
@@ -152,8 +169,8 @@ class LinkMeter:
         """Take what was seen in a round; `sent`: bytes by connection."""
         least = max(1.0, MIN_OF_MEAN * sum(sent.values()) / max(1, len(sent)))
         used = {connection for connection, number in sent.items() if number >= least}
-        for rates, rate in zip((self._ups, self._downs), measured(looks, used), strict=True):
+        for rates, rate in zip((self._ups, self._downs), measured(looks, used, self.others_mbit), strict=True):
             if rate is not None:
                 rates.append(rate)
-        link, is_full = self.link, _factor(looks, used) != HEADROOM
+        link, is_full = self.link, _factor(looks, used, self.others_mbit) != HEADROOM
         self.pacer.change(PACE * link.up if link is not None and is_full else math.inf)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -91,8 +92,9 @@ def until_some_are_drawn(asking, log):
 def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands, tmp_path):
     run.serve()
     none = generate(commands, run, tmp_path, "--swarm", "--precision", "int8", "--patience", 3)
-    line = the_line(none)
-    assert "no server of checkpoint" in line and "in int8 answers; 1 servers have other checkpoints" in line
+    line = none.stderr.strip().splitlines()[-1]
+    assert none.returncode == 1 and "no server of checkpoint" in line
+    assert "in int8 answers; other checkpoints or precisions: " in line
     assert f"dalle-collab serve {run.name}" in line
 
 
@@ -110,7 +112,7 @@ def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(
         theirs = generate(commands, run, tmp_path, "--swarm")
         assert codes_of(theirs) == here and "(epoch 4, float32)" in theirs.stderr
         old = generate(commands, run, tmp_path, "--swarm", "--revision", old_commit, "--patience", 3)
-        assert "no server of checkpoint" in the_line(old)
+        assert old.returncode == 1 and "no server of checkpoint" in old.stderr.strip().splitlines()[-1]
     finally:
         parts.model.load_state_dict(old_weights)
         run.publish(parts.model, epoch=3)
@@ -147,7 +149,7 @@ def test_int8_servers_are_checked_and_a_sample_is_told(run, commands, tmp_path):
     run.serve("--precision", "int8")
     theirs = generate(commands, run, tmp_path, "--swarm", "--precision", "int8", "--audit")
     assert len(codes_of(theirs)[0]) == 16
-    assert "(epoch 3, int8)" in theirs.stderr and "Checked: 4 of 16, at random." in theirs.stderr
+    assert "(epoch 3, int8)" in theirs.stderr and re.search(r"Checked: \d+ of 16, at random\.", theirs.stderr)
     assert "did not draw what was asked for" not in theirs.stderr
 
 

@@ -193,3 +193,13 @@ def test_a_round_takes_as_long_as_its_bytes_on_the_slower_direction(compression,
     )
     line = round_line(run, 10_000_000, Link(up=10, down=50), "measured")
     assert line == f"{seconds} at 10 Mbit/s up, 50 down (measured)"
+
+
+@pytest.mark.parametrize(("others_mbit", "factor"), [(100.0, 1), (15.0, HEADROOM), (0.0, HEADROOM)])
+def test_a_link_that_sends_what_all_others_can_receive_may_carry_more(others_mbit, factor):
+    looks = looks_at([(10, 9)] * 5, waiting=CONNECTIONS)
+    assert measured(looks, CONNECTIONS, others_mbit)[0] == pytest.approx(10 * factor, rel=0.01)
+    meter = LinkMeter(count=dict, others_mbit=others_mbit)
+    meter.note_round(looks, CONNECTIONS)
+    meter.pacer.book(10**6, now=0.0)
+    assert meter.pacer.is_full(0.0) == (factor == 1), "only a full link is paced"

@@ -1,5 +1,7 @@
 """LAMB against the paper's formula written out here, in float32 and with 8-bit statistics."""
 
+import threading
+
 import pytest
 import torch
 from bitsandbytes import functional as quantization
@@ -7,6 +9,7 @@ from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_s
 
 from pipelines.training.optimizers import lamb as optimizers
 from pipelines.training.optimizers.adamw import AdamW
+from pipelines.training.optimizers.block_statistics import initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
@@ -88,6 +91,33 @@ def test_one_8bit_step_is_the_formula_between_the_librarys_own_quantisations():
         difference = (state[name].int() - quantised.int()).abs()
         assert difference.max() <= 1 and (difference > 0).float().mean() < 0.01, "but for rounding"
         torch.testing.assert_close(state[f"{name}_absmax"], quant_state.absmax)
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-30, 1e-38, 1e-41, 0.0])
+def test_statistics_are_quantised_to_the_librarys_bits(name, scale):
+    values = scale * made_up(5 * 256 + 77, 0) ** 5
+    values = values if name == "exp_avg" else values.abs()
+    values[256:512] = 0.0
+    parameter, span = torch.zeros(len(values) + 4096), slice(4096, len(values) + 4096)
+    state = initial_state(parameter, 8, (name,))
+    write_statistic(state, name, span, values)
+    code = quantization.create_dynamic_map(signed=name == "exp_avg")
+    expected, quant_state = quantization.quantize_blockwise(values, code=code, blocksize=256)
+    assert torch.equal(state[name][span], expected)
+    assert torch.equal(state[f"{name}_absmax"][16:], quant_state.absmax)
+    assert torch.equal(read_statistic(state, name, span), quantization.dequantize_blockwise(expected, quant_state))
+    assert not state[name][:4096].any(), "what is outside the span stays"
+
+
+def test_a_step_leaves_the_number_of_threads_as_it_was():
+    number = torch.get_num_threads()
+    train(dict(bits=8), [made_up((1024, 1024), 1)], shape=(1024, 1024))
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert (torch.get_num_threads(), seen) == (number, [number])
 
 
 def test_a_weight_of_zero_norm_is_moved_with_a_trust_ratio_of_one():
