@@ -6,6 +6,7 @@ passes; beyond a limit only what went into the first hop is kept, and the whole 
 Axes: stream, sample, place, hidden.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -271,38 +272,37 @@ class ChainSession:
         lost = self._hops[at]
         self._route.avoid(lost.hop.peer, error)
         was_read = num_read is not None and int(num_read.max()) > self._first_place
-        if lost.recording.history is not None or not was_read:
-            lost.link.close()
-            layers = range(lost.hop.start, lost.hop.end)
-            self._hops[at : at + 1] = self._revive(lost.recording, layers, num_read)
-            return False
-        first = self._hops[0].recording
-        for live in self._hops[: at + 1]:
+        begin = at if lost.recording.history is not None or not was_read else 0
+        first = self._hops[begin]
+        for live in self._hops[begin : at + 1]:
             live.link.close()
-        self._hops[: at + 1] = self._revive(first, range(0, lost.hop.end), num_read)
-        return True
+        self._hops[begin : at + 1] = self._revive(first.recording, range(first.hop.start, lost.hop.end), num_read)
+        if not self._is_recorded:  # nothing would be added to what new hops were sent
+            for live in self._hops[1:]:
+                live.recording.history = None
+        return begin < at
 
     def _revive(self, recording: Recording, layers: range, num_read: Tensor | None) -> list[LiveHop]:
         """Open sessions along a chain and have them read what was recorded; another server whenever one fails."""
-        opened: list[LiveHop] = []
         edges = [layer for layer in sorted(self._between) if layers.start < layer < layers.stop] + [layers.stop]
+        opened: list[LiveHop] = []
         at = layers.start
-        while at < layers.stop:
-            hop = self._route.chain(range(at, next(edge for edge in edges if edge > at)))[0]
-            link: Link | None = None
-            try:
-                link = self._route.connect(hop)
-                link.ask(*self._open_message(hop))
-                passed_on = self._read_again(recording, link, num_read, is_last=hop.end == layers.stop)
-            except LOST as error:
-                if link is not None:
-                    link.close()
-                self._route.avoid(hop.peer, error)
-                continue
-            opened.append(LiveHop(hop=hop, link=link, recording=recording))
-            at = hop.end
-            if at < layers.stop:
-                recording = self._recorded(passed_on, at)
+        with contextlib.ExitStack() as if_it_fails:
+            while at < layers.stop:
+                hop = self._route.chain(range(at, next(edge for edge in edges if edge > at)))[0]
+                try:
+                    link = self._route.connect(hop)
+                    if_it_fails.callback(link.close)
+                    link.ask(*self._open_message(hop))
+                    passed_on = self._read_again(recording, link, num_read, is_last=hop.end == layers.stop)
+                except LOST as error:
+                    self._route.avoid(hop.peer, error)
+                    continue
+                opened.append(LiveHop(hop=hop, link=link, recording=recording))
+                at = hop.end
+                if at < layers.stop:
+                    recording = self._recorded(passed_on, at)
+            if_it_fails.pop_all()
         return opened
 
     def _open_message(self, hop: Hop) -> tuple[dict[str, Any], dict[str, Tensor]]:

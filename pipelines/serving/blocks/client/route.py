@@ -67,6 +67,9 @@ class Route:
         self.swarm, self.repository, self.revision, self._precision = swarm, repository, revision, precision
         self._patience, self._clock = patience_seconds, clock
         self._avoided: dict[str, float] = {}
+        self._last_resorts: dict[str, float] = {}
+        """Servers that were chosen although they had failed, and since when."""
+
         self._banned: dict[str, tuple[float, float]] = {}
         self._round_trips: dict[str, float] = {}
         self._links: dict[str, Link] = {}
@@ -85,8 +88,9 @@ class Route:
         while True:
             now = self._clock()
             self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+            self._last_resorts = {p: since for p, since in self._last_resorts.items() if p in self._avoided}
             try:
-                return choose_chain(
+                chain = choose_chain(
                     self._usable(), layers, self.revision, repository=self.repository, avoid=self._avoided
                 )
             except NoChainError as error:
@@ -95,7 +99,12 @@ class Route:
                 if not was_told:
                     logger.warning("%s Waiting for it for up to %.0f s.", error, self._patience)
                     was_told = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                continue
+            for hop in chain:
+                if hop.peer in self._avoided:
+                    self._last_resorts.setdefault(hop.peer, now)
+            return chain
 
     def _measure(self) -> None:
         """Learn how far some servers are, and which of them can be reached, before the first choice."""
@@ -155,9 +164,14 @@ class Route:
 
         Raises:
             Refusal: it was not the server's fault, so that another one would do the same.
+            PeerGoneError, Refusal: this server has failed for as long as the patience lasts, and there is no other.
         """
         if isinstance(error, Refusal) and error.code in LASTING:
             raise error
+        if peer in self._last_resorts:
+            if self._clock() - self._last_resorts[peer] >= self._patience:
+                raise error
+            time.sleep(SECONDS_BETWEEN_LOOKS)
         logger.info("Server %s is passed by for %.0f s: %s", peer, AVOIDED_SECONDS, error)
         self.num_failures += 1
         self._avoided[peer] = self._clock() + AVOIDED_SECONDS
