@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 import torch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
@@ -101,7 +102,7 @@ class DrawingPeer:
     ) -> None:
         self.repository, self.service, self.rate, self.hear = repository, service, rate, hear
         self.peer_id = place.dht.peer_id.to_base58()
-        self.username = place.admission.username if place.admission.has_authority else options.name or hub_username()
+        self.username = _name_of(place, options)
         self.found_new_generation = False
         self._place, self._fetch, self._state, self._max_hours = place, fetch, "online", options.max_hours
 
@@ -151,7 +152,7 @@ class DrawingPeer:
         while not stop.wait(self._fetch.look_seconds):
             try:
                 newest = self._fetch.newer(self.service.checkpoints.current)
-            except (OSError, ValueError) as error:  # the Hub is away, or what it has is refused
+            except (OSError, httpx2.HTTPError, ValueError) as error:  # the Hub is away, or what it has is refused
                 logger.warning("The newest checkpoint cannot be served: %s", error)
                 continue
             if self._fetch.found_new_generation:
@@ -222,11 +223,22 @@ def serve_run(
             f"{repository} is a run of {snapshot.run.task}, which draws no pictures. Serve its layers: "
             f"dalle-collab serve {repository} --blocks auto"
         )
-    weights_name(snapshot)
+    weights = weights_name(snapshot)
     with contextlib.ExitStack() as stack:
         hear("asking", run=snapshot.run)
         place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
         hear("loading")
+        place.records.publish_server(
+            ServerRecord(
+                peer_id=place.dht.peer_id.to_base58(),
+                username=_name_of(place, options),
+                state="joining",
+                revision=weights,
+                epoch=(snapshot.run_state or {}).get("epoch", 0),
+                precision=options.precision,
+                package_version=package_version(),
+            )
+        )
         fetch = Fetch(snapshot, options, device)
         first = fetch.load(snapshot)
         hear("measuring")
@@ -253,6 +265,11 @@ def serve_run(
         peer = DrawingPeer(repository, service, place, rate, fetch, options, hear)
         hear("serving", peer=peer, addresses=visible_addresses(place.dht))
         yield peer, stop
+
+
+def _name_of(place: PlaceInSwarm, options: ServingOptions) -> str:
+    """Return what askers see; where an authority admits, it says the name."""
+    return place.admission.username if place.admission.has_authority else options.name or hub_username()
 
 
 def measured_rate(model: DalleCollabForConditionalGeneration) -> float:

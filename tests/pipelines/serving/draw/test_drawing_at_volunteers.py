@@ -8,13 +8,18 @@ import time
 
 import pytest
 from drawn_runs import LOOPBACK, drawn_run
+from forked_processes import ForkedProcess, fork_server
 from PIL import Image
-from published_runs import the_line
+from published_runs import interrupt, started_command, the_line
+from support_files import SUPPORT
+from tiny_run_parts import write_tiny_clip_and_codec
 
+from hub_tools.local_hub import LocalHub
 from pipelines.generation.image_generation import load_drawing_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
+ASKER = str(SUPPORT / "swarm_asker.py")
 PROMPTS = ("a small red star", "a large green circle")
 
 
@@ -197,3 +202,71 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(60) == 0, first.log.read_text()
         assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
+
+
+def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
+    with LocalHub(tmp_path / "hub") as hub:
+        hub.alice_token = hub.create_user("alice")
+        hub.create_organization("org", members={"alice": "admin"})
+        with drawn_run(hub, tmp_path, "lonely-run") as run:
+            server = run.serve("--max-codes-per-second", 100, "--checkpoint-seconds", 0.5)
+            log, progress = tmp_path / "asker.log", tmp_path / "progress"
+            words = [run.name, "24", str(progress)]
+            asker = ForkedProcess(fork_server(run.environment), ASKER, words, log, run.environment)
+            deadline = time.monotonic() + 120
+            while not progress.exists():
+                assert asker.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            hub.stop()
+            while "The newest checkpoint cannot be served" not in server.log.read_text():
+                assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
+                time.sleep(0.05)
+            assert asker.wait(120) == 0, log.read_text()
+            assert len(json.loads(log.read_text().splitlines()[-1])["codes"]) == 24
+            assert server.process.poll() is None and "Traceback" not in server.log.read_text()
+
+
+def events_of(path):
+    """Return the events that a command has written so far."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+
+
+def wait_for_event(name, path, process, log, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not any(line.get("event") == name for line in events_of(path)):
+        assert process.poll() is None and time.monotonic() < deadline, f"no {name}: {log.read_text()}"
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(900)
+def test_a_signed_run_that_has_just_ended_is_served_through_its_auxiliary_peer(training_material, commands, tmp_path):
+    """From the first epoch to a drawing by a volunteer, as people would do it, with whole commands."""
+    name = training_material.create_run("org/ending-run", run_id="ending", num_epochs=2, num_warmup_epochs=1)
+    hub, host = training_material.hub, ("--host", LOOPBACK)
+    logs = {part: tmp_path / f"{part}.log" for part in ("assist", "join", "serve")}
+    events = {part: tmp_path / f"{part}.jsonl" for part in logs}
+    assist = ("run", "assist", name, "--stay", *host, "--events", str(events["assist"]))
+    join = ("join", name, *host, "--micro-batch-size", "8", "--shuffle-buffer", "64", "--events", str(events["join"]))
+    serve = ("serve", name, *host, "--events", str(events["serve"]))
+    with started_command(hub, logs["assist"], *assist) as auxiliary:
+        deadline = time.monotonic() + 240
+        while not any("held_epoch" in line for line in events_of(events["assist"])):
+            assert auxiliary.poll() is None and time.monotonic() < deadline, logs["assist"].read_text()
+            time.sleep(0.1)
+        with started_command(hub, logs["join"], *join) as trainer:
+            assert trainer.wait(300) == 0, logs["join"].read_text()
+        wait_for_event("entry", events["assist"], auxiliary, logs["assist"])
+        with started_command(hub, logs["serve"], *serve) as server:
+            wait_for_event("serving", events["serve"], server, logs["serve"])
+            asked = ("generate", name, "a red star", "--swarm", "--audit", "--candidates", 8, "--device", "cpu")
+            done = commands.run(*asked, "--clip", str(tiny_clip(tmp_path)), folder=tmp_path, is_worker=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "8 candidates drawn by alice 8 (epoch 2, float32)" in done.stderr
+            assert re.search(r"Checked: [4-8] of 8", done.stderr) and (tmp_path / "grid.png").is_file()
+            assert interrupt(server, 60) == 0, logs["serve"].read_text()
+        assert interrupt(auxiliary, 60) in (0, 130), logs["assist"].read_text()
+
+
+def tiny_clip(folder):
+    write_tiny_clip_and_codec(folder)
+    return folder / "clip"
