@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench constraints
+.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -32,14 +32,15 @@ demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, 
 
 test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m "slow and not swarm" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m swarm $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 2
 
 test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill preparations; what is measured is not repeated
 	$(VENV)/bin/python tests/long/simulation.py
 	$(VENV)/bin/python tests/long/attack_matrix.py
 	$(VENV)/bin/python tests/long/preparation.py
 	$(VENV)/bin/python -m pytest -q -p no:xdist tests/long/two_anchors.py
+	$(VENV)/bin/python -m pytest -m long -p no:xdist
 
 test-soak: $(STAMP)  ## Let a small swarm train for 2,000 epochs and say what has grown in its processes
 	$(VENV)/bin/python tests/long/soak.py
@@ -55,6 +56,9 @@ bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short version
 		echo "$$file"; \
 		$(VENV)/bin/python "$$file" $(if $(QUICK),--quick); \
 	done
+
+bench-gpu: $(STAMP)  ## Measure training and generation on a GPU, in at most 8 minutes and the cell that has begun
+	$(VENV)/bin/python tests/benchmarks/gpu.py
 
 # Nothing is installed: pip only says what it would install. The header of the file is kept.
 constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt; then run the tests

@@ -10,7 +10,6 @@ import sys
 import torch
 from measurement import Row, write_results
 from model_generation import measure_generation, measure_precision
-from model_gpu import measure_gpu, peak_tflops
 from model_pair import SIZES, Case, benchmark_case
 from model_rates import MachineRates
 from model_training import LossesDiffer, measure_training
@@ -35,7 +34,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the small case, fewer layers and repeats: a minute")
     parser.add_argument("--case", choices=CASES, help="only this size (default: all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch (default: one for each core)")
-    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bfloat16 (default: known for some GPUs)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     console = Console(stderr=True, log_path=False, highlight=False)
@@ -44,8 +42,6 @@ def main() -> None:
     try:
         for case in (benchmark_case(name, arguments.quick) for name in names):
             rows += measure_case(case, console)
-            if torch.cuda.is_available():
-                rows += measure_gpu(case, arguments.peak_tflops or peak_tflops(), console.log)
     except LossesDiffer as error:
         sys.exit(str(error))
     print(f"written to {write_results('model', rows, is_whole=arguments.case is None, is_quick=arguments.quick)}")

@@ -126,6 +126,7 @@ def test_a_worker_of_ray_is_killed_and_the_folder_is_that_of_one_process(argumen
     assert folder_digest(output) == whole
 
 
+@pytest.mark.long
 def test_a_shard_of_which_every_worker_dies_is_named_and_the_next_run_goes_on(arguments, whole, tmp_path):
     output = tmp_path / "out"
     # One worker at a time, so that the others are finished when the last one's workers die.

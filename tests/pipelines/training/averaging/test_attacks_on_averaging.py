@@ -9,7 +9,7 @@ from swarm_of_processes import Swarm, tiny_run
 from pipelines.chaos.faults.hostile_peers import Attack
 from pipelines.training.averaging.reduce.suspects import Offence
 
-pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.long]
 
 HONEST = ("first", "second", "third", "client")
 MEMBERS = (*HONEST, "helper", "hostile")

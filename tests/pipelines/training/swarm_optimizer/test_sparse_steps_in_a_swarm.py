@@ -140,7 +140,14 @@ def test_a_contribution_is_sent_once_where_there_is_a_fan_out_node_and_a_newcome
     assert sent <= 9 * 1.5 * size_of_a_contribution(run)
 
 
-@pytest.mark.parametrize(("kind", "offence"), [("omitting", "NOT_PASSED_ON"), ("altering", "ALTERED")])
+@pytest.mark.parametrize(
+    ("kind", "offence"),
+    [
+        ("altering", "ALTERED"),
+        pytest.param("omitting", "NOT_PASSED_ON", marks=pytest.mark.long),
+        pytest.param("dying", None, marks=pytest.mark.long),
+    ],
+)
 def test_whatever_a_fan_out_node_does_peers_stay_equal_and_name_it(tmp_path, kind, offence):
     run = sparse_run(num_epochs=5)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
@@ -153,7 +160,7 @@ def test_whatever_a_fan_out_node_does_peers_stay_equal_and_name_it(tmp_path, kin
         assert {(peer_id_of(fan_out), offence)} in [named_by(peer) for peer in peers]
 
 
-@pytest.mark.parametrize("kind", ["dying"])
+@pytest.mark.parametrize("kind", ["dying", pytest.param("withholding", marks=pytest.mark.long)])
 def test_a_member_that_announces_and_does_not_deliver_is_left_out_by_all(tmp_path, kind):
     run = sparse_run(num_epochs=4)
     with Swarm(tmp_path, run, num_peers=4) as swarm:
