@@ -7,8 +7,7 @@ all rounds of a run; 6 MB of records cost every other peer 360 MB).
 
 import heapq
 import re
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -38,9 +37,6 @@ MOST_COUNTED = 2**53
 
 MOST_SAMPLES_PER_SECOND = 1e9
 
-LARGEST_SPEED_RATIO = 20.0
-"""A peer weighs at most as much as this many typical ones: speeds are self-reported."""
-
 MOST_KEYS = 4096
 MOST_OWNERS = 2048
 """Owners under one key; more are refused until some have expired."""
@@ -50,12 +46,6 @@ MOST_SPARE_RENEWALS = 64
 
 _OWNER = re.compile(rb"\[owner:[^\[\]]{1,1024}\]")
 _MOST_PEER_ID_BYTES = 64
-
-
-def bounded_speeds(speeds: Sequence[float]) -> list[float]:
-    """Return speeds, each capped at `LARGEST_SPEED_RATIO` times the typical one."""
-    limit = LARGEST_SPEED_RATIO * statistics.median_low(speeds) if speeds else 0.0
-    return [min(speed, limit) if limit > 0 else speed for speed in speeds]
 
 
 class RecordLimits(RecordValidatorBase):

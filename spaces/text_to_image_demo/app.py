@@ -194,6 +194,11 @@ def _wire_drawing(
 ) -> gr.events.Dependency:
     gallery, message, last, link = outputs
 
+    def show(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
+        *asked, checkpoint, picture, rows = values
+        for shown in desk.draw(dict(zip(NAMES, (*asked, checkpoint or NEWEST), strict=True)), picture, rows):
+            yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown.message, shown
+
     def draw(
         prompt: str,
         candidates: float,
@@ -206,21 +211,39 @@ def _wire_drawing(
         checkpoint: str | None = NEWEST,
         picture: str | None = None,
         rows: float = 0,
-    ) -> Iterator[tuple[Any, str, Shown]]:
-        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint or NEWEST)
-        for shown in desk.draw(dict(zip(NAMES, values, strict=True)), picture, rows):
-            yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown.message, shown
+    ) -> Iterator[tuple[Any, str]]:
+        """Draw pictures for a caption with the run's model; return the best ones, ranked by CLIP.
+
+        Args:
+            prompt: what the pictures show, in a few words
+            candidates: how many pictures are drawn
+            keep: how many of them, those that fit the caption best, are returned
+            top_k: sample from so many likeliest codes
+            top_p: sample from the likeliest codes that together reach this probability
+            temperature: above 1 more varied, below 1 more alike
+            seed: the same seed gives the same pictures
+            guidance: above 1 closer to the caption, for models trained with it
+            checkpoint: the newest one, or an epoch of the run
+            picture: a picture to complete from its upper rows
+            rows: how many rows of its codes are kept
+        """
+        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint, picture, rows)
+        for pictures, message, _ in show(*values):
+            yield pictures, message
 
     draw_button, stop_button = buttons
+    one_at_a_time = dict(concurrency_limit=1, concurrency_id="drawing")
     drawing = gr.on(
         [draw_button.click, inputs[0].submit],
-        draw,
+        show,
         [*inputs, *completion],
         [gallery, message, last],
-        api_name="draw",
-        concurrency_limit=1,
+        api_visibility="private",
         show_progress_on=[message],
+        **one_at_a_time,
     )
+    # For programs and agents: Gradio 6.31 cannot answer agents where an output is a state.
+    gr.Button(visible=False).click(draw, [*inputs, *completion], [gallery, message], api_name="draw", **one_at_a_time)
     drawing.success(_show_details, [last], [link, *seen], queue=False, show_progress="hidden", api_visibility="private")
     stop_button.click(
         lambda: "Stopped.", None, [message], cancels=[drawing], queue=False, show_progress="hidden",
@@ -324,7 +347,7 @@ def main() -> None:
     if settings.training_index is None:  # for the owner's log; visitors need not know
         print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)
-    interface.launch(css=PAGE_STYLE + STYLE, max_file_size=LARGEST_UPLOAD)
+    interface.launch(css=PAGE_STYLE + STYLE, max_file_size=LARGEST_UPLOAD, mcp_server=True)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     with Dashboard(settings) as dashboard:
         interface = build_interface(dashboard).queue(max_size=512)
-        interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=dict(routes=routes(dashboard)))
+        interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=dict(routes=routes(dashboard)), mcp_server=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from agent_client import use_tools
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 from huggingface_hub import HfApi, constants
 from PIL import Image
@@ -163,6 +164,15 @@ def test_a_program_gets_ranked_pictures_and_the_same_ones_for_the_same_seed(clie
         assert picture.size == (192, 192) and picture.format == "PNG"
     again, other = draw(client)[0], draw(client, seed=1)[0]
     assert pixels(again) == pixels(pictures) != pixels(other)
+
+
+def test_an_agent_draws_a_picture(address):
+    asked = dict(prompt="a red star", candidates=4, keep=2, top_k=8, seed=0)
+    tools, (drawn,) = use_tools(address, ("draw", asked))
+    assert "caption" in tools["draw"].description and "prompt" in tools["draw"].inputSchema["properties"]
+    assert not drawn.isError, drawn.content
+    text = " ".join(part.text for part in drawn.content if part.type == "text")
+    assert "The best 2 of 4 candidates" in text and "CLIP" in text
 
 
 def test_an_older_epoch_and_guidance_draw_other_pictures(client, published_run):

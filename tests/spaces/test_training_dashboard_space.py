@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from agent_client import use_tools
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 from crowd import EPOCH, crowd
 from huggingface_hub import HfApi
@@ -93,6 +94,14 @@ def test_programs_get_the_run_its_peers_and_its_history(client, filled):
     assert newest["name"] == "clip_score" and newest["low"] < newest["value"] < newest["high"]
     (alert,) = client.predict(api_name="/alerts")
     assert alert["kind"] == "impossible figures" and f"{NUM_ROGUES_LEFT_OUT} peers" in alert["text"]
+
+
+def test_an_agent_reads_the_run_and_its_peers(filled):
+    tools, (run, board) = use_tools(filled, ("run_values", {}), ("leaderboard_values", dict(span="week")))
+    kinds = ("run", "peer", "leaderboard", "history", "evaluation", "alert", "checkpoint", "server")
+    assert set(tools) == {f"{kind}_values" for kind in kinds}, "what the page polls is no tool"
+    assert not run.isError and f'"epoch": {EPOCH}' in run.content[0].text.replace("'", '"')
+    assert not board.isError and tools["leaderboard_values"].description
 
 
 def test_plain_http_gives_the_same_and_says_what_is_wrong_with_a_question(filled):

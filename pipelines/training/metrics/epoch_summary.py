@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipelines.swarm.record_limits import bounded_speeds
+from pipelines.training.run.bounded_speeds import bounded_speeds
 
 NUM_EPOCHS_AHEAD = 2
 """Honest peers are within an epoch of each other; records of the next round may be read before all have changed."""

@@ -13,8 +13,8 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.swarm.node import readable_peer_id
-from pipelines.swarm.record_limits import bounded_speeds
 from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.run.bounded_speeds import bounded_speeds
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances, believed_epoch
 
 logger = logging.getLogger(__name__)
