@@ -93,6 +93,8 @@ def part_of_config(config: PreTrainedConfig, layers: range) -> PreTrainedConfig:
 class CausalSpan:
     """Some layers of a language model, in evaluation mode."""
 
+    has_gradients = True
+
     def __init__(self, body: Any, shape: StackShape, layers: range) -> None:
         self.body, self.shape, self.layers, self.config = body, shape, layers, body.config
         self.device = next(body.parameters()).device

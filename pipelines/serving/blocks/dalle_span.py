@@ -16,7 +16,7 @@ from modeling_dalle_collab.attention_dalle_collab import AttentionTables
 from modeling_dalle_collab.blocks_dalle_collab import DalleCollabStack
 from modeling_dalle_collab.cache_dalle_collab import LIST_FIELDS, GenerationCache, Prefix, num_slots, read_streams
 from modeling_dalle_collab.linear_dalle_collab import Products, use_products
-from modeling_dalle_collab.packed_dalle_collab import packed_products, replace_by_int8
+from modeling_dalle_collab.packed_dalle_collab import Int8Linear, packed_products, replace_by_int8
 from pipelines.serving.blocks.spans import InvalidRequestError, Padding, StackShape, whole_number
 from pipelines.serving.blocks.weights import PublishedModel
 
@@ -35,6 +35,7 @@ class DalleSpan:
 
     def __init__(self, stack: DalleCollabStack, layers: range) -> None:
         self.stack, self.layers, config = stack, layers, stack.config
+        self.has_gradients = not any(isinstance(module, Int8Linear) for module in stack.modules())
         self.shape = StackShape(num_layers=config.num_hidden_layers, num_streams=2, hidden_size=config.hidden_size)
         self.config = config
         self._whole = self

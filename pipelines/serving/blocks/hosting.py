@@ -5,22 +5,20 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pipelines.serving.blocks.codecs import FLOAT32, encode
 from pipelines.serving.blocks.discovery import served_spans
+from pipelines.serving.blocks.fetching import BlockFetch, ServedLayers, layers_that_fit
 from pipelines.serving.blocks.placement import MoveWatch, choose_span
 from pipelines.serving.blocks.routing import ServedSpan, holes
 from pipelines.serving.blocks.service import BlocksService
-from pipelines.serving.blocks.sessions import BlockServer, BlockSession
-from pipelines.serving.blocks.spans import Span, check_layers, load_span, stack_shape, tensor_prefixes
-from pipelines.serving.blocks.weights import PublishedModel, find_model
-from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.serving.blocks.spans import check_layers, stack_shape
+from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import SERVER_SECONDS, ServerRecord
@@ -30,7 +28,6 @@ from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.torch_devices import num_cores, torch_device
 from pipelines.training.peer.joining import Hear, hear_nothing, hub_username
 from pipelines.training.peer.pausing import stop_on_signals
-from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.versions import package_version
 
@@ -39,7 +36,6 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 PRECISIONS = ("float32", "int8")
 SECONDS_TO_FINISH = 30.0
-SECONDS_OF_MEASURING = 2.0
 SHARE_OF_ONE_PEER = 0.25
 """Of the memory for caches: so much a single client may take."""
 
@@ -103,21 +99,12 @@ class BlockReport:
     """Layers that nobody serves."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Serving:
-    """What is served now."""
-
-    server: BlockServer
-    epoch: int
-    rate: float
-
-
 class BlockPeer:
     """A server that has entered the swarm, with its layers in memory."""
 
     def __init__(
-        self, fetch: "BlockFetch", first: _Serving, service: BlocksService, place: PlaceInSwarm, options: BlockOptions,
-        hear: Hear, announce: "Announcing",
+        self, fetch: BlockFetch, first: ServedLayers, service: BlocksService, place: PlaceInSwarm,
+        options: BlockOptions, hear: Hear, announce: "Announcing",
     ) -> None:  # fmt: skip
         self.peer_id, self.username, self._announce = place.dht.peer_id.to_base58(), announce.username, announce
         self._fetch, self._now, self._service, self._place = fetch, first, service, place
@@ -133,7 +120,7 @@ class BlockPeer:
         """Renew the record, serve newer checkpoints and better layers, until `stop` is set; yield what is done."""
         deadline = time.monotonic() + 3600 * (self._options.max_hours or math.inf)
         look_at = time.monotonic() + self._options.look_seconds
-        loading: Future[_Serving | None] | None = None
+        loading: Future[ServedLayers | None] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="layers") as executor:
             while not stop.is_set() and time.monotonic() < deadline and not self.found_new_generation:
                 if loading is not None and loading.done():
@@ -183,15 +170,14 @@ class BlockPeer:
             layers_per_second=self._now.rate,
         )
 
-    def _look(self) -> _Serving | None:
+    def _look(self) -> ServedLayers | None:
         """Load a newer checkpoint, or better layers, if there are any."""
         layers = self._now.server.span.layers
-        model, epoch = self._fetch.newest()
-        if model.revision == self._now.server.revision:
+        if not self._fetch.look() and self._fetch.model.revision == self._now.server.revision:
             if self._options.layers() is not None or (moved := self._better_layers()) is None:
                 return None
             layers, self._state = moved, "joining"
-        return self._fetch.load(model, layers, epoch)
+        return self._fetch.load(layers)
 
     def _better_layers(self) -> range | None:
         own = self._own()
@@ -205,7 +191,7 @@ class BlockPeer:
         logger.info("Moving to layers %d:%d: the slowest gets %.2f times as fast.", move.start, move.end, move.gain)
         return range(move.start, move.end)
 
-    def _take(self, loading: "Future[_Serving | None]") -> None:
+    def _take(self, loading: "Future[ServedLayers | None]") -> None:
         self._state = "online"
         try:
             newest = loading.result()
@@ -240,75 +226,6 @@ class Announcing:
         )
 
 
-class BlockFetch:
-    """Reads layers of a run's checkpoints from the Hub, checked against the signed manifest."""
-
-    def __init__(self, snapshot: RunSnapshot, options: BlockOptions, device: str, memory: Quota) -> None:
-        self.found_new_generation = False
-        self._run, self._repository, self._keys = snapshot.run, snapshot.repository, TrustedKeys(snapshot.run)
-        self._options, self._device, self._memory = options, device, memory
-
-    def newest(self) -> tuple[PublishedModel, int]:
-        """Return the newest checkpoint of the run, and its epoch.
-
-        Raises:
-            ValueError: there is none, or its settings name another organiser.
-            CheckpointRefusedError: it is not signed by a publisher of the run.
-        """
-        snapshot = RunSnapshot.read(self._repository, in_cache=False)
-        if not self._keys.accepts(snapshot.run):
-            raise ValueError(f"The settings of {self._repository} name another organiser: they are ignored.")
-        self.found_new_generation = snapshot.run.generation > self._run.generation
-        snapshot = snapshot.trusting(self._keys)
-        weights_name(snapshot)
-        state = snapshot.run_state or {}
-        return find_model(self._repository, snapshot.commit, snapshot=snapshot), int(state.get("epoch", 0))
-
-    def load(self, model: PublishedModel, layers: range, epoch: int) -> _Serving:
-        """Read these layers, and measure them."""
-        span = load_span(model, layers, device=self._device, weights=self._options.precision)
-        server = BlockServer(span=span, revision=model.revision, memory=self._memory)
-        return _Serving(server=server, epoch=epoch, rate=measured_rate(server))
-
-
-def layers_that_fit(model: PublishedModel, num_bytes: float) -> int:
-    """Return how many consecutive layers take no more than these bytes, wherever they begin; at least one."""
-    num_layers, fits = stack_shape(model.config).num_layers, 1
-    for length in range(1, num_layers + 1):
-        if (
-            max(
-                model.num_bytes(tensor_prefixes(model.config, range(start, start + length)))
-                for start in range(num_layers - length + 1)
-            )
-            > num_bytes
-        ):
-            break
-        fits = length
-    return fits
-
-
-def measured_rate(server: BlockServer) -> float:
-    """Return through how many layers a place of one sample goes in a second, measured for a short time."""
-    span = server.span
-    session = BlockSession(replace(server, memory=Quota("bytes of caches", per_peer=2**62, in_all=2**62)), "measuring")
-    where = dict(start=span.layers.start, end=span.layers.stop, revision=server.revision, codec=FLOAT32)
-    opening = span.opening_of_one()
-    for body in opening:
-        session.answer({**body, **where}, _zeros(span, body))
-    number, started = 0, time.monotonic()
-    while number < span.most_places() and (number < 2 or time.monotonic() - started < SECONDS_OF_MEASURING):
-        tensors = _zeros(span, dict(do="step")) | {"places": torch.tensor([[number]])}
-        session.answer(dict(do="step", steps=1), tensors)
-        number += 1
-    session.close()
-    return number * len(span.layers) / max(time.monotonic() - started, 1e-6)
-
-
-def _zeros(span: Span, body: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    positions = {"prefill": span.positions_of_prompt(), "step": 1}.get(str(body["do"]))
-    return {} if positions is None else encode(torch.zeros(span.shape.states(1, positions)), FLOAT32)
-
-
 @contextlib.contextmanager
 def serve_blocks(
     repository: str,
@@ -334,8 +251,9 @@ def serve_blocks(
     snapshot = RunSnapshot.read(repository)
     size = int(options.memory_gigabytes * 1e9)
     memory = Quota("bytes of caches", per_peer=int(SHARE_OF_ONE_PEER * size), in_all=size)
-    fetch = BlockFetch(snapshot, options, device, memory)
-    model, epoch = fetch.newest()
+    fetch = BlockFetch(snapshot, options.precision, device, memory)
+    fetch.look()
+    model = fetch.model
     shape, layers = stack_shape(model.config), options.layers()
     check_layers(model, layers or range(shape.num_layers))
     with contextlib.ExitStack() as stack:
@@ -352,10 +270,10 @@ def serve_blocks(
         announce = Announcing(place, options)
         # Others that come meanwhile choose other layers.
         announce(
-            state="joining", revision=model.revision, epoch=epoch, first_layer=layers.start, end_layer=layers.stop,
-            layer_rate=ASSUMED_RATE,
+            state="joining", revision=model.revision, epoch=fetch.epoch, layer_rate=ASSUMED_RATE,
+            first_layer=layers.start, end_layer=layers.stop,
         )  # fmt: skip
-        first = fetch.load(model, layers, epoch)
+        first = fetch.load(layers)
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
         loop = stack.enter_context(open_loop(place))
         server = StreamServer(loop.p2p, place.namespace, place.introductions(), upload_limit=limit)

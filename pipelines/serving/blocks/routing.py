@@ -50,7 +50,11 @@ class NoChainError(ConnectionError):
     def __init__(self, repository: str, revision: str, missing: Sequence[range], other_revisions: int) -> None:
         self.missing = tuple(missing)
         named = ", ".join(f"{hole.start}:{hole.stop}" for hole in missing)
-        others = f" {other_revisions} servers have other revisions, which are never mixed." if other_revisions else ""
+        others = (
+            f" {other_revisions} servers have other revisions, which are never mixed: open the model again."
+            if other_revisions
+            else ""
+        )
         super().__init__(
             f"Nobody serves layers {named} of {repository} at revision {revision[:12]}.{others} "
             f"Serve them: {' ; '.join(fill_command(repository, hole) for hole in missing)}"

@@ -130,6 +130,8 @@ class BlockSession:
             return self._encoded(self._part.forward(states, padding, prompts))
 
     def _backward(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+        if not self._server.span.has_gradients:
+            raise Refusal("no room", "This server's weights have 8 bits, with which it computes no gradients.")
         with self._sequence(body, tensors) as (states, padding, prompts):
             grads = decode(_named(tensors, "grads."), self._codec, tuple(states.shape))
             states.requires_grad_()

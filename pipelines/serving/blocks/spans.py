@@ -80,6 +80,8 @@ class Span(Protocol):
 
     shape: StackShape
     layers: range
+    has_gradients: bool
+    """Whether it computes gradients; weights of 8 bits do not."""
 
     def part(self, layers: range) -> "Span":
         """Return some of these layers, with the same weights."""

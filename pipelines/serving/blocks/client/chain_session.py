@@ -6,9 +6,10 @@ passes; beyond a limit only what went into the first hop is kept, and the whole 
 Axes: stream, sample, place, hidden.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from pipelines.serving.blocks import codecs
 from pipelines.serving.blocks.client.audits import BlockAudits
+from pipelines.serving.blocks.client.history import History, Recording
 from pipelines.serving.blocks.client.route import Link, Route
 from pipelines.serving.blocks.routing import Hop
 from pipelines.serving.blocks.spans import StackShape
@@ -26,67 +28,7 @@ logger = logging.getLogger(__name__)
 Between = Mapping[int, Callable[[Tensor], Tensor]]
 """What changes the states, (stream, sample, position, hidden), before a layer; one position at a time."""
 
-Tensors = Mapping[str, Tensor]
 LOST = (PeerGoneError, Refusal)
-
-
-class History:
-    """What went into a hop, by sample and place, in the wire's codec."""
-
-    def __init__(self, first_place: int) -> None:
-        self.first_place = self._end = first_place
-        self._parts: dict[str, Tensor] = {}
-
-    def write(self, parts: Mapping[str, Tensor], places: Tensor) -> None:
-        """Keep what is sent for places (sample, step); what was there is replaced."""
-        at, self._end = places - self.first_place, max(self._end, int(places.max()) + 1)
-        if not self._parts or int(at.max()) >= next(iter(self._parts.values())).shape[2]:
-            self._grow(parts, int(at.max()) + 1)
-        for name, part in parts.items():
-            index = at[None, :, :, None].expand(*part.shape)
-            self._parts[name].scatter_(2, index, part)
-
-    def until(self, end: int) -> dict[str, Tensor]:
-        """Return what was sent for all places before `end`."""
-        return {name: part[:, :, : end - self.first_place] for name, part in self._parts.items()}
-
-    def reorder(self, rows: Tensor) -> None:
-        """Go on with these samples in place of all."""
-        self._parts = {name: part[:, rows] for name, part in self._parts.items()}
-
-    @property
-    def end(self) -> int:
-        """The place behind the last one that was sent."""
-        return self._end
-
-    @property
-    def num_samples(self) -> int:
-        """Samples, all of which have read as far."""
-        return next(iter(self._parts.values())).shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return sum(part.numel() * part.element_size() for part in self._parts.values())
-
-    def _grow(self, like: Mapping[str, Tensor], length: int) -> None:
-        length = max(64, length * 3 // 2)
-        for name, part in like.items():
-            larger = part.new_zeros(part.shape[0], part.shape[1], length, part.shape[3])
-            if (old := self._parts.get(name)) is not None:
-                larger[:, :, : old.shape[2]] = old
-            self._parts[name] = larger
-
-
-@dataclass
-class Recording:
-    """All that went into a hop, as it went over the wire: enough for another server to take its place."""
-
-    prompts: list[tuple[dict[str, Any], dict[str, Tensor], tuple[int, ...]]] = field(default_factory=list)
-    """Each part of the prompts: the message, its tensors, and the shape of the states."""
-
-    history: History | None = None
-    """None: nothing was read yet, or it has become too much to keep."""
 
 
 @dataclass
@@ -271,38 +213,37 @@ class ChainSession:
         lost = self._hops[at]
         self._route.avoid(lost.hop.peer, error)
         was_read = num_read is not None and int(num_read.max()) > self._first_place
-        if lost.recording.history is not None or not was_read:
-            lost.link.close()
-            layers = range(lost.hop.start, lost.hop.end)
-            self._hops[at : at + 1] = self._revive(lost.recording, layers, num_read)
-            return False
-        first = self._hops[0].recording
-        for live in self._hops[: at + 1]:
+        begin = at if lost.recording.history is not None or not was_read else 0
+        first = self._hops[begin]
+        for live in self._hops[begin : at + 1]:
             live.link.close()
-        self._hops[: at + 1] = self._revive(first, range(0, lost.hop.end), num_read)
-        return True
+        self._hops[begin : at + 1] = self._revive(first.recording, range(first.hop.start, lost.hop.end), num_read)
+        if not self._is_recorded:  # nothing would be added to what new hops were sent
+            for live in self._hops[1:]:
+                live.recording.history = None
+        return begin < at
 
     def _revive(self, recording: Recording, layers: range, num_read: Tensor | None) -> list[LiveHop]:
         """Open sessions along a chain and have them read what was recorded; another server whenever one fails."""
-        opened: list[LiveHop] = []
         edges = [layer for layer in sorted(self._between) if layers.start < layer < layers.stop] + [layers.stop]
+        opened: list[LiveHop] = []
         at = layers.start
-        while at < layers.stop:
-            hop = self._route.chain(range(at, next(edge for edge in edges if edge > at)))[0]
-            link: Link | None = None
-            try:
-                link = self._route.connect(hop)
-                link.ask(*self._open_message(hop))
-                passed_on = self._read_again(recording, link, num_read, is_last=hop.end == layers.stop)
-            except LOST as error:
-                if link is not None:
-                    link.close()
-                self._route.avoid(hop.peer, error)
-                continue
-            opened.append(LiveHop(hop=hop, link=link, recording=recording))
-            at = hop.end
-            if at < layers.stop:
-                recording = self._recorded(passed_on, at)
+        with contextlib.ExitStack() as if_it_fails:
+            while at < layers.stop:
+                hop = self._route.chain(range(at, next(edge for edge in edges if edge > at)))[0]
+                try:
+                    link = self._route.connect(hop)
+                    if_it_fails.callback(link.close)
+                    link.ask(*self._open_message(hop))
+                    passed_on = self._read_again(recording, link, num_read, is_last=hop.end == layers.stop)
+                except LOST as error:
+                    self._route.avoid(hop.peer, error)
+                    continue
+                opened.append(LiveHop(hop=hop, link=link, recording=recording))
+                at = hop.end
+                if at < layers.stop:
+                    recording = self._recorded(passed_on, at)
+            if_it_fails.pop_all()
         return opened
 
     def _open_message(self, hop: Hop) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,6 +21,9 @@ PATIENCE_SECONDS = 60.0
 """How long a client waits for somebody to serve what nobody serves."""
 
 SECONDS_BETWEEN_LOOKS = 1.0
+MOST_MEASURED = 8
+"""Servers whose distance is measured before the first choice; others count as usual ones."""
+
 LASTING = ("invalid", "malformed", "version", "not admitted", "too large")
 """Refusals that another server would repeat."""
 
@@ -63,10 +67,14 @@ class Route:
         self.swarm, self.repository, self.revision, self._precision = swarm, repository, revision, precision
         self._patience, self._clock = patience_seconds, clock
         self._avoided: dict[str, float] = {}
+        self._last_resorts: dict[str, float] = {}
+        """Servers that were chosen although they had failed, and since when."""
+
         self._banned: dict[str, tuple[float, float]] = {}
         self._round_trips: dict[str, float] = {}
         self._links: dict[str, Link] = {}
         self.num_failures = 0
+        self._is_measured = False
 
     def chain(self, layers: range) -> list[Hop]:
         """Return the fastest chain; wait for missing layers as long as the patience lasts.
@@ -75,11 +83,14 @@ class Route:
             NoChainError: names the layers, and the command that serves them.
         """
         deadline, was_told = self._clock() + self._patience, False
+        if not self._is_measured:
+            self._measure()
         while True:
             now = self._clock()
             self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+            self._last_resorts = {p: since for p, since in self._last_resorts.items() if p in self._avoided}
             try:
-                return choose_chain(
+                chain = choose_chain(
                     self._usable(), layers, self.revision, repository=self.repository, avoid=self._avoided
                 )
             except NoChainError as error:
@@ -88,7 +99,30 @@ class Route:
                 if not was_told:
                     logger.warning("%s Waiting for it for up to %.0f s.", error, self._patience)
                     was_told = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                continue
+            for hop in chain:
+                if hop.peer in self._avoided:
+                    self._last_resorts.setdefault(hop.peer, now)
+            return chain
+
+    def _measure(self) -> None:
+        """Learn how far some servers are, and which of them can be reached, before the first choice."""
+        self._is_measured = True
+        peers = [span.peer for span in self._usable() if span.is_online and span.revision == self.revision]
+        if len(peers) > 1:
+            with ThreadPoolExecutor(MOST_MEASURED) as executor:
+                list(executor.map(self._measure_one, peers[:MOST_MEASURED]))
+
+    def _measure_one(self, peer: str) -> None:
+        try:
+            link = self.swarm.connect(peer)
+        except (PeerGoneError, Refusal) as error:
+            logger.info("Server %s cannot be reached: %s", peer, error)
+            self._avoided[peer] = self._clock() + AVOIDED_SECONDS
+            return
+        self._round_trips[peer] = link.round_trip_seconds
+        link.close()
 
     def others(self, hop: Hop) -> dict[str, Hop]:
         """Return other servers of the same layers, in the same precision: those who can check a hop."""
@@ -130,9 +164,14 @@ class Route:
 
         Raises:
             Refusal: it was not the server's fault, so that another one would do the same.
+            PeerGoneError, Refusal: this server has failed for as long as the patience lasts, and there is no other.
         """
         if isinstance(error, Refusal) and error.code in LASTING:
             raise error
+        if peer in self._last_resorts:
+            if self._clock() - self._last_resorts[peer] >= self._patience:
+                raise error
+            time.sleep(SECONDS_BETWEEN_LOOKS)
         logger.info("Server %s is passed by for %.0f s: %s", peer, AVOIDED_SECONDS, error)
         self.num_failures += 1
         self._avoided[peer] = self._clock() + AVOIDED_SECONDS

@@ -115,6 +115,22 @@ def test_only_servers_of_the_same_layers_revision_and_precision_are_witnesses(pu
     assert Route(swarm, "org/run", "f" * 64).others(Hop(peer="a", start=0, end=6)) == {}
 
 
+def test_the_nearest_server_is_found_and_one_that_cannot_be_reached_is_passed_by(published):
+    swarm = swarm_of(published, "a", "b", "c")
+    far = {"a": 0.5, "b": 0.01, "c": 0.0}
+    swarm.lose("c")
+    connect = swarm.connect
+
+    class Distant(MortalSwarm):
+        def connect(self, peer):
+            link = connect(peer)
+            link.round_trip_seconds = far[peer]
+            return link
+
+    route = Route(Distant(swarm._servers), "org/run", swarm.served()[0].revision)
+    assert [hop.peer for hop in route.chain(range(6))] == ["b"]
+
+
 def test_a_ban_lasts_longer_each_time(published):
     now = [0.0]
     swarm = swarm_of(published, "a", "b")

@@ -9,6 +9,7 @@ from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
 from pipelines.serving.blocks.routing import NoChainError
 from pipelines.serving.blocks.weights import find_model
+from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
 
 SPANS = {"a": range(0, 3), "b": range(2, 6)}
@@ -163,6 +164,34 @@ def test_after_a_loss_samples_that_have_come_to_different_places_go_on(saved, se
     found = model.generate_image_codes(batch[0], **options)
     assert torch.equal(found, saved[1].generate_image_codes(batch[0], **options))
     assert len(swarm.lost) == 2
+
+
+@pytest.mark.parametrize("history_bytes", [2**30, 0])
+def test_after_several_losses_the_codes_are_the_same(saved, served, batch, history_bytes):
+    """With little history the whole chain is built anew each time; what is lost second was built so itself."""
+    model, swarm = served(SPARES, history_bytes=history_bytes)
+    steps, hits = [], {12: "b", 40: "d", 70: "a"}
+
+    def lose(peer, what):
+        steps.extend([what] if what == "step" else [])
+        if (name := hits.pop(len(steps), None)) is not None:
+            swarm.lose(name)
+            swarm.lost -= {"b"} if name == "d" else set()
+
+    swarm.before = lose
+    options = dict(num_candidates=2, seed=9, window=1)
+    found = model.generate_image_codes(batch[0], **options)
+    assert torch.equal(found, saved[1].generate_image_codes(batch[0], **options))
+    assert not hits and swarm.lost == {"a", "d"} and memory_taken(swarm) == dict.fromkeys(SPARES, 0)
+
+
+def test_the_only_server_without_room_is_asked_until_the_patience_ends(saved, published, batch):
+    little = Quota("bytes of caches", per_peer=2**17, in_all=2**20)
+    swarm = MortalSwarm({"a": local_server(published, range(0, 6), memory=little)})
+    model = DistributedModel.from_pretrained(str(saved[0]), swarm=swarm, patience_seconds=0.0)
+    with pytest.raises(Refusal, match="more bytes of caches would be above 131072 for one peer"):
+        model.generate_image_codes(batch[0], num_candidates=32)
+    assert little.taken == 0
 
 
 def test_a_lost_server_in_the_backward_pass_changes_no_gradient(saved, served, batch):

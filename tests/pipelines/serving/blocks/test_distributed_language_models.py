@@ -63,8 +63,7 @@ def test_generated_tokens_are_the_local_ones(both, options):
 
 
 @pytest.mark.parametrize("options", GENERATIONS[:3], ids=str)
-@pytest.mark.parametrize("lost", ["a", "b"])
-@pytest.mark.parametrize("step", [0, 1, 12])
+@pytest.mark.parametrize(("lost", "step"), [("a", 0), ("b", 1), ("a", 12)])
 def test_after_a_loss_the_tokens_are_the_same(both, options, lost, step):
     local, model, swarm = both
     ids, mask = prompts()

@@ -6,7 +6,7 @@ from hostile_messages import honest_start, hostile_sessions
 from tiny_models import tiny_dalle, tiny_language_model
 
 from pipelines.serving.blocks.client.distributed_model import local_server
-from pipelines.serving.blocks.sessions import BlockSession
+from pipelines.serving.blocks.sessions import BlockServer, BlockSession
 from pipelines.serving.blocks.spans import load_span
 from pipelines.serving.blocks.weights import find_model
 from pipelines.swarm.streams.quotas import Quota
@@ -140,6 +140,19 @@ def test_damaged_weights_are_told_and_not_sent(published):
         server.span.stack.layers[2].attention.norm.weight[0] = torch.nan
     with pytest.raises(Refusal, match="not finite: its weights are damaged"):
         answers_of(BlockSession(server, "somebody"), honest_start(server.revision, LAYERS)[6:7])
+
+
+def test_weights_of_eight_bits_compute_almost_the_same_and_no_gradients(published):
+    exact = local_server(published, LAYERS)
+    server = BlockServer(
+        span=load_span(published, LAYERS, weights="int8"), revision=exact.revision, memory=exact.memory
+    )
+    messages = honest_start(server.revision, LAYERS)
+    found, expected = (answers_of(BlockSession(one, "somebody"), messages[:6]) for one in (server, exact))
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None and other is None) or (one - other).norm() < 0.05 * other.norm()
+    with pytest.raises(Refusal, match="weights have 8 bits, with which it computes no gradients"):
+        answers_of(BlockSession(server, "somebody"), messages[7:])
 
 
 def test_language_sessions_check_order_length_and_rows(tmp_path):
