@@ -9,6 +9,8 @@ judged: in bfloat16 it cannot be told from rounding. The cost is that of the aud
 
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from false_drawings import drawings_of_liars, honest, in_bfloat16, in_int8, with_noise
@@ -18,11 +20,13 @@ from trained_model import MODEL, TEXT_LENGTH
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.serving.draw.asking_run import NUM_FOR_HONESTY
 from pipelines.serving.draw.audits import POOL, SHARE_AUDITED, AuditBook, Honesty
 from pipelines.serving.draw.evidence import excesses, honest_excesses
 from pipelines.serving.draw.requests import Wish
 
-NUM_SEEDS, NUM_HONEST, NUM_FOR_HONESTY = 20, 200, 8
+NUM_SEEDS, NUM_HONEST, SERVERS_TOGETHER = 20, 200, 5
+SAMPLING = ({}, dict(top_k=16), dict(temperature=0.7), dict(temperature=0.9, top_k=16))
 ROUNDED = {"float32": lambda model: model, "bfloat16": in_bfloat16, "int8": in_int8}
 
 
@@ -39,36 +43,57 @@ def named_after(book: AuditBook, server: str, precision: str, measured: list[flo
     return None
 
 
-def judged(model: DalleCollabForConditionalGeneration, quick: bool) -> list[Row]:
-    """Return rows about liars and honest servers of each precision."""
-    num_seeds, num_honest = (2, 4) if quick else (NUM_SEEDS, NUM_HONEST)
+def book_for(
+    model: DalleCollabForConditionalGeneration, precision: str, rounded: DalleCollabForConditionalGeneration, **how: Any
+) -> AuditBook:
+    """Return the book of a client that has measured what honest servers of a precision reach, with its own options."""
+    learned = a_wish(500, **how)
+    numbers = learned.numbers(range(NUM_FOR_HONESTY), model.config)
+    codes = honest(model, learned, NUM_FOR_HONESTY)
+    measured = honest_excesses(model, rounded, learned, numbers, codes).tolist()
+    return AuditBook({} if precision == "float32" else {precision: Honesty.of(measured)})
+
+
+def liars_named(model: DalleCollabForConditionalGeneration, rounded: Mapping[str, Any], num_seeds: int) -> list[Row]:
+    """Return in how many seeds each kind of liar is named, and after how many audited candidates at most."""
+    books = {precision: book_for(model, precision, other) for precision, other in rounded.items()}
+    named: dict[str, list[int | None]] = {}
+    for seed in range(num_seeds):
+        wish = a_wish(seed)
+        drawn = drawings_of_liars(model, wish, POOL, seed)
+        for share in (0.01, 0.03):
+            drawn[f"{100 * share:.0f} % noise"] = honest(with_noise(model, share, seed), wish, POOL)
+        for name, candidates in drawn.items():
+            measured = excesses(model, wish, wish.numbers(range(POOL), model.config), candidates).tolist()
+            for precision, book in books.items():
+                case = f"{name}, claimed {precision}"
+                named.setdefault(case, []).append(named_after(book, f"{name} {seed}", precision, measured))
     rows = []
-    for precision, make in ROUNDED.items():
-        rounded, learned = make(model), a_wish(500)
-        numbers, codes = learned.numbers(range(NUM_FOR_HONESTY), model.config), honest(model, learned, NUM_FOR_HONESTY)
-        book = AuditBook({precision: Honesty.of(honest_excesses(model, rounded, learned, numbers, codes).tolist())})
-        named: dict[str, list[int | None]] = {}
-        for seed in range(num_seeds):
-            wish = a_wish(seed)
-            drawn = drawings_of_liars(model, wish, POOL, seed)
-            for share in (0.01, 0.03):
-                drawn[f"{100 * share:.0f} % noise"] = honest(with_noise(model, share, seed), wish, POOL)
-            for name, candidates in drawn.items():
-                measured = excesses(model, wish, wish.numbers(range(POOL), model.config), candidates).tolist()
-                named.setdefault(name, []).append(named_after(book, f"{name} {seed}", precision, measured))
-        for name, when in named.items():
-            case = f"{name}, claimed {precision}"
-            found = [number for number in when if number is not None]
-            rows.append(Row(case=case, metric=f"named, of {num_seeds} seeds", unit="", ours=len(found)))
-            if found:
-                rows.append(Row(case=case, metric="audited until named, most", unit="candidates", ours=max(found)))
+    for case, when in sorted(named.items()):
+        found = [number for number in when if number is not None]
+        rows.append(Row(case=case, metric=f"named, of {num_seeds} seeds", unit="", ours=len(found)))
+        if found:
+            rows.append(Row(case=case, metric="audited until named, most", unit="candidates", ours=max(found)))
+    return rows
+
+
+def honest_accused(model: DalleCollabForConditionalGeneration, rounded: Mapping[str, Any], number: int) -> list[Row]:
+    """Return how many honest servers of each precision are accused, at four ways of sampling and many prompts."""
+    rows = []
+    for precision, other in rounded.items():
         accused = 0
-        for server in range(num_honest):
-            wish = a_wish(2000 + server, temperature=(1.0, 0.7, 0.9)[server % 3], top_k=(256, 16)[server % 2])
-            numbers = wish.numbers(range(POOL), model.config)
-            measured = excesses(model, wish, numbers, honest(rounded, wish, POOL)).tolist()
-            accused += named_after(book, f"honest {server}", precision, measured) is not None
-        rows.append(Row(case=f"honest {precision}", metric=f"accused, of {num_honest} servers", unit="", ours=accused))
+        for kind, how in enumerate(SAMPLING):
+            book = book_for(model, precision, other, **how)
+            servers = range(kind, number, len(SAMPLING))
+            for start in range(0, len(servers), SERVERS_TOGETHER):
+                some = servers[start : start + SERVERS_TOGETHER]
+                wish = a_wish(2000 + some[0], **how)
+                drawn = honest(other, wish, POOL * len(some))
+                numbers = wish.numbers(range(len(drawn)), model.config)
+                measured = excesses(model, wish, numbers, drawn, batch_size=64).split(POOL)
+                for server, own in zip(some, measured, strict=True):
+                    accused += named_after(book, f"honest {server}", precision, own.tolist()) is not None
+        rows.append(Row(case=f"honest {precision}", metric=f"accused, of {number} servers", unit="", ours=accused))
     return rows
 
 
@@ -95,7 +120,13 @@ def cost(quick: bool) -> list[Row]:
 def main() -> None:
     quick = "--quick" in sys.argv
     torch.set_num_threads(1)
-    rows = [*cost(quick), *judged(learned_model(), quick)]
+    model = learned_model()
+    rounded = {precision: make(model) for precision, make in ROUNDED.items()}
+    rows = [
+        *cost(quick),
+        *liars_named(model, rounded, 2 if quick else NUM_SEEDS),
+        *honest_accused(model, rounded, 4 if quick else NUM_HONEST),
+    ]
     write_results("drawing_audits", rows, is_quick=quick)
 
 

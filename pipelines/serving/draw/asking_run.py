@@ -29,7 +29,7 @@ from pipelines.training.repository.snapshot import RunSnapshot
 AVOIDED_FILE = "avoided_servers.json"
 """On this machine: servers that were found to draw something else, and until when they are avoided."""
 
-NUM_FOR_HONESTY = 8
+NUM_FOR_HONESTY = 32
 """Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
 
 

@@ -66,8 +66,8 @@ def test_every_liar_is_named_and_no_honest_server(model, precision):
     """A short form of tests/benchmarks/audits.py, which has 20 seeds of liars and 200 honest servers."""
     rounded = dict(bfloat16=in_bfloat16, int8=in_int8).get(precision, lambda exact: exact)(model)
     learned = a_wish(50)
-    numbers = learned.numbers(range(8), model.config)
-    codes = honest(model, learned, 8)
+    numbers = learned.numbers(range(32), model.config)
+    codes = honest(model, learned, 32)
     measured = honest_excesses(model, rounded, learned, numbers, codes).tolist()
     book = AuditBook({precision: Honesty.of(measured)})
     for seed in range(2):

@@ -55,6 +55,8 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
     assert codes_of(theirs) == here
     assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
     assert "Unchecked: only who holds the model can check" in theirs.stderr
+    checked = commands.run("doctor", run.name, "--host", LOOPBACK, "--json", folder=tmp_path)
+    assert "2 servers of its model" in checked.stdout, checked.stdout + checked.stderr
     for one in json.loads(theirs.stdout.splitlines()[0])["pictures"]:
         assert one["server"].startswith("giver-") and len(one["revision"]) == 64
         assert (one["epoch"], one["precision"], one["audited"]) == (3, "float32", False)
@@ -187,8 +189,9 @@ def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
     )
     line = the_line(commands.run("serve", "org/empty-run", is_worker=True))
     assert "org/empty-run has published no checkpoint yet" in line and "dalle-collab run assist org/empty-run" in line
-    line = the_line(commands.run("serve", run.name, "--memory", 0.000001, is_worker=True))
-    assert "one picture of this run takes" in line and "--memory" in line
+    poor = commands.run("serve", run.name, "--memory", 0.000001, is_worker=True)
+    line = poor.stderr.strip().splitlines()[-1]
+    assert poor.returncode == 1 and "one picture of this run takes" in line and "--memory" in line
 
 
 def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, commands, tmp_path):
