@@ -1,7 +1,7 @@
 """`dalle-collab generate`: draw pictures for prompts with a run's newest checkpoint."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,12 +97,15 @@ def generate(
     )
     if not swarm and (audit or precision != "float32"):
         raise ValueError("--audit and --precision are about the drawings of volunteers. Add --swarm.")
+    if swarm and weights != "published":
+        raise ValueError(f"--weights is about drawing here. With --swarm ask for servers: --precision {weights}")
     picture = _read_picture(complete, rows)
     parts = dict(revision=revision, codec=codec, clip=clip)
+    origins: list[dict[int, dict[str, object]]] = [{} for _ in texts]
     if swarm:
         from pipelines.command_line.terminal.swarm_drawing import draw_at_volunteers
 
-        drawn = draw_at_volunteers(
+        drawn, origins = draw_at_volunteers(
             repository,
             texts,
             options,
@@ -119,8 +122,8 @@ def generate(
     _save_grid(texts, drawn, output, is_mosaic=mosaic)
     files = _save_pictures(drawn, pictures)
     if as_json:
-        for prompt, ranked, saved in zip(texts, drawn, files, strict=True):
-            typer.echo(json.dumps(_description(prompt, ranked, output, saved), ensure_ascii=False))
+        for prompt, ranked, saved, origin in zip(texts, drawn, files, origins, strict=True):
+            typer.echo(json.dumps(_description(prompt, ranked, output, saved, origin), ensure_ascii=False))
     else:
         typer.echo(f"{output}: {sum(map(len, drawn))} pictures, best first.")
 
@@ -177,14 +180,20 @@ def _save_pictures(drawn: "Sequence[Sequence[RankedImage]]", folder: Path | None
 
 
 def _description(
-    prompt: str, pictures: "Sequence[RankedImage]", output: Path, files: Sequence[Path | None]
+    prompt: str,
+    pictures: "Sequence[RankedImage]",
+    output: Path,
+    files: Sequence[Path | None],
+    origin: Mapping[int, Mapping[str, object]],
 ) -> dict[str, object]:
+    """Return what is printed of a prompt's pictures; `origin` says of candidates who has drawn them."""
     ranked = [
         {
             "candidate": picture.candidate_index,
             "score": picture.score,
             "image_codes": picture.image_codes.tolist(),
             "file": None if file is None else str(file),
+            **origin.get(picture.candidate_index, {}),
         }
         for picture, file in zip(pictures, files, strict=True)
     ]

@@ -89,6 +89,13 @@ class DrawnRun:
         self.environment = {**hub.environment(hub.alice_token), "OMP_NUM_THREADS": "1"}
         self.servers: list[Server] = []
 
+    def change(self, **settings: object) -> None:
+        """Publish the run with other settings."""
+        file = self.folder / "run" / "training_run.json"
+        text = TrainingRun.from_file(file).replace(**settings).to_json()
+        file.write_text(text, encoding="utf-8")
+        self.api.upload_file(repo_id=self.name, path_in_repo=file.name, path_or_fileobj=text.encode())
+
     def publish(self, model: DalleCollabForConditionalGeneration, *, epoch: int) -> None:
         """Publish another checkpoint."""
         write_weights(self.folder / "run", model, epoch=epoch)

@@ -36,9 +36,8 @@ def run_drawing_server(
                 current = peer.service.checkpoints.current
                 console.print(
                     f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} codes a "
-                    f"second, {current.parts.model.config.num_image_codes} a picture. Drawings of others see: a name "
-                    f"({peer.username}), never your files. They draw with: dalle-collab generate {repository} "
-                    '"..." --swarm',
+                    f"second, {current.parts.model.config.num_image_codes} a picture, as {peer.username}. "
+                    f'Others draw with: dalle-collab generate {repository} "..." --swarm',
                     soft_wrap=True,
                     highlight=False,
                 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.text_to_image import RankedImage
     from pipelines.image_codes.vqgan_codec import VQGANCodec
-    from pipelines.serving.draw.client import Drawn
+    from pipelines.serving.draw.client import Drawn, DrawnCandidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,10 @@ def draw_at_volunteers(
     audits: bool,
     patience: float,
     **parts: str | None,
-) -> "list[list[RankedImage]]":
+) -> "tuple[list[list[RankedImage]], list[dict[int, dict[str, object]]]]":
     """Have the candidates drawn by servers of the run's swarm; decode and rank them here.
+
+    Returns the ranked pictures of each prompt, and of each who has drawn which candidate.
 
     Says who has drawn how many, and whether they were checked. Raises what `open_studio` and `SwarmDrawing.draw` raise.
     """
@@ -95,8 +97,21 @@ def draw_at_volunteers(
                 for index, (prompt, one) in enumerate(zip(prompts, drawn, strict=True))
             ]
         for line in what_came(drawn, is_audited=studio.is_audited):
-            console.print(line, soft_wrap=True, highlight=False)
-    return ranked
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
+
+
+def origin_of(candidate: "DrawnCandidate") -> dict[str, object]:
+    """Return who has drawn a candidate, with which weights, and whether it was checked."""
+    server = candidate.server
+    return dict(
+        server=server.name,
+        peer=server.peer,
+        revision=server.revision,
+        epoch=server.epoch,
+        precision=server.precision,
+        audited=candidate.is_audited,
+    )
 
 
 def what_came(drawn: "list[Drawn]", *, is_audited: bool) -> list[str]:

@@ -182,7 +182,7 @@ def drawing_servers(place: PlaceInSwarm) -> list[DrawingServer]:
         if record.state == "online" and record.draw_rate > 0:
             found[record.peer_id] = DrawingServer(
                 peer=record.peer_id,
-                name=record.username,
+                name="".join(c if c.isprintable() else " " for c in record.username).strip() or record.peer_id[-8:],
                 revision=record.revision,
                 epoch=record.epoch,
                 precision=record.precision,

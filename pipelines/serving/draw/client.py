@@ -16,7 +16,7 @@ from modeling_dalle_collab.configuration_dalle_collab import DalleCollabConfig
 from pipelines.serving.draw.allotment import Allotment, Part
 from pipelines.serving.draw.audits import AuditBook, Complaint, to_audit
 from pipelines.serving.draw.requests import DrawRequest, Wish
-from pipelines.swarm.streams.conversation import Conversation, silence_seconds
+from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,11 @@ class _OneDrawing:
         codes = torch.empty(number, 0, dtype=torch.int64) if given is None else given.expand(number, -1)
         heard, usual = time.monotonic(), 0.0
         while True:
-            frame = await conversation.receive(silence_seconds(usual, conversation.round_trip_seconds))
+            try:
+                async with asyncio.timeout(max(self.swarm._patience, STEPS_OF_SILENCE * usual)):
+                    frame = await conversation.receive(silence_seconds(usual, conversation.round_trip_seconds))
+            except TimeoutError:
+                raise PeerGoneError("It shows that it lives, and sends no codes.") from None
             if self.allotment.is_over(part):
                 return None
             if frame.body.get("done"):

@@ -22,7 +22,8 @@ class Refusal(Exception):
     """A typed answer instead of what was asked for; raised by services, sent, and raised again where it arrives."""
 
     def __init__(self, code: str, text: str) -> None:
-        self.code, self.text = code if code in CODES else "failed", text[:MOST_CHARACTERS]
+        printable = "".join(character if character.isprintable() else " " for character in text[:MOST_CHARACTERS])
+        self.code, self.text = code if code in CODES else "failed", printable
         super().__init__(f"{self.text} ({self.code}: {CODES[self.code]})")
 
 

@@ -55,6 +55,9 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
     assert codes_of(theirs) == here
     assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
     assert "Unchecked: only who holds the model can check" in theirs.stderr
+    for one in json.loads(theirs.stdout.splitlines()[0])["pictures"]:
+        assert one["server"].startswith("giver-") and len(one["revision"]) == 64
+        assert (one["epoch"], one["precision"], one["audited"]) == (3, "float32", False)
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.width > 192
 
@@ -101,6 +104,9 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert none.returncode == 1 and "no server of checkpoint" in line
     assert "in int8 answers; other checkpoints or precisions: " in line
     assert f"dalle-collab serve {run.name}" in line
+    wrong = generate(commands, run, tmp_path, "--swarm", "--weights", "int8")
+    assert the_line(wrong).endswith("With --swarm ask for servers: --precision int8")
+    assert "Add --swarm." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):

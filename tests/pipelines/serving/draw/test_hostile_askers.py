@@ -6,12 +6,14 @@ import random
 
 import pytest
 import torch
+from admission_material import running_service
 from drawn_runs import GRID, NUM_CODES, TEXT_LENGTH, drawn_run
 from hivemind.p2p import P2P, PeerID
-from published_runs import family_of
+from published_runs import family_of, the_line
 from stream_peer import HOST
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from pipelines.admission.tokens import public_text
 from pipelines.serving.draw.requests import SERVICE, DrawRequest, Wish, tokenizer_name
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.frames import HEADER, Frame, Kind, buffers_of
@@ -181,3 +183,28 @@ def test_a_request_for_something_else_reads_what_there_is(run, changes, code, sa
     with pytest.raises(Refusal, match=said) as refusal:
         asyncio.run(refused())
     assert refusal.value.code == code
+
+
+def test_where_an_authority_admits_nobody_else_is_answered(hub, commands, tmp_path):
+    with drawn_run(hub, tmp_path, "closed-run") as run, running_service(hub, run.name, tmp_path) as service:
+        address, key = service.address, public_text(service.key)
+        run.change(authorization_service=address, authorization_key=key, entry_addresses=())
+        run.assist()
+        ready = run.serve("--name", "whoever").wait_for("serving")
+        words = ("generate", run.name, "a small red star", "--candidates", 2, "--keep", 2, "--device", "cpu", "--swarm")
+        drawn = commands.run(*words, folder=tmp_path, is_worker=True)
+        assert drawn.returncode == 0, drawn.stderr
+        assert "2 candidates drawn by alice 2 " in drawn.stderr  # the name is the authority's word
+        stranger = commands.run(*words, folder=tmp_path, is_worker=True, token="")
+        assert "joining needs a Hub token" in the_line(stranger)
+
+        async def refused():
+            p2p = await P2P.create(initial_peers=ready["addresses"], host_maddrs=[HOST], startup_timeout=120)
+            try:
+                await open_conversation(p2p, ready["peer"], NAMESPACE, SERVICE, Introductions(None))
+            finally:
+                await p2p.shutdown()
+
+        with pytest.raises(Refusal) as refusal:
+            asyncio.run(refused())
+        assert refusal.value.code == "not admitted"
