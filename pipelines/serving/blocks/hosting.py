@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import torch
 
 from pipelines.serving.blocks.discovery import served_spans
@@ -195,7 +196,7 @@ class BlockPeer:
         self._state = "online"
         try:
             newest = loading.result()
-        except (OSError, ValueError) as error:  # the Hub is away, or what it has is refused
+        except (OSError, httpx2.HTTPError, ValueError) as error:  # the Hub is away, or what it has is refused
             logger.warning("The newest layers cannot be served: %s", error)
             return
         if newest is not None:
