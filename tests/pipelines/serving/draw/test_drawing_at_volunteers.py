@@ -187,8 +187,9 @@ def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
     )
     line = the_line(commands.run("serve", "org/empty-run", is_worker=True))
     assert "org/empty-run has published no checkpoint yet" in line and "dalle-collab run assist org/empty-run" in line
-    line = the_line(commands.run("serve", run.name, "--memory", 0.000001, is_worker=True))
-    assert "one picture of this run takes" in line and "--memory" in line
+    poor = commands.run("serve", run.name, "--memory", 0.000001, is_worker=True)
+    line = poor.stderr.strip().splitlines()[-1]
+    assert poor.returncode == 1 and "one picture of this run takes" in line and "--memory" in line
 
 
 def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, commands, tmp_path):
