@@ -1,10 +1,15 @@
 """The look that all Gradio Spaces share, as a style sheet: `launch(css=PAGE_STYLE)`.
 
 Gradio's own greys and its orange button have too little contrast for WCAG 2.1 AA; the variables below fix that, in
-light and in dark.
+light and in dark. The half-bold fonts that Gradio 6 brings lack capitals, so A, B and M would be small ones: the
+reader's own fonts have them all.
 """
 
 PAGE_STYLE = """
+:root, .gradio-container {
+  --font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif !important;
+  --font-mono: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace !important;
+}
 .gradio-container {
   --accent: #4338ca; --accent-soft: #eef2ff; --color-accent: var(--accent);
   --body-text-color-subdued: #57606a; --block-label-text-color: #57606a; --block-info-text-color: #57606a;

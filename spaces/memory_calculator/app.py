@@ -62,8 +62,9 @@ def build_interface(run: str) -> gr.Blocks:
                     find_button = gr.Button("Find settings that fit", variant="primary", min_width=140)
                 found = gr.Textbox(label="Found", interactive=False, lines=2)
                 command = gr.Code(
-                    label="Join a run with these settings", language="shell", interactive=False, wrap_lines=True
-                )
+                    label="Join a run with these settings", language="shell", interactive=False, wrap_lines=True,
+                    elem_id="join-command",
+                )  # fmt: skip
         outputs = [summary, picture, fits, command]
         quiet = dict(show_progress="hidden", concurrency_limit=8)
         changes = [item.change for item in inputs] + [first.change, interface.load]

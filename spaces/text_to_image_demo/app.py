@@ -173,9 +173,8 @@ def _build_completion() -> tuple[gr.File, gr.Number]:
 
 
 def _build_seen(settings: SpaceSettings) -> list[gr.components.Component]:
-    gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memorised or new?")
-    if settings.training_index is None:
-        gr.Markdown(f"Not enabled here. The owner builds an index with `{BUILD_COMMAND}` and sets `TRAINING_INDEX`.")
+    if settings.training_index is not None:
+        gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memorised or new?")
     shape = dict(columns=4, object_fit="contain", buttons=["fullscreen"], visible=False)
     with gr.Column(elem_id="seen"):
         words = gr.Textbox(label="What the numbers mean", interactive=False, visible=False, max_lines=5)
@@ -322,6 +321,8 @@ def main() -> None:
         settings = SpaceSettings.from_environment(os.environ)
     except ValueError as error:
         raise SystemExit(str(error)) from None
+    if settings.training_index is None:  # for the owner's log; visitors need not know
+        print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)
     interface.launch(css=PAGE_STYLE + STYLE, max_file_size=LARGEST_UPLOAD)
 

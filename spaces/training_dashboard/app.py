@@ -28,7 +28,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
     # Bypasses the queue: a poll while the queue's stream closes is shown as a broken connection (Gradio 6.31).
     quiet = dict(queue=False, show_progress="hidden", api_name=False)
     with gr.Blocks(title=f"{dashboard.settings.run}: training dashboard") as interface:
-        headline, notices = gr.HTML(), gr.HTML()
+        headline, now, notices = gr.HTML(), gr.HTML(), gr.HTML()
         with gr.Tab("Curves"):
             with gr.Row():
                 axis = gr.Radio(
@@ -56,6 +56,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
         window = [axis, first, last]
         often, seldom = gr.Timer(SECONDS_BETWEEN_LOOKS), gr.Timer(SECONDS_BETWEEN_DRAWINGS)
         gr.on([interface.load, often.tick], look, None, [headline, notices], **quiet)
+        gr.on([interface.load, seldom.tick], dashboard.now, None, now, **quiet)
         redraw = [interface.load, seldom.tick, *(control.change for control in window)]
         gr.on(redraw, dashboard.charts, window, charts, trigger_mode="always_last", **quiet)
         gr.on([swarm_tab.select, often.tick, search.change, page.change], dashboard.peers, [search, page], peers,

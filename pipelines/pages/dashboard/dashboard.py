@@ -99,6 +99,15 @@ class Dashboard:
         """Return the run's name and newest figures as HTML."""
         return page_parts.headline_html(self.settings, self._headline())
 
+    def now(self) -> str:
+        """Return who trains now, since when, and the newest picture of the reel as HTML."""
+        peers = sorted(alive(self._live.peers), key=lambda one: -(one.peer.samples_per_second or 0.0))
+        times = self._history().columns["time"]
+        return page_parts.now_html(
+            [one.peer.username for one in peers], float(times[0]) if len(times) else 0.0, self.hub.view,
+            is_live=not self._swarm_problem(),
+        )  # fmt: skip
+
     def notices(self) -> str:
         """Return problems and alerts as HTML."""
         run, problems = self.hub.view.run, self._problems()

@@ -71,5 +71,8 @@ STYLE = """
 .board .reel { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; list-style: none;
   padding: 0; margin: 0.6rem 0 0; }
 .board .reel img { width: 100%; border-radius: 6px; image-rendering: auto; margin: 0; }
+.board .reel.newest { display: block; padding: 0; }
+.board .reel.newest span { display: block; }
+.board .reel.newest img { width: auto; max-width: 100%; max-height: 13rem; }
 .board .reel span { color: var(--quiet); }
 """

@@ -12,7 +12,7 @@ from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenServer
-from pipelines.pages.text import counted, escaped, short_number
+from pipelines.pages.text import counted, date, escaped, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
 from pipelines.training.metrics.evaluation.held_out_losses import is_few
@@ -24,6 +24,7 @@ MOST_NATS = 50.0
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
 MAX_BOARD_ROWS = 100
+MAX_NAMES = 8
 OPEN_RUN = "This run is open to everybody: peers choose their own names."
 
 
@@ -101,6 +102,24 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
         f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
         f'<dl class="tiles">{tiles}</dl>{_links(settings)}</div>'
     )
+
+
+def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool) -> str:
+    """Return what a visitor asks first: who trains now, since when it goes on, and what the model draws by now.
+
+    `names` are those of the peers that train, the fastest first; `began` is when the first epoch ended, in seconds
+    since 1970, or 0.
+    """
+    different = list(dict.fromkeys(names))
+    shown, more = different[:MAX_NAMES], len(different) - MAX_NAMES
+    who = f"{', '.join(shown)}{f' and {more} more' if more > 0 else ''}" if shown else "Nobody"
+    verb = "train" if len(different) > 1 else "trains"
+    lines = [f"<b>{escaped(who)}</b> {verb} now."] if is_live else []
+    if began > 0:
+        lines.append(f"The first epoch ended on {escaped(date(began))}.")
+    epoch = max(view.pictures, default=None)
+    picture = "" if epoch is None else f'<ul class="reel newest">{_reel_picture(view, epoch)}</ul>'
+    return f'<div class="board"><p>{" ".join(lines)}</p>{picture}</div>'
 
 
 def _small(text: str) -> str:
@@ -242,13 +261,17 @@ def reel_html(view: HubView) -> str:
     epochs = sorted(view.pictures, reverse=True)
     step = -(-len(epochs) // MAX_PICTURES)
     prompts = ", ".join(view.prompts)
-    pictures = "".join(
-        f'<li><img src="reel/{quote(view.pictures[epoch])}" loading="lazy" '
-        f'alt="{escaped(f"epoch {epoch:,}: {prompts}")}"><span>epoch {epoch:,}</span></li>'
-        for epoch in epochs[::step]
-    )
+    pictures = "".join(_reel_picture(view, epoch) for epoch in epochs[::step])
     captions = f"<p>From top to bottom: {escaped(prompts)}.</p>" if prompts else ""
     return f'<div class="board">{captions}<ul class="reel">{pictures}</ul></div>'
+
+
+def _reel_picture(view: HubView, epoch: int) -> str:
+    prompts = ", ".join(view.prompts)
+    return (
+        f'<li><img src="reel/{quote(view.pictures[epoch])}" loading="lazy" '
+        f'alt="{escaped(f"epoch {epoch:,}: {prompts}")}"><span>epoch {epoch:,}</span></li>'
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:

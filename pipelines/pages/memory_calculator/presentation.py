@@ -12,6 +12,7 @@ from pipelines.pages.memory_calculator.fitting import MACHINES, largest_micro_ba
 
 COMPONENTS = tuple(item.name for item in dataclasses.fields(MemorySplit))
 STYLE = """
+#join-command .empty, #join-command .empty-wrapper { min-height: 3.5rem !important; height: auto !important; }
 .memory { font-size: 0.95rem; overflow-x: auto; }
 .memory .line { display: flex; justify-content: space-between; margin-top: 0.7rem; }
 .memory .bar { display: flex; height: 2.1rem; border-radius: 6px; overflow: hidden;

@@ -133,9 +133,9 @@ function rangeOf(values, fromZero) {
   const at = (share) => ordered[Math.round(share * (ordered.length - 1))];
   const reach = Math.max(at(0.95) - at(0.05), Math.abs(at(0.5)) * 0.01, 1e-9) * STRAY_FACTOR;
   const kept = ordered.filter((value) => Math.abs(value - at(0.5)) <= reach);
-  const numStray = ordered.length - kept.length;
   let [low, high] = [kept[0], kept.at(-1)];
   if (fromZero) low = Math.min(0, low);
+  const numStray = ordered.filter((value) => value < low || value > high).length;
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   return { low: fromZero ? low : low - room, high: high + room, numStray };
 }

@@ -51,12 +51,13 @@ export function statusOf(run, summary, now) {
 function figures(run, { newest, numContributors }) {
   if (!newest) return [];
   const left = run.numEpochs ? Math.max(0, run.numEpochs - newest.epoch) : 0;
+  const isOver = run.numEpochs > 0 && left === 0;
   const end = left && newest.epoch_seconds ? `, about ${asDuration(left * newest.epoch_seconds)} to go` : "";
   const share = run.numEpochs ? `${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))}\u00a0% of the schedule` : "so far";
   return [
     figure(asCount(newest.epoch), "epochs", `${share}${end}`),
     figure(asFigure(newest.loss), "training loss", "mean over all peers"),
-    figure(asCount(newest.num_peers), "peers now", `${asCount(numContributors)} contributors in all`),
+    figure(asCount(newest.num_peers), isOver ? "peers at the end" : "peers now", `${asCount(numContributors)} contributors in all`),
     figure(asShort(newest.samples_per_second), "samples per second", "of all peers together"),
   ];
 }

@@ -9,7 +9,7 @@ from swarm_of_processes import tiny_run
 from pipelines.pages.dashboard.dashboard import Dashboard, run_charts
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.hub_reading import HubView
-from pipelines.pages.dashboard.page_parts import Headline, checkpoints_html, headline_html
+from pipelines.pages.dashboard.page_parts import Headline, checkpoints_html, headline_html, now_html
 from pipelines.pages.dashboard.settings import DashboardSettings
 
 RUN = tiny_run(num_epochs=100, progress_expiration_seconds=30.0)
@@ -96,3 +96,15 @@ def test_who_serves_the_model_is_listed_and_what_is_impossible_is_not(dashboard)
     assert [server["username"] for server in dashboard.server_values()] == ["<b>fast</b>", "slow", "blocks"]
     assert "3 servers of the model" in shown and "4:12" in shown and "&lt;b&gt;fast&lt;/b&gt;" in shown
     assert "<b>fast" not in shown and "liar" not in shown
+
+
+def test_the_first_screen_says_who_trains_since_when_and_shows_what_is_drawn_by_now(dashboard):
+    view = HubView(run=RUN, pictures={3: "epoch-3.webp", 12: "epoch-12.webp"}, prompts=("a <b>robin</b>",))
+    shown = now_html(["anna", "<i>bert</i>", "anna", *map(str, range(9))], 1.76e9, view, is_live=True)
+    assert "<b>anna, &lt;i&gt;bert&lt;/i&gt;, 0, 1, 2, 3, 4, 5 and 3 more</b> train now." in shown
+    assert "The first epoch ended on 2025-10-09" in shown
+    assert "reel/epoch-12.webp" in shown and "epoch-3.webp" not in shown and "a &lt;b&gt;robin" in shown
+    assert "<b>Nobody</b> trains now." in now_html([], 0.0, HubView(run=RUN), is_live=True)
+    dashboard.take_look(seen(9, 0, 3.0), RUN)
+    assert "The first epoch ended on 2027-01-15" in dashboard.now()
+    assert "trains now" not in dashboard.now(), "nobody knows while the swarm does not answer"
