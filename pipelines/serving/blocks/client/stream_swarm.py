@@ -1,6 +1,7 @@
 """Servers that are found by their records and reached over streams."""
 
 import asyncio
+import contextlib
 import threading
 import time
 import weakref
@@ -90,6 +91,8 @@ class StreamLink:
         self._loop, self._conversation, self.about = loop, conversation, about
         self.round_trip_seconds = conversation.round_trip_seconds
         self._usual: dict[str, float] = {}
+        self._forgotten = weakref.finalize(self, _end, loop, conversation)
+        self._forgotten.atexit = False
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         """See `Link.ask`; a server that is silent for much longer than usual, heartbeats included, is gone."""
@@ -113,5 +116,11 @@ class StreamLink:
         return dict(frame.body), dict(frame.tensors)
 
     def close(self) -> None:
-        """See `Link.close`."""
-        self._loop.call(self._conversation.close())
+        """See `Link.close`; a link that is forgotten is closed as well."""
+        if self._forgotten.detach() is not None:
+            self._loop.call(self._conversation.close())
+
+
+def _end(loop: PeerLoop, conversation: Conversation) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop may be closed already
+        loop.start(conversation.close())
