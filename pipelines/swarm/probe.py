@@ -197,8 +197,11 @@ class _Probe:
         for peer_id, node_id in self._nodes.items():
             if peer_id != entry.peer_id and peer_id in (await self._lookup(entry.peer_id, node_id))[1]:
                 knows.add(peer_id)
-        records, _ = await self._lookup(entry.peer_id, DHTID.generate(source=f"{swarm_id}_progress"))
-        return dataclasses.replace(entry, knows=frozenset(knows), num_trainers=len(records))
+        trainers, servers = [
+            len((await self._lookup(entry.peer_id, DHTID.generate(source=f"{swarm_id}_{name}")))[0])
+            for name in ("progress", "servers")
+        ]
+        return dataclasses.replace(entry, knows=frozenset(knows), num_trainers=trainers, num_servers=servers)
 
     async def _lookup(self, start: str, target: DHTID) -> tuple[dict[Any, Any], set[str]]:
         """Walk towards an id as Kademlia does; return the dictionary stored there and the peers found on the way."""

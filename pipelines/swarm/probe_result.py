@@ -31,6 +31,9 @@ class EntryFinding:
     num_trainers: int | None = None
     """Training peers of the run whose records can be found from here."""
 
+    num_servers: int | None = None
+    """Servers of the run's model, likewise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmFinding:

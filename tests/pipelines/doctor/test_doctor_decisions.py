@@ -187,9 +187,9 @@ def test_each_way_in_which_an_entry_address_fails_has_its_own_cause(outcome, wor
     (alone,) = check_entries("org/run", look(dead))
     assert alone.status == "fail" and alone.seen == f"{outcome} (why)" and words in alone.cure
     assert alone.name == "entry address 203.0.113.1:31337"
-    beside, fine = check_entries("org/run", look(dead, entry(2, ping_seconds=0.02, num_trainers=3)))
+    beside, fine = check_entries("org/run", look(dead, entry(2, ping_seconds=0.02, num_trainers=3, num_servers=2)))
     assert (beside.status, fine.status) == ("warn", "ok")
-    assert "20 ms" in fine.seen and "3 training peers" in fine.seen
+    assert "20 ms" in fine.seen and "3 training peers" in fine.seen and "2 servers of its model" in fine.seen
 
 
 def test_a_peer_that_connects_but_refuses_calls_is_told_from_a_dead_one():

@@ -55,6 +55,8 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
     assert codes_of(theirs) == here
     assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
     assert "Unchecked: only who holds the model can check" in theirs.stderr
+    checked = commands.run("doctor", run.name, "--host", LOOPBACK, "--json", folder=tmp_path)
+    assert "2 servers of its model" in checked.stdout, checked.stdout + checked.stderr
     for one in json.loads(theirs.stdout.splitlines()[0])["pictures"]:
         assert one["server"].startswith("giver-") and len(one["revision"]) == 64
         assert (one["epoch"], one["precision"], one["audited"]) == (3, "float32", False)
