@@ -83,7 +83,8 @@ MAY_IMPORT = {
     "pipelines.conversion": (CODES, MODEL),
     "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
     "pipelines.serving": (
-        *("pipelines.training", "pipelines.generation", ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
+        *("pipelines.training", "pipelines.generation", "pipelines.doctor"),
+        *(ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
     ),
     "pipelines.pages.dashboard.swarm": ("pipelines.training", ADMISSION, SWARM, HUB),
     "pipelines.pages.dashboard": ("pipelines.training", "pipelines.pages.text", HUB),

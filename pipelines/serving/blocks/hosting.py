@@ -10,8 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import torch
 
+from pipelines.doctor.machine import available_memory, free_gpu_memory
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.blocks.fetching import BlockFetch, ServedLayers, layers_that_fit
 from pipelines.serving.blocks.placement import MoveWatch, choose_span
@@ -39,6 +41,7 @@ SECONDS_TO_FINISH = 30.0
 SHARE_OF_ONE_PEER = 0.25
 """Of the memory for caches: so much a single client may take."""
 
+SHARE_OF_FREE_MEMORY = 0.9
 ASSUMED_RATE = 1000.0
 """Layers a second of a server that has not been measured; it only breaks ties between equally served layers."""
 
@@ -58,8 +61,8 @@ class BlockOptions:
     memory_gigabytes: float = 4.0
     """For others' caches and passes, beside the weights."""
 
-    weights_gigabytes: float = 8.0
-    """With `auto`: for the weights."""
+    weights_gigabytes: float | None = None
+    """With `auto`: for the weights, which some processors need twice. None: what is free beside the caches."""
 
     look_seconds: float = 60.0
     """How often it is looked for a newer checkpoint, and for a better place."""
@@ -195,7 +198,7 @@ class BlockPeer:
         self._state = "online"
         try:
             newest = loading.result()
-        except (OSError, ValueError) as error:  # the Hub is away, or what it has is refused
+        except (OSError, httpx2.HTTPError, ValueError) as error:  # the Hub is away, or what it has is refused
             logger.warning("The newest layers cannot be served: %s", error)
             return
         if newest is not None:
@@ -224,6 +227,14 @@ class Announcing:
                 **served,
             )
         )
+
+
+def _room_for_weights(options: BlockOptions, device: str) -> float:
+    """Return the bytes for weights that are kept twice: as they are, and laid out for products of few rows."""
+    if options.weights_gigabytes is not None:
+        return options.weights_gigabytes * 1e9 / 2
+    free = free_gpu_memory(device) or available_memory()
+    return math.inf if free is None else (SHARE_OF_FREE_MEMORY * free - options.memory_gigabytes * 1e9) / 2
 
 
 @contextlib.contextmanager
@@ -262,7 +273,7 @@ def serve_blocks(
         if layers is None:
             hear("choosing")
             seen = served_spans(place.records.servers())
-            length = layers_that_fit(model, options.weights_gigabytes * 1e9)
+            length = layers_that_fit(model, _room_for_weights(options, device))
             layers = choose_span(
                 [span for span in seen if span.revision == model.revision], shape.num_layers, length, ASSUMED_RATE
             )

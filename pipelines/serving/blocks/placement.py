@@ -13,6 +13,9 @@ LEAST_GAIN = 1.10
 """A server moves only if the slowest layer becomes faster by this factor, because a move costs a download."""
 
 LOOKS_TO_CONFIRM = 2
+MOST_SERVERS = 64
+"""With more of them nobody moves: one more or less matters little, and anybody may say that he serves."""
+
 MOST_SERVERS_TO_LOOK_AHEAD = 24
 """With more of them some move alone helps; looking ahead at pairs of moves takes time with their number squared."""
 
@@ -58,7 +61,7 @@ def best_move(served: Sequence[ServedSpan], num_layers: int) -> Move | None:
     Nobody moves while somebody is moving or joining. What is served by all without a mover stays served: without holes,
     every layer of the mover has another server; with holes, no new one appears.
     """
-    if any(not span.is_online for span in served):
+    if len(served) > MOST_SERVERS or any(not span.is_online for span in served):
         return None
     moves = [move for move, _ in _gainful_moves(served, num_layers)]
     if not moves and _missing(served, num_layers) and len(served) <= MOST_SERVERS_TO_LOOK_AHEAD:

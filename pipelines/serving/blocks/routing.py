@@ -87,25 +87,28 @@ def choose_chain(
 
 def _shortest(served: Sequence[ServedSpan], layers: range) -> list[Hop] | None:
     """Dijkstra's algorithm; the places are the boundaries between layers."""
-    boundaries = {span.start for span in served} | {layers.stop}
-    best: dict[int, float] = {}
+    boundaries = sorted({span.start for span in served if span.start in layers} | {layers.stop})
+    reached: dict[int, float] = {}
     # Ties are broken by the number of hops, then by the names of the peers, so that the answer is always the same.
     waiting: list[tuple[float, int, tuple[str, ...], int, tuple[Hop, ...]]] = [(0.0, 0, (), layers.start, ())]
+    done: set[int] = set()
     while waiting:
         seconds, num_hops, peers, at, chain = heapq.heappop(waiting)
         if at == layers.stop:
             return list(chain)
-        if best.get(at, float("inf")) <= seconds:
+        if at in done:
             continue
-        best[at] = seconds
+        done.add(at)
         for span in served:
-            if span.start <= at < span.end:
-                for end in sorted(boundaries | {span.end}):
-                    if at < end <= min(span.end, layers.stop):
-                        cost = span.round_trip_seconds + (end - at) / span.layers_per_second
-                        hop = Hop(peer=span.peer, start=at, end=end)
-                        entry = (seconds + cost, num_hops + 1, (*peers, span.peer), end, (*chain, hop))
-                        heapq.heappush(waiting, entry)
+            if not span.start <= at < span.end:
+                continue
+            ends = {end for end in boundaries if at < end <= span.end} | {min(span.end, layers.stop)}
+            for end in sorted(ends):
+                total = seconds + span.round_trip_seconds + (end - at) / span.layers_per_second
+                if total <= reached.get(end, total):
+                    reached[end] = total
+                    hop = Hop(peer=span.peer, start=at, end=end)
+                    heapq.heappush(waiting, (total, num_hops + 1, (*peers, span.peer), end, (*chain, hop)))
     return None
 
 

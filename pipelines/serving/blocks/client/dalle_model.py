@@ -49,13 +49,15 @@ def mean(states: Tensor) -> Tensor:
 class DistributedDalleCollab(DalleCollabForConditionalGeneration):
     """Embeddings, norm and head here, layers elsewhere; everything else is the local class."""
 
+    open_sessions: list[ChainSession]
+
     @classmethod
     def assemble(cls, model: PublishedModel, layers: RemoteLayers) -> "DistributedDalleCollab":
         """Read what a client needs of the weights, and put others' layers between."""
         config = DalleCollabConfig(**model.config)
         with torch.device("meta"):
             whole = cls(config)
-        whole.model.stack = RemoteStack(config, layers)
+        whole.model.stack, whole.open_sessions = RemoteStack(config, layers), []
         found = whole.load_state_dict(model.read(without=(STACK,)), strict=False, assign=True)
         if found.missing_keys or found.unexpected_keys:
             raise ValueError(f"The weights of {model.name} lack {found.missing_keys[:3]}: they do not fit config.json.")
@@ -85,13 +87,12 @@ class DistributedDalleCollab(DalleCollabForConditionalGeneration):
         """End the sessions that a generation opens."""
         if options.get("compile_step"):
             raise ValueError("compile_step is set, but the layers are on other machines. Leave it out.")
-        before = self.__dict__.setdefault("open_sessions", [])
-        opened: list[ChainSession] = []
-        self.__dict__["open_sessions"] = opened
+        before, self.open_sessions = self.open_sessions, []
+        opened = self.open_sessions
         try:
             yield
         finally:
-            self.__dict__["open_sessions"] = before
+            self.open_sessions = before
             for session in opened:
                 session.close()
 
@@ -130,7 +131,7 @@ class RemotePrefix:
         """The caches, once they are opened."""
         opening = dict(num_prompts=sum(map(len, self._parts)), num_places=self.num_places)
         session = self._model.layers.session(opening, first_place=self.num_places)
-        self._model.__dict__.setdefault("open_sessions", []).append(session)
+        self._model.open_sessions.append(session)
         return session
 
     @cached_property

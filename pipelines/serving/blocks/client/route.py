@@ -1,6 +1,8 @@
 """A client's view of the servers: which chain to take, whom to avoid, and one message with its answer."""
 
 import logging
+import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,12 @@ PATIENCE_SECONDS = 60.0
 """How long a client waits for somebody to serve what nobody serves."""
 
 SECONDS_BETWEEN_LOOKS = 1.0
+MOST_SERVERS = 256
+"""Among which a chain is chosen; of more some are drawn."""
+
+MOST_TIMES_THE_MEDIAN = 16.0
+"""What a server says of its own rate counts up to so many times that of the others."""
+
 MOST_MEASURED = 8
 """Servers whose distance is measured before the first choice; others count as usual ones."""
 
@@ -147,10 +155,21 @@ class Route:
 
     def _usable(self) -> list[ServedSpan]:
         now = self._clock()
-        return [
-            replace(span, round_trip_seconds=self._round_trips.get(span.peer, span.round_trip_seconds))
+        found = [
+            span
             for span in self.swarm.served()
             if self._precision in (None, span.precision) and self._banned.get(span.peer, (now, 0.0))[0] <= now
+        ]
+        if len(found) > MOST_SERVERS:  # anybody may say that he serves
+            found = random.sample(found, MOST_SERVERS)
+        fastest = MOST_TIMES_THE_MEDIAN * statistics.median([span.layers_per_second for span in found] or [1.0])
+        return [
+            replace(
+                span,
+                layers_per_second=min(span.layers_per_second, fastest),
+                round_trip_seconds=self._round_trips.get(span.peer, span.round_trip_seconds),
+            )
+            for span in found
         ]
 
     def connect(self, hop: Hop) -> Link:

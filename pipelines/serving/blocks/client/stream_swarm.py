@@ -1,5 +1,7 @@
 """Servers that are found by their records and reached over streams."""
 
+import asyncio
+import contextlib
 import threading
 import time
 import weakref
@@ -12,15 +14,18 @@ from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
 from pipelines.serving.blocks.sessions import Answer
 from pipelines.swarm.streams.asking import open_conversation
-from pipelines.swarm.streams.conversation import Conversation, silence_seconds
+from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
 from pipelines.swarm.streams.introductions import Introductions
 from pipelines.swarm.streams.peer_loop import PeerLoop
+from pipelines.swarm.streams.refusals import PeerGoneError
 
 OPEN_SECONDS = 5.0
 NEWEST = 0.3
 """How much the newest answer counts in the usual time of one."""
 
 SECONDS_BETWEEN_READINGS = 5.0
+STALL_SECONDS = 60.0
+"""Longest wait for an answer of a server that sends heartbeats, if ten of its usual answers do not take longer."""
 
 
 class StreamSwarm:
@@ -86,21 +91,36 @@ class StreamLink:
         self._loop, self._conversation, self.about = loop, conversation, about
         self.round_trip_seconds = conversation.round_trip_seconds
         self._usual: dict[str, float] = {}
+        self._forgotten = weakref.finalize(self, _end, loop, conversation)
+        self._forgotten.atexit = False
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         """See `Link.ask`; a server that is silent for much longer than usual, heartbeats included, is gone."""
         what = str(body.get("do"))
         usual, started = self._usual.get(what, 0.0), time.monotonic()
-        answer = self._loop.call(self._asked(body, tensors, silence_seconds(usual, self.round_trip_seconds)))
+        silence = silence_seconds(usual, self.round_trip_seconds)
+        answer = self._loop.call(self._asked(body, tensors, silence, max(STALL_SECONDS, STEPS_OF_SILENCE * usual)))
         taken = time.monotonic() - started
         self._usual[what] = taken if not usual else usual + NEWEST * (taken - usual)
         return answer
 
-    async def _asked(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor], most_seconds: float) -> Answer:
-        await self._conversation.send(body, tensors)
-        frame = await self._conversation.receive(most_seconds)
+    async def _asked(
+        self, body: Mapping[str, Any], tensors: Mapping[str, Tensor], silence: float, most_seconds: float
+    ) -> Answer:
+        try:
+            async with asyncio.timeout(most_seconds):
+                await self._conversation.send(body, tensors)
+                frame = await self._conversation.receive(silence)
+        except TimeoutError:
+            raise PeerGoneError(f"It shows that it lives, and has not answered for {most_seconds:.0f} s.") from None
         return dict(frame.body), dict(frame.tensors)
 
     def close(self) -> None:
-        """See `Link.close`."""
-        self._loop.call(self._conversation.close())
+        """See `Link.close`; a link that is forgotten is closed as well."""
+        if self._forgotten.detach() is not None:
+            self._loop.call(self._conversation.close())
+
+
+def _end(loop: PeerLoop, conversation: Conversation) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop may be closed already
+        loop.start(conversation.close())

@@ -1,5 +1,7 @@
 """Servers that answer with something else are noticed by others of the same layers; honest ones are not accused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from block_links import MortalSwarm
@@ -129,6 +131,19 @@ def test_the_nearest_server_is_found_and_one_that_cannot_be_reached_is_passed_by
 
     route = Route(Distant(swarm._servers), "org/run", swarm.served()[0].revision)
     assert [hop.peer for hop in route.chain(range(6))] == ["b"]
+
+
+def test_a_rate_beyond_belief_counts_little(published):
+    swarm = swarm_of(published, "a", "b", "c")
+    revision = swarm.served()[0].revision
+
+    class Boasting(MortalSwarm):
+        def served(self):
+            rates = {"a": 1e15, "b": 100.0, "c": 100.0}
+            return [replace(span, layers_per_second=rates[span.peer]) for span in super().served()]
+
+    route = Route(Boasting(swarm._servers), "org/run", revision)
+    assert max(span.layers_per_second for span in route._usable()) == 1600.0
 
 
 def test_a_ban_lasts_longer_each_time(published):

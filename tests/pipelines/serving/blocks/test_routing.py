@@ -83,6 +83,17 @@ def test_servers_to_avoid_are_used_only_where_nobody_else_is():
     assert chain_of(spans, avoid={"a", "c"})[0].peer == "a"
 
 
+def test_two_thousand_servers_are_no_matter():
+    random_numbers, spans = random.Random(0), []
+    for number in range(2000):
+        start = random_numbers.randrange(64)
+        spans.append(
+            served(f"p{number}", start, random_numbers.randint(start + 1, 64), rate=random_numbers.uniform(1, 9))
+        )
+    chain = chain_of(spans, range(64))
+    assert chain[0].start == 0 and chain[-1].end == 64
+
+
 def test_holes_are_runs_of_layers():
     assert holes([served("a", 2, 4), served("b", 3, 6)], range(9)) == [range(0, 2), range(6, 9)]
 

@@ -1,0 +1,59 @@
+"""A block server's choices: its options, how many layers it takes, and how fast it says it is."""
+
+import math
+
+import pytest
+import torch
+from tiny_models import tiny_dalle, tiny_language_model
+
+from pipelines.serving.blocks.client.distributed_model import local_server
+from pipelines.serving.blocks.fetching import layers_that_fit, measured_rate
+from pipelines.serving.blocks.hosting import BlockOptions
+from pipelines.serving.blocks.spans import tensor_prefixes
+from pipelines.serving.blocks.weights import find_model
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (dict(blocks="3"), "The blocks are '3', expected START:END such as 0:16, or auto"),
+        (dict(blocks="5:5"), "expected START:END"),
+        (dict(blocks="-1:2"), "expected START:END"),
+        (dict(blocks="0:99999999999"), "expected START:END"),
+        (dict(precision="bfloat16"), "expected float32 or int8 to serve layers"),
+        (dict(memory_gigabytes=0), "memory_gigabytes is 0; expected a number above 0"),
+        (dict(weights_gigabytes=-1.0), "weights_gigabytes is -1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        BlockOptions(**values)
+
+
+def test_blocks_are_a_range_or_a_choice():
+    assert BlockOptions(blocks="2:5").layers() == range(2, 5) and BlockOptions().layers() is None
+
+
+@pytest.mark.parametrize("make", [tiny_dalle, lambda folder: tiny_language_model(folder, "gpt2")])
+def test_as_many_layers_are_taken_as_fit_wherever_they_begin(tmp_path, make):
+    make(tmp_path)
+    model = find_model(str(tmp_path))
+    num_layers = len(local_server(model, range(0, 1)).span.layers) and model.config.get("num_hidden_layers", 4)
+    sizes = {
+        length: max(
+            model.num_bytes(tensor_prefixes(model.config, range(start, start + length)))
+            for start in range(num_layers - length + 1)
+        )
+        for length in range(1, num_layers + 1)
+    }
+    for length, size in sizes.items():
+        assert layers_that_fit(model, size) >= length
+        assert sizes[layers_that_fit(model, size)] <= size
+    assert layers_that_fit(model, 0) == 1 and layers_that_fit(model, math.inf) == num_layers
+
+
+def test_a_rate_is_measured_and_all_memory_is_given_back(tmp_path):
+    torch.set_num_threads(1)
+    tiny_dalle(tmp_path)
+    server = local_server(find_model(str(tmp_path)), range(0, 2))
+    assert measured_rate(server) > 0 and server.memory.taken == 0
