@@ -18,11 +18,13 @@ def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> Mem
     share = settings.num_gpus if settings.shard_over_gpus else 1
     gradients = -(-number * element.weight // share)
     state_bytes = optimizer_state_bytes(shapes, settings)
+    # With local steps the optimizer of these statistics makes the inner steps, on the device.
+    is_offloaded = settings.keeps_optimizer_in_ram and not (settings.collaborative and settings.local_steps)
     on_device = MemorySplit(
         weights=-(-number * element.weight // share),
         gradients=gradients,
         activations=round(_activations(model, settings, element)),
-        optimizer=0 if settings.keeps_optimizer_in_ram else -(-state_bytes // share),
+        optimizer=0 if is_offloaded else -(-state_bytes // share),
         buffers=_device_buffers(model, settings, number * element.weight),
     )
     in_ram = _offloaded(number, state_bytes, settings)
@@ -74,17 +76,31 @@ def _device_buffers(model: ModelSizes, settings: MemorySettings, weight_bytes: i
 
 
 def _offloaded(number: int, state_bytes: int, settings: MemorySettings) -> MemorySplit:
-    """Return what an optimizer in RAM needs, and what hivemind's averagers hold there.
+    """Return what an optimizer in RAM needs, and what a peer of a swarm holds there.
 
     The offloaded optimizer works on float32 parameters and gradients of its own; in a swarm these are the very tensors
-    that are averaged. While a round runs, averages of other peers' parts wait until all before them have arrived: up to
-    the whole vector.
+    that are averaged.
     """
     if not settings.keeps_optimizer_in_ram:
         return MemorySplit()
+    vector = 4 * number
+    if settings.collaborative and settings.local_steps:
+        state_bytes = vector if settings.outer_momentum else 0
     return MemorySplit(
-        weights=4 * number,
-        gradients=4 * number,
+        weights=vector,
+        gradients=vector,
         optimizer=state_bytes,
-        buffers=4 * number if settings.collaborative else 0,
+        buffers=_peer_buffers(vector, state_bytes, settings) if settings.collaborative else 0,
     )
+
+
+def _peer_buffers(vector: int, state_bytes: int, settings: MemorySettings) -> int:
+    """Return the bytes of a round, of the state served to newcomers, and of what local steps keep in RAM.
+
+    While a round runs, averages of other peers' parts wait until all before them have arrived: up to the whole vector.
+    A sparse round has no such parts; there the progress that is about to be sent is a vector of its own.
+    """
+    served = vector + state_bytes
+    start = vector if settings.local_steps else 0
+    not_sent = vector if settings.local_steps and settings.sparse else 0
+    return vector + served + start + not_sent
