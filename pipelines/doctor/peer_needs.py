@@ -36,6 +36,7 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
         local_steps=has_local_steps,
         outer_momentum=task.run.outer_momentum > 0,
         sparse=task.run.synchronisation == "sparse",
+        delays_averaging=task.run.delay_gradient_averaging,
         device="cuda" if on_gpu else "cpu",
     )
     estimate = task.memory(settings)

@@ -63,6 +63,9 @@ class MemorySettings:
     sparse: bool = False
     """With local steps: send the largest values of the progress, and keep the rest for later (error feedback)."""
 
+    delays_averaging: bool = False
+    """As a peer of a swarm: compute while a round runs."""
+
     device: str = "cuda"
     """`cuda`, or `cpu`: everything is in RAM then."""
 

@@ -110,6 +110,12 @@ def test_a_peer_of_a_swarm_holds_accumulated_gradients_and_the_averagers_tensors
     assert peer.ram.optimizer == pytest.approx(2.03 * peer.num_parameters, rel=0.02)
     # What waits in a round, and the copy of parameters and statistics for newcomers.
     assert peer.ram.buffers == 2 * vector + peer.ram.optimizer
+    # On a CPU what waits takes the place of the gradient, unless the peer computes meanwhile.
+    alone, overlapping = (
+        estimate_training_memory(OURS, MemorySettings(collaborative=True, device="cpu", delays_averaging=delays)).ram
+        for delays in (False, True)
+    )
+    assert overlapping.buffers - alone.buffers == vector
 
 
 def test_local_steps_keep_their_optimizer_on_the_device_and_the_start_and_what_was_not_sent_in_ram():
