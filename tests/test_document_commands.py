@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [
-    ROOT / "CHANGELOG.md",
+    *(ROOT / name for name in ("CHANGELOG.md", "AGENTS.md", "llms.txt", "skills/dalle-collab/SKILL.md")),
     *PAGES,
     *(path for name in (".github", "spaces", "pipelines", "tests") for path in sorted((ROOT / name).rglob("*.md"))),
 ]
