@@ -24,15 +24,19 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
     Raises:
         ValueError: the run's model has invalid sizes.
     """
-    on_gpu = compute.device.startswith("cuda")
+    on_gpu, has_local_steps = compute.device.startswith("cuda"), task.run.local_steps > 1
     # A peer with automatic micro-batch and precision takes what fits: it is judged by the minimum.
     micro_batch_size = compute.micro_batch_size or 1
     settings = MemorySettings(
         micro_batch_size=micro_batch_size,
         precision=compute.precision if compute.precision != "auto" else "fp32",
-        optimizer=task.run.optimizer,
+        optimizer=task.run.inner_optimizer if has_local_steps else task.run.optimizer,
         optimizer_bits=task.run.optimizer_bits,
         collaborative=True,
+        local_steps=has_local_steps,
+        outer_momentum=task.run.outer_momentum > 0,
+        sparse=task.run.synchronisation == "sparse",
+        delays_averaging=task.run.delay_gradient_averaging,
         device="cuda" if on_gpu else "cpu",
     )
     estimate = task.memory(settings)

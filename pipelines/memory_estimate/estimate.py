@@ -18,14 +18,17 @@ def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> Mem
     share = settings.num_gpus if settings.shard_over_gpus else 1
     gradients = -(-number * element.weight // share)
     state_bytes = optimizer_state_bytes(shapes, settings)
+    # With local steps the optimizer of these statistics makes the inner steps, on the device.
+    is_offloaded = settings.keeps_optimizer_in_ram and not (settings.collaborative and settings.local_steps)
     on_device = MemorySplit(
         weights=-(-number * element.weight // share),
         gradients=gradients,
         activations=round(_activations(model, settings, element)),
-        optimizer=0 if settings.keeps_optimizer_in_ram else -(-state_bytes // share),
+        optimizer=0 if is_offloaded else -(-state_bytes // share),
         buffers=_device_buffers(model, settings, number * element.weight),
     )
-    in_ram = _offloaded(number, state_bytes, settings)
+    computing = on_device.gradients + on_device.activations if settings.device == "cpu" else 0
+    in_ram = _offloaded(number, state_bytes, 0 if settings.delays_averaging else computing, settings)
     if settings.device == "cpu":
         return MemoryEstimate(gpu=MemorySplit(), ram=on_device + in_ram, num_parameters=number)
     return MemoryEstimate(gpu=on_device, ram=in_ram, num_parameters=number)
@@ -73,18 +76,34 @@ def _device_buffers(model: ModelSizes, settings: MemorySettings, weight_bytes: i
     return accumulated + 2 * weight_bytes // max(2, layers)
 
 
-def _offloaded(number: int, state_bytes: int, settings: MemorySettings) -> MemorySplit:
-    """Return what an optimizer in RAM needs, and what hivemind's averagers hold there.
+def _offloaded(number: int, state_bytes: int, not_computing: int, settings: MemorySettings) -> MemorySplit:
+    """Return what an optimizer in RAM needs, and what a peer of a swarm holds there.
+
+    `not_computing`: bytes in RAM that are free while a round runs, because nothing is computed then.
 
     The offloaded optimizer works on float32 parameters and gradients of its own; in a swarm these are the very tensors
-    that are averaged. While a round runs, averages of other peers' parts wait until all before them have arrived: up to
-    the whole vector.
+    that are averaged.
     """
     if not settings.keeps_optimizer_in_ram:
         return MemorySplit()
+    vector = 4 * number
+    if settings.collaborative and settings.local_steps:
+        state_bytes = vector if settings.outer_momentum else 0
     return MemorySplit(
-        weights=4 * number,
-        gradients=4 * number,
+        weights=vector,
+        gradients=vector,
         optimizer=state_bytes,
-        buffers=4 * number if settings.collaborative else 0,
+        buffers=_peer_buffers(vector, state_bytes, not_computing, settings) if settings.collaborative else 0,
     )
+
+
+def _peer_buffers(vector: int, state_bytes: int, not_computing: int, settings: MemorySettings) -> int:
+    """Return the bytes of a round, of the state served to newcomers, and of what local steps keep in RAM.
+
+    While a round runs, averages of other peers' parts wait until all before them have arrived: up to the whole vector.
+    A sparse round has no such parts; there the progress that is about to be sent is a vector of its own.
+    """
+    in_round, served = max(0, vector - not_computing), vector + state_bytes
+    start = vector if settings.local_steps else 0
+    not_sent = vector if settings.local_steps and settings.sparse else 0
+    return in_round + served + start + not_sent

@@ -54,6 +54,18 @@ class MemorySettings:
     collaborative: bool = False
     """Train as a peer of a swarm: hivemind's buffers are counted, and the optimizer is always offloaded."""
 
+    local_steps: bool = False
+    """As a peer of a swarm: make inner steps on the device, and average progress; `optimizer` is the inner one."""
+
+    outer_momentum: bool = False
+    """With local steps: the swarm's optimizer has momentum."""
+
+    sparse: bool = False
+    """With local steps: send the largest values of the progress, and keep the rest for later (error feedback)."""
+
+    delays_averaging: bool = False
+    """As a peer of a swarm: compute while a round runs."""
+
     device: str = "cuda"
     """`cuda`, or `cpu`: everything is in RAM then."""
 
@@ -92,7 +104,8 @@ class MemorySplit:
     and temporaries, those of the loss, of a layer that is computed again and autocast's half copies of weights among
     them."""
     buffers: int = 0
-    """Accumulated gradients, what other peers have sent and was not added yet, buckets of data parallelism."""
+    """Accumulated gradients, what other peers have sent and was not added yet, the copy of the state for newcomers,
+    what progress is measured from and what of it was not sent; buckets of data parallelism."""
 
     @property
     def total(self) -> int:

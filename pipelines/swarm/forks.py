@@ -7,12 +7,52 @@ parent: 140 MB.
 """
 
 import asyncio
+import ctypes
 import gc
+import mmap
 import multiprocessing
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from hivemind.p2p import P2P
 from hivemind.utils import mpfuture
+
+ZEROS_IN_FORKS, VALUES_IN_FORKS = 18, 19
+"""Linux's MADV_WIPEONFORK and MADV_KEEPONFORK."""
+
+
+@contextmanager
+def left_out_of_forks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let processes that fork in this block find zeros in place of these tensors, which they must not need.
+
+    Else a fork keeps the values that its parent has replaced: 2.7 GB in a peer with the paper's model. Shared memory
+    stays shared.
+    """
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    spans = dict(_whole_pages(storage.data_ptr(), storage.nbytes()) for storage in storages)
+    try:
+        _advise(spans, ZEROS_IN_FORKS)
+        yield
+    finally:
+        _advise(spans, VALUES_IN_FORKS)
+
+
+def _whole_pages(start: int, num_bytes: int) -> tuple[int, int]:
+    """Return address and size of the pages on which nothing else lies."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    return first, (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+
+
+def _advise(spans: dict[int, int], advice: int) -> None:
+    if sys.platform != "linux":
+        return
+    advise = ctypes.CDLL(None).madvise
+    for start, size in spans.items():
+        if size > 0:  # the kernel refuses it for shared memory, which is meant to be shared
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
 
 
 def take_own_locks() -> None:

@@ -5,6 +5,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,8 @@ def measure_step_times(model: dict[str, Any], *, target_batch_size: int, num_epo
 
 def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     """Train on random batches and note how long the parts of every epoch take."""
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.peer.training_peer import TrainingPeer
     from pipelines.training.run.compute_options import ComputeOptions
     from pipelines.training.run.training_run import TrainingRun
-    from pipelines.training.tasks.choice import open_task
-    from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
 
     torch.set_num_threads(1)
     run = TrainingRun(
@@ -62,22 +59,42 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
         num_warmup_epochs=1, delay_optimizer_step=False, matchmaking_seconds=2.0,
         averaging_timeout_seconds=60.0,
     )  # fmt: skip
+    compute = ComputeOptions(micro_batch_size=4, cpu_threads=1)
+    with peer_of_a_benchmark(run, compute, number, folder) as (peer, batches):
+        epochs = TimedParts(peer)
+        for batch in batches:
+            if peer.optimizer.local_epoch >= run.num_epochs:
+                break
+            epochs.step(batch)
+        if number == 0:
+            (folder / "figures.json").write_text(json.dumps(asdict(epochs.medians())))
+
+
+@contextmanager
+def peer_of_a_benchmark(run: Any, compute: Any, number: int, folder: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Yield one of two training peers, which find each other through the folder, and random batches for it."""
+    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.training.peer.training_peer import TrainingPeer
+    from pipelines.training.tasks.choice import open_task
+    from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
+
     address_file = folder / "address"
     while number > 0 and not address_file.exists():
         time.sleep(0.1)
     entry = () if number == 0 else (address_file.read_text(),)
-    network, compute = NetworkOptions(host_addresses=(LOOPBACK,)), ComputeOptions(micro_batch_size=4, cpu_threads=1)
+    network = NetworkOptions(host_addresses=(LOOPBACK,))
     task, generator = open_task(run, "bench/run"), torch.Generator().manual_seed(number)
 
-    def batches():
-        config = peer.model.config
+    def batches() -> Iterator[Any]:
+        config, size = peer.model.config, compute.micro_batch_size
         while True:
             if peer.num_samples:
                 while peer.optimizer.tracker.global_progress.num_peers < 2:
                     time.sleep(0.02)  # a peer that sees nobody else would end its first epoch alone
             yield image_code_batch(
-                torch.randint(2, config.text_vocab_size, (4, config.text_sequence_length), generator=generator),
-                torch.randint(config.codebook_size, (4, config.image_grid_size**2), generator=generator),
+                torch.randint(2, config.text_vocab_size, (size, config.text_sequence_length), generator=generator),
+                torch.randint(config.codebook_size, (size, config.image_grid_size**2), generator=generator),
             )
 
     with (
@@ -88,13 +105,7 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
             temporary = folder / "address.partial"
             temporary.write_text(visible_addresses(dht)[0])
             temporary.rename(address_file)
-        epochs = TimedParts(peer)
-        for batch in batches():
-            if peer.optimizer.local_epoch >= run.num_epochs:
-                break
-            epochs.step(batch)
-        if number == 0:
-            (folder / "figures.json").write_text(json.dumps(asdict(epochs.medians())))
+        yield peer, batches()
 
 
 class TimedParts:

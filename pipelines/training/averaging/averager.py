@@ -30,7 +30,7 @@ from hivemind.utils.asyncio import as_aiter, azip, enter_asynchronously
 from pipelines.admission.averaging_gate import AveragingGate, GroupSignatures
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
-from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
+from pipelines.swarm.forks import forget_ended_calls, left_out_of_forks, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.bandwidth.division import Division
 from pipelines.training.averaging.checks import RoundChecks
@@ -115,10 +115,15 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """Start the averaging process, which ignores Ctrl-C; hivemind would make the caller ignore it too."""
         handler = signal.getsignal(signal.SIGINT)
-        super().run_in_background(await_ready=False)
+        with left_out_of_forks(self.own_tensors()):
+            super().run_in_background(await_ready=False)
         signal.signal(signal.SIGINT, handler)
         if await_ready:
             self.wait_until_ready(timeout)
+
+    def own_tensors(self) -> Iterable[torch.Tensor]:
+        """Return tensors of the trainer's process, which the averaging process does not need."""
+        return ()
 
     def _run_internal(self) -> None:
         # On the object, because hivemind gets stubs for forming and averaging groups from the class, and stubs for

@@ -80,6 +80,15 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         self.snapshot = StateSnapshot(self.named_state(), swarm_id=self._swarm_id)
         return super()._init_tensor_infos()
 
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """Return the model's parameters, all gradients and the optimizer's statistics."""
+        for parameter in (*self.main_parameters, *self.optimized_parameters):
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        for state in self.optimizer.state.values():
+            yield from state.values()
+
     def named_state(self) -> dict[str, torch.Tensor]:
         """Return the live tensors of the state by name."""
         return named_state(self.optimizer, self.extra_tensors)

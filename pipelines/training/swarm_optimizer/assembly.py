@@ -87,6 +87,7 @@ def make_optimizer(
         min_matchmaking_time=run.matchmaking_seconds,
         keeps_own_gradient=True,
         gradient_momentum=gradient_momentum(run),
+        other_tensors=state.own_tensors,
         start=True,
         **(options | (dict(LISTENER, may_help=may_help) if listens else {})),
     )

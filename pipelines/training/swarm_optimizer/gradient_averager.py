@@ -1,6 +1,6 @@
 """The averager of gradients: the weights in a round, and what is kept for the next one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,18 +19,32 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
     """Epoch of the gradients to average next; only peers with the same come into one group; see `PacedKeyManager`."""
 
     def __init__(
-        self, *args: Any, keeps_own_gradient: bool = False, gradient_momentum: float = 0.0, **kwargs: Any
+        self,
+        *args: Any,
+        keeps_own_gradient: bool = False,
+        gradient_momentum: float = 0.0,
+        other_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
+        **kwargs: Any,
     ) -> None:
         """`keeps_own_gradient`: gathered gradients are kept until reset, even after a round has started with them.
 
         `gradient_momentum`, beta: peers send exponential means of their gradients, in which those of the epoch k epochs
         ago count beta^k times, and weigh by their samples' exponential mean. The sum of what all send is then the
         exponential mean of the gradients of all samples, whoever computed which. See `momentum_before_averaging`.
+
+        `other_tensors` returns what else there is in `own_tensors`.
         """
+        self._other_tensors = other_tensors
         self._keeps_own_gradient, self._momentum = keeps_own_gradient, gradient_momentum
         self._num_earlier_samples = 0.0  # of earlier epochs, as far as they still count; their gradients are kept too
         self._expected_weights: dict[bytes, float] = {}
         super().__init__(*args, **kwargs)
+
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """Return all gradients that are not averaged yet, and the other tensors."""
+        yield from self._grads_from_parameters()
+        yield from self.gathered()
+        yield from self._other_tensors()
 
     def schedule_step(self, *args: Any, **kwargs: Any) -> StepControl:
         """See `GradientAverager.schedule_step`."""

@@ -105,8 +105,31 @@ def test_every_dial_moves_memory_the_way_it_should(name):
 def test_a_peer_of_a_swarm_holds_accumulated_gradients_and_the_averagers_tensors():
     peer = estimate(OURS, collaborative=True, optimizer="lamb", optimizer_bits=8, recompute="reversible")
     assert peer.gpu.buffers == peer.gpu.gradients == 4 * peer.num_parameters
-    assert peer.ram.weights == peer.ram.gradients == peer.ram.buffers == 4 * peer.num_parameters
+    vector = 4 * peer.num_parameters
+    assert peer.ram.weights == peer.ram.gradients == vector
     assert peer.ram.optimizer == pytest.approx(2.03 * peer.num_parameters, rel=0.02)
+    # What waits in a round, and the copy of parameters and statistics for newcomers.
+    assert peer.ram.buffers == 2 * vector + peer.ram.optimizer
+    # On a CPU what waits takes the place of the gradient, unless the peer computes meanwhile.
+    alone, overlapping = (
+        estimate_training_memory(OURS, MemorySettings(collaborative=True, device="cpu", delays_averaging=delays)).ram
+        for delays in (False, True)
+    )
+    assert overlapping.buffers - alone.buffers == vector
+
+
+def test_local_steps_keep_their_optimizer_on_the_device_and_the_start_and_what_was_not_sent_in_ram():
+    settings = dict(collaborative=True, optimizer="lamb", optimizer_bits=8, recompute="reversible")
+    plain = estimate(OURS, **settings)
+    vector = 4 * plain.num_parameters
+    local, momentum, sparse = (
+        estimate(OURS, **settings, local_steps=True, **more)
+        for more in ({}, dict(outer_momentum=True), dict(sparse=True))
+    )
+    assert local.gpu == dataclasses.replace(plain.gpu, optimizer=plain.ram.optimizer)
+    assert (local.ram.optimizer, local.ram.buffers) == (0, 3 * vector)
+    assert (momentum.ram.optimizer, momentum.ram.buffers) == (vector, 4 * vector)
+    assert sparse.ram.buffers == local.ram.buffers + vector
 
 
 def test_sharing_weights_divides_the_layers_parameters():

@@ -3,16 +3,18 @@
 import asyncio
 import gc
 import multiprocessing
+import sys
 import uuid
 import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import write_unsigned_varint
 from hivemind.proto import p2pd_pb2
 
-from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
+from pipelines.swarm.forks import forget_ended_calls, left_out_of_forks, set_aside_what_exists
 
 
 class Holder:
@@ -45,6 +47,29 @@ def test_a_fork_of_a_large_process_frees_garbage_once_what_it_has_inherited_is_s
     assert ours.poll(60) and ours.recv() is sets_inherited_aside
     process.join()
     del inherited
+
+
+def tell_values(tensors, answer):
+    answer.send([(tensor.min().item(), tensor.max().item()) for tensor in tensors])
+
+
+def values_in_a_fork(tensors):
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=tell_values, args=(tensors, theirs))
+    process.start()
+    assert ours.poll(60)
+    process.join()
+    return ours.recv()
+
+
+def test_tensors_left_out_of_forks_are_zeros_in_them_and_only_there():
+    left_out, shared, other = (torch.ones(2**20) for _ in range(3))
+    shared.share_memory_()
+    with left_out_of_forks([left_out[:100], shared, torch.ones(3)]):
+        seen = values_in_a_fork([left_out[2**10 : -(2**10)], shared, other])
+    assert seen == ([(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)] if sys.platform == "linux" else [(1.0, 1.0)] * 3)
+    assert left_out.min() == 1.0
+    assert values_in_a_fork([left_out]) == [(1.0, 1.0)], "a later fork has the values"
 
 
 class Wire:
