@@ -127,6 +127,7 @@ def test_layers_are_a_module_with_ones_own_between(saved, served, batch):
         model.layers[6:9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["a", "b"])
 @pytest.mark.parametrize("history_bytes", [2**30, 0])
 @pytest.mark.parametrize("step", [0, 1, 20, 60])

@@ -62,6 +62,7 @@ def test_generated_tokens_are_the_local_ones(both, options):
     assert [server.memory.taken for server in swarm._servers.values()] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", GENERATIONS[:3], ids=str)
 @pytest.mark.parametrize(("lost", "step"), [("a", 0), ("b", 1), ("a", 12)])
 def test_after_a_loss_the_tokens_are_the_same(both, options, lost, step):
