@@ -200,6 +200,19 @@ def _per_cent(value):
     return f"{100 * value:.3g} %"
 
 
+def test_a_peers_memory_is_as_measured():
+    said = page("measurements").splitlines()
+    (start,) = [number for number, line in enumerate(said) if line == "| | holds | needs |"]
+    rows = {row["metric"]: row for row in measured("peer_memory") if row["case"].startswith("paper")}
+    assert f"is {_short(rows['highest']['peer'])} MB." in page("measurements")
+    table = said[start + 2 : said.index("", start)]
+    assert len(table) == 10
+    for line in table:
+        row = rows[line.split("|")[1].strip()]
+        needs = "-" if row["floor"] is None else _short(row["floor"])
+        assert line == f"| {row['metric']} | {_short(row['ours'])} | {needs} |"
+
+
 def _short(value):
     """Return a number with three significant digits, as the table has it."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -41,8 +41,7 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
         super().__init__(*args, **kwargs)
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
-        """Return all gradients that are not averaged yet, and the other tensors."""
-        yield from self._grads_from_parameters()
+        """Return the gathered gradients and the other tensors."""
         yield from self.gathered()
         yield from self._other_tensors()
 
