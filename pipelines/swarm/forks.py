@@ -28,7 +28,7 @@ ZEROS_IN_FORKS, VALUES_IN_FORKS = 18, 19
 def left_out_of_forks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Let processes that fork in this block find zeros in place of these tensors, which they must not need.
 
-    Else a fork keeps the values that its parent has replaced: 2.7 GB in a peer with the paper's model. Shared memory
+    Else a fork keeps the values that its parent has replaced: 2.4 GB in a peer with the paper's model. Shared memory
     stays shared.
     """
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
