@@ -62,7 +62,7 @@ class ImageCodeGeneration(nn.Module):
 
         A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size` and
         `window`, but for codes of which two are about equally good: rounding may decide otherwise. A `window` of 1,
-        which guesses nothing and is slower, computes the same whatever the batch.
+        which guesses nothing and is slower, rounds nearly the same whatever the batch.
         Memory grows with `candidate_batch_size`; speed too, until the cores are busy. `on_progress` gets the number of
         codes sampled so far and in all. Raises `ValueError` for captions or image prompts of another shape or range and
         for invalid options.

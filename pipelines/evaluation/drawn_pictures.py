@@ -35,7 +35,8 @@ def draw(
     """Return the codes of `num_candidates` pictures for each prompt, `(prompt, drawing, image)` int64 on the CPU.
 
     `weights` is the `weights_digest` of the model. What `folder` already has of them, from the same weights, prompts
-    and options, is not drawn again. The pictures of a prompt depend on the seed and its place, not on `batch_size`.
+    and options, is not drawn again. The pictures of a prompt depend on the seed and its place, and on `batch_size`
+    only where rounding decides between two codes.
     """
     facts = dict(asdict(options), weights=weights, batch_size=None)
     drawn = []

@@ -58,10 +58,22 @@ def test_losses_are_those_of_the_whole_batch(parts, yardsticks, measured):
     assert found["picture_loss"] == pytest.approx(whole.image_loss.item(), rel=1e-5)
 
 
-def test_identical_checkpoints_have_identical_figures_whatever_the_batches(parts, yardsticks, measured, tmp_path):
+def test_identical_checkpoints_have_identical_figures_but_for_rounding_in_other_batches(
+    parts, yardsticks, measured, tmp_path
+):
     again = evaluate_checkpoint(parts, yardsticks, dataclasses.replace(OPTIONS, batch_size=5), tmp_path, silent)
-    assert values(again) == pytest.approx(values(measured), rel=1e-6)
+    are_equal = [torch.equal(one, other) for one, other in zip(measured.pictures, again.pictures, strict=True)]
+    assert sum(are_equal) >= len(are_equal) - 2, "of 9,000 codes hardly one lies within rounding of another choice"
+    undrawn = ("loss", "caption_loss", "picture_loss", "psnr", "rfid@clip")
+    assert [values(again)[name] for name in undrawn] == pytest.approx(
+        [values(measured)[name] for name in undrawn], rel=1e-6
+    )
     assert all(item.verdict == "same" for item in compare(measured, again))
+
+
+def test_identical_checkpoints_have_identical_figures(parts, yardsticks, measured, tmp_path):
+    again = evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
+    assert values(again) == pytest.approx(values(measured), rel=1e-6)
 
 
 def test_what_has_been_drawn_is_not_drawn_again_and_damage_is(parts, yardsticks, measured, tmp_path):
