@@ -23,10 +23,10 @@ SHARE_AUDITED = 1 / 16
 LEAST_AUDITED = 4
 """Of each server and drawing, as far as it has drawn so many."""
 
-FACTOR = 8.0
+FACTOR = 24.0
 """By how much the pool may be above the honest mean: more than the difference between kinds of hardware."""
 
-SINGLE_FACTOR = 16.0
+SINGLE_FACTOR = 48.0
 """By how much one honest candidate of the pool may be above the largest measured: honest excesses have a long tail."""
 
 ROUNDING = 2e-7
