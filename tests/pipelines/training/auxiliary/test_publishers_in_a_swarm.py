@@ -129,7 +129,8 @@ def test_elsewhere_than_at_the_organisers_it_says_how_it_is_listed_and_publishes
         assert not look["is_listed"] and not look["is_publisher"]
         assert read_run(training_material, repository).entry_addresses, "newcomers find the swarm"
         (line,) = [line for line in peer.log().splitlines() if "run keys" in line]
-        words = line.split()
+        _day, _time, level, *words = line.split()  # as in every line of a log in a file
+        assert level == "INFO"
         assert words[:-1] == ["dalle-collab", "run", "keys", repository, "--add"]
         listed = commands.run(*words[1:], "--organiser-key", own)
         assert listed.returncode == 0, listed.stderr
