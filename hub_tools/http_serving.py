@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,16 +31,7 @@ def serve_application(
     port is in use.
     """
     with contextlib.closing(_listen(host, port, command)) as listener:
-        server = _QuietServer(
-            uvicorn.Config(
-                application,
-                access_log=False,
-                log_level="warning",
-                lifespan="off",
-                timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
-                forwarded_allow_ips=trusted_proxies,
-            )
-        )
+        server = _quiet_server(application, forwarded_allow_ips=trusted_proxies)
         on_server(server)
         # Before the address is announced: from here on a signal must already shut it down cleanly.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -55,14 +47,7 @@ def application_in_background(application: ASGIApp, host: str, port: int, *, com
     `command` is what to type with another `--http`. Raises ValueError when the port is in use.
     """
     with contextlib.closing(_listen(host, port, command, "--http")) as listener:
-        config = uvicorn.Config(
-            application,
-            access_log=False,
-            log_level="warning",
-            lifespan="off",
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
-        )
-        server = _QuietServer(config)
+        server = _quiet_server(application)
         thread = threading.Thread(target=server.run, kwargs=dict(sockets=[listener]), name="http", daemon=True)
         thread.start()
         try:
@@ -78,6 +63,18 @@ class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _quiet_server(application: ASGIApp, **options: Any) -> _QuietServer:
+    config = uvicorn.Config(
+        application,
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+        **options,
+    )
+    return _QuietServer(config)
 
 
 def _listen(host: str, port: int, command: str, option: str = "--port") -> socket.socket:

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import torch
 from block_swarm import ServingPeer, client_of, serving_peers
-from hostile_messages import hostile_sessions
+from hostile_messages import hostile_sessions, is_refused
 from learned_model import captions_and_codes, learned_model
 from measurement import Row, write_results
 from tiny_models import tiny_dalle, tiny_language_model
@@ -26,7 +26,6 @@ from tiny_models import tiny_dalle, tiny_language_model
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from pipelines.serving.blocks.client.distributed_model import DistributedModel
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
-from pipelines.swarm.streams.refusals import Refusal
 
 PETALS_SECONDS = 180.0
 DRAWINGS = {
@@ -192,14 +191,7 @@ def hostility(work: Path, count: int) -> list[Row]:
         model = opened(work / "tiny", swarm)
         before = free_bytes(swarm, peers["only"])
         for messages in hostile_sessions(23, count, peers["only"].revision, range(0, 6)):
-            link = swarm.connect(peers["only"].peer)
-            try:
-                for body, tensors in messages:
-                    link.ask(body, tensors)
-            except Refusal:
-                refused += 1
-            finally:
-                link.close()
+            refused += is_refused(swarm.connect(peers["only"].peer), messages)
             sessions += 1
             if sessions % (count // 10) == 0:
                 wrong += int((model.generate_image_codes(text, seed=4, window=1) != expected).sum())

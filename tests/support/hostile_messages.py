@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.swarm.streams.refusals import Refusal
+
 Message = tuple[dict[str, Any], dict[str, Tensor]]
 
 STRANGE = (None, -1, 0, 2**40, 1.5, "x", [], [1], {}, True, "9" * 100)
@@ -115,3 +117,15 @@ KINDS: list[Callable[[random.Random, Message], Message]] = [
     other_value, missing_value, huge_session, other_shape, other_type, not_finite, out_of_order, long_replay,
     bad_prompts,
 ]  # fmt: skip
+
+
+def is_refused(link: Any, messages: list[Message]) -> bool:
+    """Send messages one after the other until the server refuses one, and close the stream; tell whether it did."""
+    try:
+        for body, tensors in messages:
+            link.ask(body, tensors)
+    except Refusal:
+        return True
+    finally:
+        link.close()
+    return False

@@ -103,9 +103,8 @@ def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: 
         if report.was_used and not is_counted:
             is_counted = True
             console.print(f"First gradient counted {seconds_since_start():.0f} s after the start.", highlight=False)
-        loss = report.loss if report.epoch_loss is None else report.epoch_loss
         text = (
-            f"epoch {report.epoch}/{num_epochs}  mean loss {loss:.4f}  {_peers(report)}: "
+            f"epoch {report.epoch}/{num_epochs}  mean loss {report.epoch_loss:.4f}  {_peers(report)}: "
             f"{report.swarm_samples_per_second:.1f} {unit}/s, {report.samples_per_second:.1f} of them here  "
             f"share averaged {report.share_averaged:.0%}  "
             f"yours {report.num_samples} {unit}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"

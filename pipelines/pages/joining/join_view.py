@@ -115,7 +115,7 @@ def _step(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
     # Before the first round nothing has been averaged, which is fine.
     is_known = event["ended_epoch"] or view.share_averaged is not None
     known = {name: event[name] for name in names} | ({"share_averaged": event["share_averaged"]} if is_known else {})
-    known["loss"] = event["loss"] if event["epoch_loss"] is None else event["epoch_loss"]
+    known["loss"] = event["epoch_loss"]
     return known | dict(speeds=speeds) | _phase(view, dict.fromkeys(WORKING, TRAINING))
 
 

@@ -67,7 +67,7 @@ class StepReport:
     """Mean loss of the micro-batch; None if its gradient overflowed in float16 and was dropped."""
 
     epoch_loss: float | None
-    """Mean loss of this peer's micro-batches of the epoch so far; None if none of them counts yet."""
+    """Mean loss of this peer's micro-batches of the epoch so far, or of this one while none of them counts."""
 
     was_used: bool
     """Whether the gradient counts towards the epoch; not if it was computed on an outdated state."""
@@ -311,7 +311,7 @@ class TrainingPeer:
         return StepReport(
             epoch=epoch,
             loss=loss,
-            epoch_loss=self._epoch_loss,
+            epoch_loss=loss if self._epoch_loss is None else self._epoch_loss,
             was_used=was_used,
             ended_epoch=ended_epoch,
             num_peers=progress.num_peers,

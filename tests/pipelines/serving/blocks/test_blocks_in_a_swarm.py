@@ -7,12 +7,11 @@ import time
 import pytest
 import torch
 from block_swarm import client_of, serving_peers
-from hostile_messages import hostile_sessions
+from hostile_messages import hostile_sessions, is_refused
 from published_runs import family_of, still_alive
 from tiny_models import tiny_dalle, tiny_language_model
 
 from pipelines.serving.blocks.client.distributed_model import DistributedModel
-from pipelines.swarm.streams.refusals import Refusal
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(400)]
 
@@ -78,14 +77,7 @@ def test_hostile_messages_over_streams_leave_the_server_as_it_was(swarm):
     codes = model.stream_image_codes(text, seed=4, window=1, every=1)
     refused = 0
     for messages in hostile_sessions(5, 40, peers["a"].revision, SPANS["a"]):
-        link = found.connect(peers["a"].peer)
-        try:
-            for body, tensors in messages:
-                link.ask(body, tensors)
-        except Refusal:
-            refused += 1
-        finally:
-            link.close()
+        refused += is_refused(found.connect(peers["a"].peer), messages)
         next(codes)
     *_, last = codes
     assert refused > 30 and torch.equal(last, expected)
