@@ -12,7 +12,7 @@ from collections.abc import Sequence
 STEPS_OF_A_TRIAL = 8
 """The first step with another number of threads starts or wakes them, and is not counted unless it is the only one."""
 
-SECONDS_OF_A_TRIAL, SECONDS_OF_A_LONG_STEP = 3.0, 10.0
+SECONDS_OF_A_TRIAL, SECONDS_OF_A_LONG_STEP = 2.0, 10.0
 """Fewer steps do if they take so long: two, or one."""
 
 STEPS_TO_COMPARE = 5
@@ -21,7 +21,7 @@ CHANGE_OF_PACE = 1.25
 """Steps that take so many times as long, or as short, mean that another program has started or ended."""
 
 SHARE_OF_TRIALS = 0.05
-"""Trials take at most about this share of the time."""
+"""Trials of other numbers than the chosen one take at most about this share of the time."""
 
 CLEARLY_SLOWER = 1.5
 """A number that takes so many times as long as the best one in two steps is tried no longer."""
@@ -67,7 +67,8 @@ class ThreadChoice:
             return
         pace = seconds / weight
         if self._trials:
-            self._seconds_of_trials += seconds
+            if self.num_threads != self._best:
+                self._seconds_of_trials += seconds
             self._trials[self.num_threads].append((seconds, pace))
             self._go_on()
             return
