@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import httpx2
+
 from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.admission.tokens import TokenCheck
@@ -146,13 +148,16 @@ def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iter
 
 
 def _complain(place: PlaceInSwarm, complaints: Sequence[ServerComplaint]) -> None:
-    place.records.publish_complaints(
-        ComplaintsRecord(
-            peer_id=place.dht.peer_id.to_base58(),
-            username=place.admission.username if place.admission.has_authority else hub_username(),
-            complaints=list(complaints)[-MOST_COMPLAINTS:],
+    try:
+        place.records.publish_complaints(
+            ComplaintsRecord(
+                peer_id=place.dht.peer_id.to_base58(),
+                username=place.admission.username if place.admission.has_authority else hub_username(),
+                complaints=list(complaints)[-MOST_COMPLAINTS:],
+            )
         )
-    )
+    except (OSError, ValueError, httpx2.HTTPError) as error:  # what was drawn is worth more than the complaint
+        logger.warning("What was found of servers is not published: %s", error)
 
 
 def weights_name(snapshot: RunSnapshot) -> str:

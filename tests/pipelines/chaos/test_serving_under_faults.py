@@ -42,7 +42,7 @@ def seen(tmp_path_factory):
 
 def test_drawings_stay_those_of_one_machine_while_servers_are_killed_and_stopped(seen):
     assert seen["num_drawn"] > 2 and seen["num_drawn_otherwise"] == 0
-    assert seen["num_candidates_lost"] > 0, "what the victims had begun was drawn elsewhere"
+    assert seen["num_candidates_lost"] > 0, "what the victims had begun and the liar had drawn was drawn elsewhere"
 
 
 def test_layers_that_nobody_serves_are_named_and_used_again_once_they_are_served(seen):
