@@ -218,35 +218,32 @@ def test_many_peers_at_one_address_have_no_more_room_than_an_address_may_have(hu
         ready = run.serve("--max-codes-per-second", 1).wait_for("serving")
         wish = a_wish(run, every=1)
 
-        async def asked(p2p, number):
-            """Return a conversation in which so many candidates are being drawn."""
+        async def asked(stack, p2p, number=0):
+            """Open a conversation, and ask for so many candidates in it."""
             conversation, _ = await open_conversation(p2p, ready["peer"], NAMESPACE, SERVICE, Introductions(None))
-            await conversation.send(*DrawRequest(wish=wish, candidates=range(number)).message())
+            await stack.enter_async_context(conversation)
+            if number:
+                await conversation.send(*DrawRequest(wish=wish, candidates=range(number)).message())
             return conversation
 
         async def crowd():
-            peers = [
-                await P2P.create(initial_peers=ready["addresses"], host_maddrs=[HOST], startup_timeout=120)
-                for _ in range(2)
-            ]
-            try:
-                first = await asked(peers[0], 4)
-                assert "codes" in (await first.receive(PATIENCE)).tensors
+            async with contextlib.AsyncExitStack() as stack:
+                one, another = [
+                    await P2P.create(initial_peers=ready["addresses"], host_maddrs=[HOST], startup_timeout=120)
+                    for _ in range(2)
+                ]
+                stack.push_async_callback(one.shutdown)
+                stack.push_async_callback(another.shutdown)
+                assert "codes" in (await (await asked(stack, one, 4)).receive(PATIENCE)).tensors
                 with pytest.raises(Refusal, match="1 more candidates would be above 4 for one peer"):
-                    await (await asked(peers[0], 1)).receive(PATIENCE)
+                    await (await asked(stack, one, 1)).receive(PATIENCE)
                 with pytest.raises(Refusal, match="4 more candidates would be above 6 for one address") as refused:
-                    await (await asked(peers[1], 4)).receive(PATIENCE)
+                    await (await asked(stack, another, 4)).receive(PATIENCE)
                 assert refused.value.code == "busy"
-                second = await asked(peers[1], 2)
-                assert "codes" in (await second.receive(PATIENCE)).tensors
-                third = await open_conversation(peers[1], ready["peer"], NAMESPACE, SERVICE, Introductions(None))
+                assert "codes" in (await (await asked(stack, another, 2)).receive(PATIENCE)).tensors
+                await asked(stack, another)
                 with pytest.raises(Refusal, match="above 3 for one address"):
-                    await asked(peers[0], 1)
-                for conversation in (first, second, third[0]):
-                    await conversation.close()
-            finally:
-                for p2p in peers:
-                    await p2p.shutdown()
+                    await asked(stack, one)
 
         asyncio.run(crowd())
 
