@@ -18,7 +18,7 @@ def run_block_server(
     """Serve layers of a run's model until a signal asks to stop or the options' limit is reached."""
     console = become_worker()
     from pipelines.serving.blocks.hosting import BlockOptions, serve_blocks
-    from pipelines.serving.blocks.routing import fill_command
+    from pipelines.swarm.servers.layers import fill_command
 
     chosen = BlockOptions(**options)
     with console.status(f"Reading {repository}") as status:

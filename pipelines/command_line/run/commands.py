@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.command_line.run import assist as run_assist
+from pipelines.command_line.run import audit as run_audit
 from pipelines.command_line.run import authorize as run_authorize
 from pipelines.command_line.run import check as run_check
 from pipelines.command_line.run import index as run_index
@@ -115,6 +116,8 @@ def show(repository: Repository) -> None:
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
     who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
     table.add_row("who may join", who, style="bold")
+    if not run.is_open:
+        table.add_row("who may draw with what volunteers serve", run.who_may_draw)
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
     open_console().print(table)
 
@@ -143,6 +146,7 @@ for command in (
     run_report.report,
     run_ledger.ledger,
     run_recompute.recompute,
+    run_audit.audit,
     run_index.index,
     run_rollback.rollback,
 ):

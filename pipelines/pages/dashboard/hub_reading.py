@@ -19,6 +19,7 @@ from pipelines.training.ledger.coverage import NewestPass, newest_pass
 from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.credit.contributions import Contribution
+from pipelines.training.metrics.credit.served import read_served, served_file
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
 from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
 from pipelines.training.metrics.history import read_history
@@ -54,8 +55,17 @@ class HubView:
     contributions: Mapping[tuple[str, str], Contribution] = field(default_factory=dict)
     """By day and user name; see `contributions.ContributionLedger`."""
 
+    served: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Candidates that auxiliary peers have had drawn and found right, by day and user; see `credit.served`."""
+
     checkpoints: Mapping[int, str] = field(default_factory=dict)
     """Commits by epoch."""
+
+    weights_sha256: str | None = None
+    """Of the newest checkpoint, which is what servers call its revision; None: there is none that counts."""
+
+    num_layers: int | None = None
+    """Of the published model."""
 
     pictures: Mapping[int, str] = field(default_factory=dict)
     """File names of the progress reel by epoch."""
@@ -145,12 +155,23 @@ def read_hub(repository: str, before: HubView) -> HubView:
         figures=read_figures(folder / METRICS_FOLDER),
         newest_pass=newest_pass(read_state(folder / METRICS_FOLDER / STATE_FILE)),
         contributions=read_contributions(folder / METRICS_FOLDER).days,
+        served=read_served(*sorted((folder / METRICS_FOLDER).glob(served_file("*")))),
         checkpoints=checkpoints,
+        weights_sha256=_weights(snapshot),
+        num_layers=snapshot.num_layers,
         pictures={entry["epoch"]: entry["file"] for entry in reel},
         prompts=read_prompts(folder / REEL_FOLDER),
         read_at=now,
         problem="",
     )
+
+
+def _weights(snapshot: RunSnapshot) -> str | None:
+    try:
+        return snapshot.weights_sha256
+    except ValueError as error:  # not signed by whom the run names: nobody serves it
+        logger.warning("The newest checkpoint does not count: %s", error)
+        return None
 
 
 def _with_problem(view: HubView, problem: str) -> HubView:

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ from torch import Tensor
 from hub_tools.atomic_files import write_text_whole
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.generation.image_generation import PROCESSOR_FILES, load_drawing_parts
-from pipelines.serving.draw.audits import AuditBook, Honesty
+from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
 from pipelines.serving.draw.evidence import excesses, honest_excesses
 from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
-from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.serving.entering import place_to_ask, weights_name
 from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.servers.complaints import ServerComplaint
+from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
+from pipelines.swarm.streams.refusals import printable
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.organiser import local_folder
@@ -104,6 +107,7 @@ def open_studio(
     revision: str | None = None,
     precision: str = "float32",
     audits: bool = False,
+    share_audited: float = SHARE_AUDITED,
     patience_seconds: float = PATIENCE_SECONDS,
     device: str = "cpu",
     network: NetworkOptions = NetworkOptions(client_mode=True),
@@ -111,8 +115,8 @@ def open_studio(
 ) -> Iterator[SwarmStudio]:
     """Enter a run's swarm to have its pictures drawn by others; only the processor is downloaded.
 
-    With `audits` the model is too, and candidates are checked. Call it in the main thread of a process that has no
-    other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
+    With `audits` the model is too, and a share of the candidates is checked. Call it in the main thread of a process
+    that has no other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
 
     Raises:
         ValueError: the run has no weights yet, no entry address, or draws no pictures.
@@ -130,20 +134,18 @@ def open_studio(
         book.remember(avoided.read_text(encoding="utf-8"))
     with contextlib.ExitStack() as stack:
         hear("asking", run=newest.run)
-        place = stack.enter_context(entered_swarm(newest.run, repository, network))
+        place = stack.enter_context(place_to_ask(newest.run, repository, network))
         auditor = None
         if audits:
             hear("loading")
             auditor = Auditor(_model_of(repository, snapshot, device), precision, book)
-        loop = stack.enter_context(open_loop(place))
-        introductions = place.introductions()
 
         async def open_stream(peer: str) -> Conversation:
-            conversation, _ = await open_conversation(loop.p2p, peer, place.namespace, SERVICE, introductions)
-            return conversation
+            who = place.introductions
+            return (await open_conversation(place.loop.p2p, peer, place.namespace, SERVICE, who))[0]
 
         def servers() -> list[DrawingServer]:
-            return drawing_servers(place)
+            return drawing_servers(place.servers())
 
         def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
             if auditor is not None:
@@ -153,16 +155,20 @@ def open_studio(
                 open_stream,
                 config,
                 audit=None if auditor is None else auditor.audit,
+                share_audited=share_audited,
                 book=book,
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
-            drawn = loop.call(drawing.draw(wish, candidates, **callbacks))
+            drawn = place.loop.call(drawing.draw(wish, candidates, **callbacks))
             if drawn.complaints:
+                found.extend(map(_published, drawn.complaints))
+                place.complain(found)
                 avoided.parent.mkdir(parents=True, exist_ok=True)
                 write_text_whole(avoided, book.to_json())
             return drawn
 
+        found: list[ServerComplaint] = []
         hear("entered", run=newest.run)
         yield SwarmStudio(
             revision=weights,
@@ -175,14 +181,25 @@ def open_studio(
         )
 
 
-def drawing_servers(place: PlaceInSwarm) -> list[DrawingServer]:
+def _published(complaint: Complaint) -> ServerComplaint:
+    """Return what the swarm is told of a finding: not the prompt."""
+    assert complaint.evidence is not None, "an audit has its candidates"
+    figures = ("num_audited", "mean_excess", "limit")
+    return ServerComplaint(
+        server=complaint.server,
+        **{name: getattr(complaint, name) for name in figures},
+        **vars(complaint.evidence),
+    )
+
+
+def drawing_servers(records: Mapping[bytes, ServerRecord]) -> list[DrawingServer]:
     """Return who draws now, by the signed records; two of one peer count once."""
     found = {}
-    for record in place.records.servers().values():
+    for record in records.values():
         if record.state == "online" and record.draw_rate > 0:
             found[record.peer_id] = DrawingServer(
                 peer=record.peer_id,
-                name="".join(c if c.isprintable() else " " for c in record.username).strip() or record.peer_id[-8:],
+                name=printable(record.username).strip() or record.peer_id[-8:],
                 revision=record.revision,
                 epoch=record.epoch,
                 precision=record.precision,

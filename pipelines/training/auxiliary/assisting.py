@@ -14,6 +14,7 @@ from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.training.auxiliary.assembly import assembled_auxiliary_peer
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
+from pipelines.training.auxiliary.entry_keeping import tell_strangers
 from pipelines.training.metrics.trackers import Trackers
 from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
@@ -73,6 +74,7 @@ def assist_run(
                 raise
             hear("starting anew")
             dht = stack.enter_context(open_dht(repository, (), network, **how))
+        tell_strangers(dht, run, admission)
         peer, trackers = stack.enter_context(
             assembled_auxiliary_peer(repository, task, dht, options, admission=admission)
         )

@@ -16,6 +16,7 @@ AVERAGING_COMPRESSIONS = ("blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 OPTIMIZERS = ("lamb", "adamw")
 SYNCHRONISATIONS = ("dense", "sparse")
+WHO_MAY_DRAW = ("members", "everybody")
 MOST_VALUES_PER_CHUNK = 4096
 MOST_PROMPTS = 16
 
@@ -281,6 +282,39 @@ class AdmissionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Who may use what volunteers serve of the model, and how much of one server."""
+
+    who_may_draw: str = "members"
+    """`members`: whom the run's authority admits; `everybody`: strangers, too, who then draw and use served layers, and
+    learn of the swarm who serves. In a run without an authority everybody is a member."""
+
+    streams_per_peer: int = 8
+    """Streams that one peer may have at one server."""
+
+    streams_per_address: int = 32
+    """The same of all peers at one IPv4 address or IPv6 /64 network: peer ids cost nothing, addresses do."""
+
+    candidates_per_peer: int = 128
+    """Candidates of one peer that wait or are drawn at one server."""
+
+    candidates_per_address: int = 256
+    """The same of all peers at one address."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings are valid."""
+        check_choice("who_may_draw", self.who_may_draw, WHO_MAY_DRAW)
+        for what in ("streams", "candidates"):
+            check_positive(self, f"{what}_per_peer", f"{what}_per_address")
+            of_peer, of_address = getattr(self, f"{what}_per_peer"), getattr(self, f"{what}_per_address")
+            if of_peer > of_address:
+                raise ValueError(
+                    f"{what}_per_peer is {of_peer} and {what}_per_address is {of_address}; expected no more of one "
+                    "peer than of all at its address."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class VersionSettings:
     """Versions of packages."""
 
@@ -320,6 +354,7 @@ SECTIONS: dict[str, type[Section]] = {
     "aggregation": AggregationSettings,
     "publishing": PublishingSettings,
     "admission": AdmissionSettings,
+    "serving": ServingSettings,
     "versions": VersionSettings,
 }
 """Name in `training_run.json` and class of each section."""
