@@ -87,7 +87,7 @@ def terms_of(connection: sqlite3.Connection, file: XetFile, start: int, end: int
     found: list[tuple[Term, int]] = []
     position = skipped = 0
     for term in file.terms:
-        wanted = []
+        wanted: list[tuple[int, int]] = []
         for index, chunk in enumerate(_chunks_of(connection, term), term.first):
             if position < end and position + chunk.length > start:
                 if not wanted and not found:

@@ -81,7 +81,8 @@ def hash_text(value: bytes) -> str:
 
 def read_xorb(body: bytes) -> list[Chunk]:
     """Return the chunks in a xorb's body, whose footer may be missing; raises a 400 for any that is damaged."""
-    chunks, position = [], 0
+    chunks: list[Chunk] = []
+    position = 0
     while position < len(body) and not body.startswith(XORB_FOOTER_MARK, position):
         header = body[position : position + CHUNK_HEADER_BYTES]
         packed, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
@@ -113,7 +114,7 @@ def read_shard(body: bytes) -> list[FileRecipe]:
     if not body.startswith(SHARD_MARK):
         raise bad_request("The shard does not begin like one")
     entries = _entries(body)
-    recipes = []
+    recipes: list[FileRecipe] = []
     for name, flags, count, _, _ in entries:
         if name == END_OF_FILES:
             return recipes
