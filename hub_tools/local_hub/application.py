@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from .buckets import bucket_routes, xet_routes
+from .jobs import job_routes
 from .protocol.hub_error import HubError, disk_full
 from .routes import (
     account_routes,
@@ -46,6 +47,7 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
         account_routes,
         xet_routes,
         bucket_routes,
+        job_routes,
         upload_routes,
         repository_routes,
         history_routes,

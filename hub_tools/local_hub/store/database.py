@@ -113,6 +113,14 @@ CREATE TABLE IF NOT EXISTS bucket_files (
     uploaded_at TEXT NOT NULL,
     PRIMARY KEY (bucket, path)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL COLLATE NOCASE,
+    user TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    stage TEXT NOT NULL,
+    created_at TEXT NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS xorbs (
     hash TEXT PRIMARY KEY,
     sha256 TEXT NOT NULL,
