@@ -29,6 +29,7 @@ from pipelines.training.auxiliary.publishing.publisher_election import Candidacy
 from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
+from pipelines.training.metrics.stalls import StallNews, StallWatch
 from pipelines.training.repository.key_list import PUBLISHER
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
@@ -67,6 +68,9 @@ class AuxiliaryReport:
     evaluating_epoch: int | None
     """Epoch of the checkpoint that is being evaluated, if any."""
 
+    stall: StallNews | None
+    """The news that the run has stalled or goes on, in the poll that finds it."""
+
 
 class AuxiliaryPeer:
     """Follows a run and publishes it. Use as a context manager around `restore` and `follow`."""
@@ -94,6 +98,7 @@ class AuxiliaryPeer:
         self._publishing = PublishingThread(publisher, options.retry_seconds)
         self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
         self._next_spooling = 0.0
+        self._stalls = StallWatch(point["epoch_seconds"] for point in self.metrics.history())
         self._evaluate: Evaluate = lambda: evaluate(self.model)
 
     def __enter__(self) -> "AuxiliaryPeer":
@@ -209,6 +214,7 @@ class AuxiliaryPeer:
             num_waiting=len(self.publisher.spool.entries()),
             evaluation=self._evaluator.look() if self._evaluator else None,
             evaluating_epoch=self._evaluator.current_epoch if self._evaluator else None,
+            stall=self._look_for_stall(len(progress)),
         )
 
     def finish(self) -> str | None:
@@ -223,6 +229,11 @@ class AuxiliaryPeer:
             self._spool(self.publisher.spool)
         self.publisher.drain()
         return self.publisher.take_last_commit()
+
+    def _look_for_stall(self, num_trainers: int) -> StallNews | None:
+        if self.held_epoch >= self.run.num_epochs:
+            return None
+        return self._stalls.look(self.held_epoch, num_trainers=num_trainers, now=time.monotonic())
 
     @property
     def _is_evaluating(self) -> bool:
