@@ -193,6 +193,8 @@ def test_a_file_is_kept_only_if_its_chunks_make_it_up(hub, api, bucket):
     ):
         assert post(hub, "shards", upload, access).status_code == 400, upload[:200]
     assert post(hub, "shards", shard(header, term, END), access).json() == {"result": 1}
+    api.delete_bucket(bucket)
+    assert post(hub, "shards", shard(header, term, END), access).status_code == 200, "deleted while it was uploaded to"
 
 
 def test_tokens_of_contents_are_bound_to_a_bucket_an_access_and_an_hour(hub, api, bucket, repo_id):

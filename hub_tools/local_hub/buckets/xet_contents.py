@@ -50,7 +50,9 @@ def record_files(connection: sqlite3.Connection, bucket: int, recipes: Sequence[
         terms = json.dumps([(term.xorb, term.first, term.end) for term in recipe.terms])
         size = sum(chunk.length for chunk in chunks)
         connection.execute("INSERT OR IGNORE INTO xet_files VALUES (?, ?, ?)", (recipe.hash, size, terms))
-        connection.execute("INSERT OR IGNORE INTO xet_uploads VALUES (?, ?)", (bucket, recipe.hash))
+        # The bucket may have been deleted while the upload ran.
+        query = "INSERT OR IGNORE INTO xet_uploads SELECT id, ? FROM buckets WHERE id=?"
+        connection.execute(query, (recipe.hash, bucket))
 
 
 def uploaded_size(connection: sqlite3.Connection, bucket: int, name: object) -> int | None:

@@ -68,9 +68,15 @@ class RunBucket:
         self._prefix = f"{run.run_id}/generation-{run.generation}"
 
     def create(self, *, private: bool) -> None:
-        """Create the bucket if it is not there."""
+        """Create the bucket if it is not there; BucketError for a public one that is to be private."""
         with _errors_named(self.name):
             HfApi().create_bucket(self.name, private=private, exist_ok=True)
+            is_public = private and not HfApi().bucket_info(self.name).private
+        if is_public:
+            raise BucketError(
+                f"Bucket {self.name} is public, the run's repository is private: nothing is put there. Make the bucket "
+                "private, or name another one in training_run.json."
+            )
 
     def put_metrics(self, files: Sequence[Path]) -> None:
         """Replace the metrics by these files."""

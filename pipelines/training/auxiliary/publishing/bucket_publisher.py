@@ -70,6 +70,8 @@ class BucketPublisher:
         manifest_of: Callable[[SpooledCheckpoint], CheckpointManifest],
     ) -> None:
         """Do what is due; what fails waits. `in_repository` is the newest epoch that the repository has."""
+        if not self.has_work():
+            return
         try:
             if not self._is_ready:
                 self.take_over(repository, keys)

@@ -169,6 +169,14 @@ def test_the_bucket_is_as_private_as_the_repository(start):
     assert HfApi().bucket_info(run.run.bucket).private
 
 
+def test_nothing_of_a_private_run_is_put_into_a_public_bucket(start, caplog):
+    run = start(private=True)
+    HfApi().create_bucket(run.run.bucket)
+    assert [entry.epoch for entry in run.publish(1).spool.entries()] == [1]
+    assert "is public, the run's repository is private: nothing is put there" in caplog.text
+    assert list(HfApi().list_bucket_tree(run.run.bucket)) == []
+
+
 def test_each_generation_of_a_run_has_its_own_part(start):
     run = start()
     run.publish(1)
