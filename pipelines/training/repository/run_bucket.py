@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 KEPT_CHECKPOINTS = 2
 """The newest, and the one that somebody may still be downloading."""
 
+LONGEST_DOWNLOAD_SECONDS = 24 * 3600.0
 MAX_FILES = 20_000
 MAX_METRICS_BYTES = 2**28
 MAX_MANIFEST_BYTES = 2**24
@@ -87,12 +89,17 @@ class RunBucket:
             HfApi().batch_bucket_files(self.name, add=list(additions), delete=sorted(gone))
 
     def get_metrics(self, folder: Path) -> Path:
-        """Download the metrics into a folder, and return it; it stays empty if there are none."""
+        """Download the metrics into a folder, and return it; it stays empty if there are none.
+
+        What is more than `MAX_METRICS_BYTES`, or has a strange name, is left out.
+        """
         with _errors_named(self.name):
-            files = [file for file in self._files(METRICS_FOLDER) if PLAIN_NAME.fullmatch(_name(file))]
-            if (size := sum(file.size for file in files)) > MAX_METRICS_BYTES:
-                raise BucketError(f"The metrics in bucket {self.name} have {size} bytes, at most {MAX_METRICS_BYTES}.")
-            HfApi().download_bucket_files(self.name, [(file, folder / _name(file)) for file in files])
+            start, left, wanted = f"{self._prefix}/{METRICS_FOLDER}/", MAX_METRICS_BYTES, []
+            for file in self._files(METRICS_FOLDER):
+                if PLAIN_NAME.fullmatch(file.path.removeprefix(start)) and file.size <= left:
+                    wanted.append((file, folder / _name(file)))
+                    left -= file.size
+            HfApi().download_bucket_files(self.name, list(wanted))
         return folder
 
     def checkpoints(self) -> list[StoredCheckpoint]:
@@ -158,6 +165,9 @@ class RunBucket:
 
     def _download(self, stored: StoredCheckpoint, manifest: CheckpointManifest, keys: KeyList, into: Path) -> Path:
         into.mkdir(parents=True, exist_ok=True)
+        for left in into.glob(".partial-*"):  # by a download that was killed; others may be at work
+            if time.time() - left.stat().st_mtime > LONGEST_DOWNLOAD_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=into, prefix=".partial-") as partial:
             target = Path(partial) / stored.folder.rpartition("/")[2]
             self._fetch(stored, [*manifest.files, MANIFEST_FILE], target)

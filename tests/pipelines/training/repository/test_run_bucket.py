@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import time
@@ -221,6 +222,32 @@ def test_what_a_stranger_with_write_access_puts_there_is_passed_over(start, tmp_
     # An honest publisher is not held up by what they say, and removes it.
     assert run.publish(2).published_epoch == 2
     assert {stored.epoch for stored in run.bucket.checkpoints()} == {1, 2} and run.newest() == 2
+
+
+def test_strays_beside_the_metrics_are_not_read_nor_what_is_too_large(start):
+    run = start()
+    run.publish(1)
+    base = f"{run.run.run_id}/generation-0/metrics"
+    for stray in ("sub/epochs-00000.parquet", ".hidden", "a b"):
+        upload(run, f"{base}/{stray}", b"no Parquet")
+    assert run.history() == [1]
+    assert {path.name for path in (run.folder / "read").iterdir()}.isdisjoint({".hidden", "a b"})
+    upload(run, f"{base}/huge.bin", bytes(2**28 + 1))
+    assert run.history() == [1] and not (run.folder / "read" / "huge.bin").exists()
+    run.publish(2)
+    assert run.history() == [1, 2]
+    left = {file.path for file in HfApi().list_bucket_tree(run.run.bucket, base, recursive=True)}
+    assert f"{base}/huge.bin" not in left, "the publisher removes what is not its own"
+
+
+def test_what_a_killed_download_has_left_is_removed_a_day_later(start):
+    run = start()
+    run.publish(1)
+    old, young = (run.folder / "downloads" / f".partial-{name}" for name in ("old", "young"))
+    for left in (old, young):
+        left.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    assert run.newest() == 1 and young.exists() and not old.exists()
 
 
 def test_damaged_missing_and_oversized_files_are_refused_before_they_cost_much(start, caplog):
