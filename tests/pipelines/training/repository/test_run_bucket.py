@@ -118,7 +118,7 @@ def publish_through(endpoint, run, epoch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_kill_at_any_request_of_a_publication_loses_nothing_and_the_next_publisher_continues(hub, start):
-    for num_requests in range(60):
+    for num_requests in range(0, 200, 3):
         run = start(f"killed-{num_requests}")
         run.publish(1)
         with StoppingProxy(hub.endpoint, num_requests) as proxy:
@@ -139,7 +139,7 @@ def test_a_kill_at_any_request_of_a_publication_loses_nothing_and_the_next_publi
         assert (run.newest(), next_one.newest_epoch(), next_one.has_work()) == (2, 2, next_one._metrics_are_due())
         if not was_killed:
             break
-    assert 8 < proxy.num_passed < 59, "each request of a publication was the last one once"
+    assert not was_killed and proxy.num_passed > 20, "every third request of a publication was the last one once"
 
 
 def test_only_the_newest_waits_and_two_are_kept(start):
