@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.one_line_errors import explain_error
-from hub_tools.run_files import REEL_FOLDER, REEL_INDEX_FILE
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.training.ledger.coverage import NewestPass, newest_pass
 from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
