@@ -338,6 +338,11 @@ def test_training_beside_other_programs_is_as_measured(situation):
     check_quoted(f"| {situation} | {adaptive} | {rates['1 thread']} | {rates['2 threads']} |", "measurements")
 
 
+def test_sparse_peers_over_slow_links_are_as_measured():
+    (row,) = [row for row in measured("training") if row["metric"].startswith("goodput, links of 2 Mbit/s")]
+    check_quoted(f"trained {_short(row['ours'] / row['peer'])} times as many samples", "measurements")
+
+
 NOT_CHECKED = {
     *("dashboard", "drawing_audits", "drawing_servers", "line", "waiting"),
     *("averaging_codecs_cells", "sparse_rounds_language", "sparse_rounds_pictures"),
