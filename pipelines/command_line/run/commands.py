@@ -39,11 +39,15 @@ def create(
         Path | None,
         typer.Option(help="File of the organiser's key; made if missing. Default: next to the Hub's cache."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the settings mean for the dataset, and create nothing.")
+    ] = False,
 ) -> None:
     """Create a training run: publish its settings and its tokenizer or processor to the Model Hub.
 
     It also makes the organiser's key, which stays on this machine: with it alone the run's publishers are named and
-    revoked (run keys).
+    revoked (run keys). It says how often the schedule passes over the dataset, how long that takes, and what the
+    length of the texts costs; so does `--dry-run`, which creates nothing.
 
     `dalle-collab run settings` lists all settings; the defaults of a
     text-to-image run are those of the paper. A language model is built from a transformers model_type and its sizes,
@@ -64,6 +68,7 @@ def create(
     """
     import tempfile
 
+    from pipelines.doctor.run_meaning import explain_run
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.task import RunRequest
@@ -81,6 +86,11 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
+    for sentence in explain_run(run, processor):
+        typer.echo(sentence)
+    if dry_run:
+        typer.echo("Nothing was created.")
+        return
     organiser = None if "organiser_key" in request.settings else found_organiser(repository, organiser_key)
     if organiser is not None:
         run = run.replace(organiser_key=organiser.key.public)

@@ -134,6 +134,8 @@ def _keep_entry(
 
 
 def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:
+    from pipelines.training.metrics.stalls import stall_sentence
+
     status.update("waiting for trainers")
     for report in reports:
         loss = f"{report.summary.loss:.4f}" if report.summary else "-"
@@ -150,6 +152,9 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
         if report.evaluation is not None and report.evaluation.figures:
             trackers.log_figures(report.evaluation.figures)
             console.print(_what_came_of_it(report.evaluation), highlight=False, soft_wrap=True)
+        if report.stall is not None:
+            console.print(stall_sentence(report.stall), highlight=False, soft_wrap=True)
+            trackers.log_stall(report.stall)
         if report.published is not None:
             console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
 

@@ -245,6 +245,14 @@ class PublishingSettings:
     max_commits_per_hour: int = 60
     """Most commits that the run's auxiliary peer makes in an hour; the Hub refuses more than about 128."""
 
+    bucket: str = ""
+    """Storage Bucket, `ORG/NAME`, that has the metrics as they change and checkpoints between those of the repository;
+    empty: none."""
+
+    bucket_interval_epochs: int = 10
+    """With a bucket: epochs between checkpoints in it. Each is as large as one of the repository, and only the newest
+    two are kept."""
+
     num_evaluation_records: int = 256
     """Held-out records that the evaluation loss is the mean over."""
 
@@ -262,6 +270,9 @@ class PublishingSettings:
         object.__setattr__(self, "reel_prompts", tuple(self.reel_prompts))
         check_positive(self, "checkpoint_interval_epochs", "keep_optimizer_states", "max_commits_per_hour")
         check_positive(self, "num_evaluation_records", "evaluation_interval_epochs", "reel_interval_epochs")
+        check_positive(self, "bucket_interval_epochs")
+        if self.bucket and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", self.bucket):
+            raise ValueError(f"bucket is {self.bucket!r}; expected the name of a Storage Bucket, such as ORG/NAME.")
         if len(self.reel_prompts) > MOST_PROMPTS or not all(isinstance(p, str) and p for p in self.reel_prompts):
             raise ValueError(f"reel_prompts is {self.reel_prompts}; expected at most {MOST_PROMPTS} captions.")
 
