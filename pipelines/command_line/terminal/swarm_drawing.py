@@ -1,8 +1,6 @@
 """Drawing at volunteers' servers on the terminal."""
 
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,17 +9,8 @@ from pipelines.command_line.terminal.worker import become_worker
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pipelines.clip.clip_reranking import ClipReranker
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.text_to_image import RankedImage
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
-    from pipelines.serving.draw.client import Drawn, DrawnCandidate
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ranking:
-    codec: "VQGANCodec"
-    reranker: "ClipReranker"
 
 
 def draw_at_volunteers(
@@ -44,20 +33,15 @@ def draw_at_volunteers(
     Says who has drawn how many, and whether they were checked. Raises what `open_studio` and `SwarmDrawing.draw` raise.
     """
     console = become_worker()
-    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.generation.image_generation import load_codec_and_reranker
+    from pipelines.generation.image_generation import load_ranking_parts
     from pipelines.generation.text_to_image import encode_upper_part, rank_candidates
-    from pipelines.serving.draw.asking_run import open_studio
+    from pipelines.serving.draw.asking_run import open_studio, sampling_of
+    from pipelines.serving.draw.who_drew import origin_of, what_came
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
     where = torch_device(device)
-    sampling = SamplingOptions(
-        top_k=options.top_k,
-        top_p=options.top_p,
-        temperature=options.temperature,
-        guidance_scale=options.guidance_scale,
-    )
+    sampling = sampling_of(options)
     with (
         console.status(f"Reading {repository}") as status,
         open_studio(
@@ -71,9 +55,7 @@ def draw_at_volunteers(
         ) as studio,
     ):
         status.update("Loading the codec and CLIP")
-        ranking = _Ranking(**dict(zip(("codec", "reranker"), load_codec_and_reranker(
-            repository, revision=parts["revision"], codec=parts["codec"], clip=parts["clip"], device=where
-        ), strict=True)))  # fmt: skip
+        ranking = load_ranking_parts(repository, device=where, **parts)
         given = None if picture is None else encode_upper_part(ranking.codec, picture, rows)[None].cpu()
         status.stop()
         drawn = []
@@ -81,8 +63,8 @@ def draw_at_volunteers(
             for index, prompt in enumerate(prompts):
                 wish = studio.wish(prompt, prompt=index, seed=options.seed, options=sampling, image_prompt=given)
 
-                def report(done: int, total: int, before: int = index * options.num_candidates) -> None:
-                    on_progress("drawing", before + done, len(prompts) * total, "pictures")
+                def report(done: int, total: int, before: int = index) -> None:
+                    on_progress("drawing", before * total + done, len(prompts) * total, "image codes")
 
                 drawn.append(studio.draw(wish, range(options.num_candidates), on_progress=report))
             ranked = [
@@ -98,33 +80,6 @@ def draw_at_volunteers(
             ]
         for line in what_came(drawn, is_audited=studio.is_audited):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
+        if not studio.is_audited:
+            console.print("To check a sample with the weights: --audit", highlight=False)
     return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
-
-
-def origin_of(candidate: "DrawnCandidate") -> dict[str, object]:
-    """Return who has drawn a candidate, with which weights, and whether it was checked."""
-    server = candidate.server
-    return dict(
-        server=server.name,
-        peer=server.peer,
-        revision=server.revision,
-        epoch=server.epoch,
-        precision=server.precision,
-        audited=candidate.is_audited,
-    )
-
-
-def what_came(drawn: "list[Drawn]", *, is_audited: bool) -> list[str]:
-    """Return lines that say who has drawn, what was lost on the way, and what checks have found."""
-    candidates = [candidate for one in drawn for candidate in one.candidates]
-    by_whom: Counter[Any] = Counter((c.server.name, c.server.epoch, c.server.precision) for c in candidates)
-    said = ", ".join(f"{name} {count} (epoch {epoch}, {kind})" for (name, epoch, kind), count in by_whom.most_common())
-    lines = [f"{len(candidates)} candidates drawn by {said}."]
-    if lost := sum(one.num_lost for one in drawn):
-        lines.append(f"{lost} were drawn a second time, because a server did not finish or was found out.")
-    lines += [str(complaint) for one in drawn for complaint in one.complaints]
-    if is_audited:
-        lines.append(f"Checked: {sum(c.is_audited for c in candidates)} of {len(candidates)}, at random.")
-    else:
-        lines.append("Unchecked: only who holds the model can check drawings. With the weights: --audit")
-    return lines

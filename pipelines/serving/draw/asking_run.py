@@ -1,8 +1,10 @@
 """Drawing at a run's servers as a library call: the recipe of who asks, from the run's name to the candidates."""
 
+import asyncio
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from hub_tools.atomic_files import write_text_whole
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import PROCESSOR_FILES, load_drawing_parts
 from pipelines.serving.draw.audits import AuditBook, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
@@ -28,6 +32,8 @@ from pipelines.training.repository.snapshot import RunSnapshot
 
 AVOIDED_FILE = "avoided_servers.json"
 """On this machine: servers that were found to draw something else, and until when they are avoided."""
+
+MOST_NAME_CHARACTERS = 48
 
 NUM_FOR_HONESTY = 32
 """Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
@@ -46,8 +52,11 @@ class SwarmStudio:
     is_audited: bool
     """Whether candidates are checked; who does not hold the model cannot."""
 
+    start: Callable[..., Future[Drawn]]
+    """`SwarmDrawing.draw`, to be called from any thread; cancelling the future stops the drawing."""
+
     draw: Callable[..., Drawn]
-    """`SwarmDrawing.draw`, to be called from the thread that has opened the studio."""
+    """The same, and waits."""
 
     servers: Callable[[], list[DrawingServer]]
     """Return who draws now, of any checkpoint and precision."""
@@ -145,9 +154,9 @@ def open_studio(
         def servers() -> list[DrawingServer]:
             return drawing_servers(place)
 
-        def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
+        async def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
             if auditor is not None:
-                auditor.learn_honesty(wish)
+                await asyncio.to_thread(auditor.learn_honesty, wish)
             drawing = SwarmDrawing(
                 servers,
                 open_stream,
@@ -157,7 +166,7 @@ def open_studio(
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
-            drawn = loop.call(drawing.draw(wish, candidates, **callbacks))
+            drawn = await drawing.draw(wish, candidates, **callbacks)
             if drawn.complaints:
                 avoided.parent.mkdir(parents=True, exist_ok=True)
                 write_text_whole(avoided, book.to_json())
@@ -170,7 +179,8 @@ def open_studio(
             config=config,
             precision=precision,
             is_audited=auditor is not None,
-            draw=draw,
+            start=lambda *asked, **callbacks: loop.start(draw(*asked, **callbacks)),
+            draw=lambda *asked, **callbacks: loop.call(draw(*asked, **callbacks)),
             servers=servers,
         )
 
@@ -182,13 +192,29 @@ def drawing_servers(place: PlaceInSwarm) -> list[DrawingServer]:
         if record.state == "online" and record.draw_rate > 0:
             found[record.peer_id] = DrawingServer(
                 peer=record.peer_id,
-                name="".join(c if c.isprintable() else " " for c in record.username).strip() or record.peer_id[-8:],
+                name=shown_name(record.username) or record.peer_id[-8:],
                 revision=record.revision,
                 epoch=record.epoch,
                 precision=record.precision,
                 codes_per_second=record.draw_rate,
             )
     return list(found.values())
+
+
+def shown_name(text: str) -> str:
+    """Return a stranger's name as it may be shown: in one line, without marks that turn or hide text, and short."""
+    printable = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return printable if len(printable) <= MOST_NAME_CHARACTERS else printable[: MOST_NAME_CHARACTERS - 1] + "…"
+
+
+def sampling_of(options: GenerationOptions) -> SamplingOptions:
+    """Return what of a drawing's options goes into a wish."""
+    return SamplingOptions(
+        top_k=options.top_k,
+        top_p=options.top_p,
+        temperature=options.temperature,
+        guidance_scale=options.guidance_scale,
+    )
 
 
 def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> DalleCollabForConditionalGeneration:
