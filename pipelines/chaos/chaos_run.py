@@ -15,8 +15,9 @@ from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.chaos_report import ChaosReport, Events, Window, make_report
 from pipelines.chaos.chaos_swarm import ChaosSwarm, SwarmPlan
 from pipelines.chaos.chaotic_peer import Control, parameters_file
-from pipelines.chaos.fault_injection import FaultInjection
+from pipelines.chaos.fault_injection import SLOW_LINK, FaultInjection
 from pipelines.chaos.faults.fault_script import Fault, script_text
+from pipelines.chaos.faults.link_proxy import LinkLimits
 from pipelines.chaos.faults.process_table import processor_ticks
 from pipelines.demo.stages import StageError
 
@@ -38,6 +39,9 @@ class ChaosPlan:
     reference_seconds: float
     """Duration of the fault-free period before them, in the same swarm."""
 
+    slow_link: LinkLimits = SLOW_LINK
+    """What faults make of a peer's link when they slow it."""
+
 
 def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
     """Run it, write `report.json`, `faults.json` and `timeline.png` to the plan's folder, and return the report.
@@ -52,7 +56,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
         task = progress.add_task("starting the swarm", total=None)
         swarm.wait_until(lambda: _all_past(swarm, NUM_WARMUP_EPOCHS), "the trainers' first epochs together")
         reference = _let_pass(swarm, plan.reference_seconds, progress, "without faults")
-        injection = FaultInjection(swarm, plan.faults)
+        injection = FaultInjection(swarm, plan.faults, plan.slow_link)
 
         def inject(seconds: float) -> None:
             for line in injection.advance(seconds):

@@ -93,7 +93,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     from pipelines.training.run.training_run import stable_seed
     from pipelines.training.tasks.choice import open_task
 
-    while not RunSnapshot.read(settings.repository).run.entry_addresses:
+    while not (run := RunSnapshot.read(settings.repository).run).entry_addresses:
         time.sleep(0.5)  # the auxiliary peer is still starting
     network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
     compute = ComputeOptions(micro_batch_size=settings.micro_batch_size, cpu_threads=1, shuffle_buffer_size=64)
@@ -102,7 +102,8 @@ def main(settings: ChaoticPeerSettings) -> None:
         package_version="chaos",
         hear=lambda event, **values: _write_joining(events, event, values),
         takes_signals=True,
-        gradient_averager_type=HostileGradientAverager,  # honest until told otherwise
+        # Honest until told otherwise; nobody averages parts in a sparse run, so there it has nothing to lie about.
+        gradient_averager_type=None if run.synchronisation == "sparse" else HostileGradientAverager,
     )
     with join_run(
         settings.repository, open_task, network=network, compute=compute, parts=parts, seed=stable_seed(settings.seed)

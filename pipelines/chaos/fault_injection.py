@@ -22,6 +22,7 @@ class FaultInjection:
 
     swarm: ChaosSwarm
     faults: Sequence[Fault]
+    slow_link: LinkLimits = SLOW_LINK
     _running: list[Fault] = field(default_factory=list)
     _next: int = 0
     _controls: dict[int, Control] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class FaultInjection:
         trainer.freeze() if is_on else trainer.thaw()
 
     def _limit(self, fault: Fault, is_on: bool) -> None:
-        limits = LinkLimits(is_cut=True) if fault.kind == FaultKind.PARTITION else SLOW_LINK
+        limits = LinkLimits(is_cut=True) if fault.kind == FaultKind.PARTITION else self.slow_link
         self.swarm.proxy.limit(self.swarm.trainers[fault.peer].name, limits if is_on else FREE)
 
     def _attack(self, fault: Fault, is_on: bool) -> None:

@@ -12,6 +12,7 @@ import torchvision.transforms.functional as vision
 from PIL import Image, ImageOps
 
 from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.generation.drawing_threads import measured_threads
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import DrawingParts, TextToImage
 from pipelines.image_codes.thumbnails import to_picture
@@ -98,23 +99,26 @@ def sample_candidates(
     """Return the image codes of all candidates, `(prompt, candidate, image)` int64. ValueError for an empty prompt."""
     require_prompts(prompts)
 
-    def report(done: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress("sampling", done, total, "image codes")
+    with measured_threads(bundle.model.device) as note:
 
-    return bundle.model.generate_image_codes(
-        bundle.processor(text=list(prompts))["input_ids"].to(bundle.model.device),
-        num_candidates=options.num_candidates,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        temperature=options.temperature,
-        guidance_scale=options.guidance_scale,
-        seed=options.seed,
-        image_prompt=None if image_prompt is None else image_prompt.expand(len(prompts), -1),
-        candidate_batch_size=options.batch_size,
-        window=options.window,
-        on_progress=report,
-    )
+        def report(done: int, total: int) -> None:
+            note(done)
+            if on_progress is not None:
+                on_progress("sampling", done, total, "image codes")
+
+        return bundle.model.generate_image_codes(
+            bundle.processor(text=list(prompts))["input_ids"].to(bundle.model.device),
+            num_candidates=options.num_candidates,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            temperature=options.temperature,
+            guidance_scale=options.guidance_scale,
+            seed=options.seed,
+            image_prompt=None if image_prompt is None else image_prompt.expand(len(prompts), -1),
+            candidate_batch_size=options.batch_size,
+            window=options.window,
+            on_progress=report,
+        )
 
 
 class RanksPictures(Protocol):

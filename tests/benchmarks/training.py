@@ -15,11 +15,13 @@ from averaging_round import RoundSettings, run_rounds
 from joining import seconds_to_first_gradient
 from measurement import Row, median_seconds, write_results
 from rich.console import Console
+from thread_rates import measure_thread_rates
 from training_steps import measure_step_times
 from unequal_round import UnequalSettings, run_unequal_rounds
 
 from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
 from pipelines.chaos.chaos_swarm import SwarmPlan
+from pipelines.chaos.faults.fault_script import Fault, FaultKind
 from pipelines.chaos.faults.link_proxy import LinkLimits
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
 from pipelines.training.averaging.bandwidth.shares import Link, Member, duration_of, shares_of
@@ -160,6 +162,57 @@ def measure_goodput(quick: bool) -> Iterator[Row]:
         yield Row(case=case, metric="processors busy", unit="1", ours=report.reference_busy_share)
 
 
+def measure_sparse_goodput(quick: bool) -> Iterator[Row]:
+    """Goodput of four sparse peers whose links are all slow, beside the same swarm's with free links.
+
+    An epoch takes a few seconds, so that a round is a larger part of it than in a real run's epoch of minutes.
+    """
+    num_peers, local_steps, seconds = 4, 4, 40.0 if quick else 150.0
+    settings = dict(
+        synchronisation="sparse", local_steps=local_steps, inner_optimizer="adamw", peak_learning_rate=1e-3,
+        aggregation_rule="mean", outer_momentum=0, hidden_size=256, num_attention_heads=4, head_dim=64,
+        matchmaking_seconds=3.0, averaging_timeout_seconds=80.0, progress_expiration_seconds=30.0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = SwarmPlan(
+            folder=Path(folder) / "swarm", num_peers=num_peers, seconds_per_batch=0.5, seconds_per_epoch=12.0
+        )
+        batch = swarm.target_batch_size // local_steps
+        settings |= dict(target_batch_size=batch, inner_batch_size=batch // num_peers)
+        swarm = replace(swarm, settings=settings)
+        plan = ChaosPlan(
+            swarm=swarm,
+            faults=tuple(
+                Fault(kind=FaultKind.SLOW_LINK, at_seconds=0.0, duration_seconds=seconds, peer=peer)
+                for peer in range(num_peers)
+            ),
+            duration_seconds=seconds,
+            reference_seconds=seconds,
+            slow_link=LinkLimits(bytes_per_second=2 * BYTES_PER_MEGABIT, delay_seconds=ROUND_TRIP_SECONDS / 4),
+        )
+        report = run_chaos(plan, Console(stderr=True))
+    ideal = num_peers * swarm.micro_batch_size / swarm.seconds_per_batch
+    rate = report.reference_samples_per_second
+    case = f"4 sparse peers, epochs of {swarm.seconds_per_epoch:.0f} s"
+    yield Row(
+        case=case, metric="goodput, links of 2 Mbit/s and 50 ms beside free ones", unit="1/s",
+        ours=report.goodput * rate, peer=rate, floor=ideal,
+    )  # fmt: skip
+    yield Row(case=case, metric="processors busy", unit="1", ours=report.reference_busy_share)
+
+
+def measure_threads(quick: bool) -> Iterator[Row]:
+    """Samples per second with the number of threads that follows the machine, beside the best fixed number."""
+    for rates in measure_thread_rates(quick):
+        case = f"hidden 128, 8 layers, micro-batches of 4, {rates.situation}"
+        best = max(rates.fixed.values())
+        yield Row(
+            case=case, metric="adaptive threads beside the best number", unit="1/s", ours=rates.adaptive, peer=best
+        )
+        for number, found in rates.fixed.items():
+            yield Row(case=case, metric=f"{number} thread{'s' * (number > 1)}", unit="1/s", ours=found)
+
+
 def measure_joining(quick: bool) -> list[Row]:
     """Seconds from the join command to the first gradient of it that counts, into a swarm with 4 s epochs."""
     seconds = []
@@ -181,7 +234,9 @@ CASES = dict(
     bytes=measure_bytes,
     slow_link=measure_slow_link,
     unequal_links=measure_unequal_links,
+    threads=measure_threads,
     goodput=measure_goodput,
+    sparse_goodput=measure_sparse_goodput,
 )
 
 

@@ -22,8 +22,10 @@ from pipelines.swarm.records import (
     SwarmRecords,
     sender_name,
 )
+from pipelines.thread_choice import halves
 from pipelines.torch_devices import describe_device, num_cores
 from pipelines.training.averaging.reduce.suspects import Suspect
+from pipelines.training.gradients.adaptive_threads import AdaptiveThreads
 from pipelines.training.gradients.computation import (
     ComputeGradient,
     GradientComputation,
@@ -32,7 +34,6 @@ from pipelines.training.gradients.computation import (
     resolve_precision,
 )
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
-from pipelines.training.gradients.thread_choice import AdaptiveThreads, halves
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
 from pipelines.training.peer.pausing import PauseSwitch

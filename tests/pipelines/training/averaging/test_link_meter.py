@@ -10,11 +10,17 @@ from dataclasses import replace
 import pytest
 
 from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
-from pipelines.training.averaging.bandwidth.estimate import remember_link, remembered_link, round_line
+from pipelines.training.averaging.bandwidth.estimate import (
+    remember_link,
+    remembered_link,
+    round_line,
+    sparse_bytes,
+)
 from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
 from pipelines.training.averaging.bandwidth.shares import Link, Member
 from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.sparse.codec import SparseCodec
 
 MEGABIT = 125_000
 
@@ -193,6 +199,21 @@ def test_a_round_takes_as_long_as_its_bytes_on_the_slower_direction(compression,
     )
     line = round_line(run, 10_000_000, Link(up=10, down=50), "measured")
     assert line == f"{seconds} at 10 Mbit/s up, 50 down (measured)"
+
+
+@pytest.mark.parametrize("values_per_chunk", [16, 64, 256])
+def test_a_sparse_round_is_told_by_the_bytes_of_contributions(values_per_chunk):
+    shapes = [(1024, 1024), (512, 2048), (1024,)]
+    codec = SparseCodec(shapes, k=values_per_chunk)
+    expected = sparse_bytes(codec.layout.num_values, values_per_chunk)
+    assert expected == pytest.approx(codec.information_bytes(), rel=0.03)
+    assert codec.least_bytes <= expected <= codec.most_bytes
+    run = TrainingRun(
+        run_id="r", model_config={}, dataset_repository="a/b", dataset_revision="c", local_steps=30,
+        synchronisation="sparse", aggregation_rule="mean",
+    )  # fmt: skip
+    line = round_line(run, 10_000_000, Link(up=10, down=50), "measured")
+    assert line == "0.15 s to give 0.186 MB and 0.03 s for each other peer's at 10 Mbit/s up, 50 down (measured)"
 
 
 @pytest.mark.parametrize(("others_mbit", "factor"), [(100.0, 1), (15.0, HEADROOM), (0.0, HEADROOM)])

@@ -1,4 +1,4 @@
-"""With how many threads a machine computes: measured while it trains, and again when other programs come or go.
+"""With how many threads a machine computes: measured while it works, and again when other programs come or go.
 
 OpenMP's threads wait for each other at the end of every operation, and spin meanwhile. A program that keeps one of two
 cores busy therefore makes two threads slower than one, by half and more.
@@ -6,14 +6,8 @@ cores busy therefore makes two threads slower than one, by half and more.
 
 import math
 import statistics
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
-
-import torch
-
-from pipelines.training.gradients.computation import BatchLoss, ComputeGradient
-from pipelines.training.run.task import Batch
+from collections.abc import Sequence
 
 STEPS_OF_A_TRIAL = 4
 """The first step with another number of threads starts or wakes them, and is not counted unless it is the only one."""
@@ -124,21 +118,3 @@ def _is_enough(seconds: Sequence[float]) -> bool:
         or (len(seconds) >= 2 and total >= SECONDS_OF_A_TRIAL)
         or total >= SECONDS_OF_A_LONG_STEP
     )
-
-
-class AdaptiveThreads:
-    """Computes gradients with the number of threads that is fastest on this machine at present."""
-
-    def __init__(
-        self, backward: ComputeGradient, numbers: Sequence[int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._backward, self._choice, self._clock = backward, ThreadChoice(numbers), clock
-
-    def __call__(self, batch: Batch, factor: float) -> BatchLoss:
-        """Compute a gradient as `GradientComputation.backward` does."""
-        if torch.get_num_threads() != self._choice.num_threads:
-            torch.set_num_threads(self._choice.num_threads)
-        started = self._clock()
-        loss = self._backward(batch, factor)
-        self._choice.note(self._clock() - started, loss.weight)
-        return loss
