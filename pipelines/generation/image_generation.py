@@ -99,7 +99,7 @@ def load_drawing_parts(
     if weights not in WEIGHTS:
         raise ValueError(f"weights is {weights!r}, expected one of {', '.join(WEIGHTS)}.")
     name = str(repository_or_folder)
-    folder = _model_folder(name, revision, MODEL_FILES)
+    folder = model_folder(name, revision, MODEL_FILES)
     _require_checkpoint(folder, name)
     processor = DalleCollabProcessor.from_pretrained(folder)
     model = _load_model(folder, name).to(device).eval()
@@ -138,7 +138,7 @@ def load_ranking_parts(
 ) -> RankingParts:
     """Load all but the model of what `load_text_to_image` loads, without its weights; the same errors."""
     name = str(repository_or_folder)
-    folder = _model_folder(name, revision, PROCESSOR_FILES)
+    folder = model_folder(name, revision, PROCESSOR_FILES)
     processor = DalleCollabProcessor.from_pretrained(folder)
     return RankingParts(
         name=name,
@@ -149,7 +149,13 @@ def load_ranking_parts(
     )
 
 
-def _model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+def model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    """Return a folder with these files of a repository, at a commit, or the folder that was named.
+
+    Raises:
+        ValueError: the name is neither.
+        OSError: the Hub cannot be reached, or has no such repository.
+    """
     folder = local_folder(name, revision=revision, expected="a folder or a Hub repository ORG/RUN")
     if folder is not None:
         return folder

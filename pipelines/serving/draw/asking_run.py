@@ -6,20 +6,20 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.atomic_files import write_text_whole
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.image_generation import PROCESSOR_FILES, load_drawing_parts
+from pipelines.generation.image_generation import PROCESSOR_FILES
 from pipelines.serving.draw.audits import AuditBook, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
 from pipelines.serving.draw.evidence import excesses, honest_excesses
+from pipelines.serving.draw.media.choice import medium_of, medium_of_task
 from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
 from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
 from pipelines.swarm.network_options import NetworkOptions
@@ -41,13 +41,15 @@ NUM_FOR_HONESTY = 32
 
 @dataclass(kw_only=True)
 class SwarmStudio:
-    """A run's processor and configuration, and servers that draw for it."""
+    """A run's processor and configuration, and servers that draw for it, pictures or texts."""
 
     revision: str
     """SHA-256 of the weights that are asked for."""
 
-    processor: DalleCollabProcessor
-    config: DalleCollabConfig
+    processor: Any
+    """Turns prompts into ids; of a language run its tokenizer."""
+
+    config: PretrainedConfig
     precision: str
     is_audited: bool
     """Whether candidates are checked; who does not hold the model cannot."""
@@ -62,13 +64,14 @@ class SwarmStudio:
     """Return who draws now, of any checkpoint and precision."""
 
     def wish(self, caption: str, **values: Any) -> Wish:
-        """Return a wish for a caption; `values` are the fields of `Wish`."""
+        """Return a wish for a caption or the beginning of a text; `values` are the fields of `Wish`."""
+        medium = medium_of(self.config)
         return Wish(
             revision=self.revision,
             precision=self.precision,
-            tokenizer=tokenizer_name(self.processor),
-            input_ids=torch.as_tensor(self.processor(text=[caption])["input_ids"]),
-            every=self.config.image_grid_size,
+            tokenizer=tokenizer_name(self.processor, self.config),
+            input_ids=medium.ids_of(self.processor, caption),
+            every=medium.every(self.config),
             **values,
         )
 
@@ -76,7 +79,7 @@ class SwarmStudio:
 class Auditor:
     """Checks candidates with the model; in another thread than the streams'."""
 
-    def __init__(self, model: DalleCollabForConditionalGeneration, precision: str, book: AuditBook) -> None:
+    def __init__(self, model: PreTrainedModel, precision: str, book: AuditBook) -> None:
         self.model, self._precision, self._book = model, precision, book
 
     def audit(self, wish: Wish, numbers: Sequence[int], codes: Tensor) -> list[float]:
@@ -89,20 +92,10 @@ class Auditor:
         if self._book.knows(self._precision):
             return
         rounded = copy.deepcopy(self.model)
-        if self._precision == "int8":
-            rounded.use_int8_weights()
-        else:
-            rounded.bfloat16()
+        medium_of(rounded.config).rounded(rounded, self._precision)
         numbers = wish.numbers(range(NUM_FOR_HONESTY), self.model.config)
-        given = None if wish.image_prompt is None else wish.image_prompt
-        codes = self.model.generate_image_codes(
-            wish.input_ids.to(self.model.device),
-            num_candidates=NUM_FOR_HONESTY,
-            seed=wish.seed,
-            image_prompt=given,
-            **vars(wish.options),
-        )[0]
-        measured = honest_excesses(self.model, rounded, wish, numbers, codes.cpu()).tolist()
+        codes = drawn_here(self.model, wish, range(NUM_FOR_HONESTY))
+        measured = honest_excesses(self.model, rounded, wish, numbers, codes).tolist()
         self._book.learn(self._precision, Honesty.of(measured))
 
 
@@ -118,13 +111,13 @@ def open_studio(
     network: NetworkOptions = NetworkOptions(client_mode=True),
     hear: Hear = hear_nothing,
 ) -> Iterator[SwarmStudio]:
-    """Enter a run's swarm to have its pictures drawn by others; only the processor is downloaded.
+    """Enter a run's swarm to have its pictures or texts drawn by others; only the processor is downloaded.
 
     With `audits` the model is too, and candidates are checked. Call it in the main thread of a process that has no
     other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
 
     Raises:
-        ValueError: the run has no weights yet, no entry address, or draws no pictures.
+        ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
         AdmissionRefusedError: the run's authority does not admit this user.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
@@ -132,8 +125,8 @@ def open_studio(
     newest = snapshot if revision is None else RunSnapshot.read(repository)
     snapshot = snapshot.trusting(TrustedKeys(newest.run))
     weights = weights_name(snapshot)
-    folder = snapshot.download_matching(*PROCESSOR_FILES)
-    processor, config = DalleCollabProcessor.from_pretrained(folder), DalleCollabConfig.from_pretrained(folder)
+    folder = snapshot.download_matching(*PROCESSOR_FILES, "*.jinja")
+    processor, config = medium_of_task(repository, newest.run.task).read(folder)
     book, avoided = AuditBook({}), local_folder("serving", repository) / AVOIDED_FILE
     if avoided.is_file():
         book.remember(avoided.read_text(encoding="utf-8"))
@@ -217,8 +210,15 @@ def sampling_of(options: GenerationOptions) -> SamplingOptions:
     )
 
 
-def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> DalleCollabForConditionalGeneration:
+def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range) -> Tensor:
+    """Return what an honest server draws that computes as this model does: (candidate, place) int64."""
+    numbers = wish.numbers(candidates, model.config)
+    *_, codes = medium_of(model.config).stream(model, [wish], numbers, len(candidates))
+    return codes[0].cpu()
+
+
+def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> PreTrainedModel:
     from pipelines.serving.draw.serving_run import downloaded_model
 
-    folder: Path = downloaded_model(snapshot)
-    return load_drawing_parts(folder, device=device).model
+    medium = medium_of_task(repository, snapshot.run.task)
+    return medium.load(downloaded_model(snapshot), precision="float32", device=device).model

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from modeling_dalle_collab.configuration_dalle_collab import DalleCollabConfig
 from pipelines.serving.draw.allotment import Allotment, Part
 from pipelines.serving.draw.audits import AuditBook, Complaint, to_audit
+from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
 from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
@@ -98,7 +99,7 @@ class SwarmDrawing:
         self,
         find_servers: Callable[[], Sequence[DrawingServer]],
         open_stream: Callable[[str], Awaitable[Conversation]],
-        config: DalleCollabConfig,
+        config: PretrainedConfig,
         *,
         audit: Audit | None = None,
         book: AuditBook | None = None,
@@ -288,7 +289,7 @@ class _OneDrawing:
             raise Refusal("malformed", "It sent something that is not the codes of these candidates.")
         if not 0 < codes.shape[1] <= self.places - num_known:
             raise Refusal("malformed", "It sent more codes than there are places.")
-        if int(codes.min()) < 0 or int(codes.max()) >= self.swarm._config.codebook_size:
+        if int(codes.min()) < 0 or int(codes.max()) >= medium_of(self.swarm._config).num_symbols(self.swarm._config):
             raise Refusal("malformed", "It sent codes that do not exist.")
         return codes.long()
 

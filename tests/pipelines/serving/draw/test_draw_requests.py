@@ -5,7 +5,8 @@ import torch
 from drawn_runs import GRID, NUM_CODES, TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_numbers
-from pipelines.serving.draw.requests import MOST_CANDIDATES, DrawRequest, Wish, needed_bytes
+from pipelines.serving.draw.media.pictures import needed_bytes
+from pipelines.serving.draw.requests import MOST_CANDIDATES, DrawRequest, Wish
 from pipelines.swarm.streams.refusals import Refusal
 
 CONFIG = tiny_model(32).config

@@ -1,8 +1,10 @@
 """Drawing at volunteers' servers on the terminal."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
 
 from pipelines.command_line.terminal.worker import become_worker
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.text_to_image import RankedImage
+    from pipelines.serving.draw.client import Drawn
 
 
 def draw_at_volunteers(
@@ -36,7 +39,7 @@ def draw_at_volunteers(
     from pipelines.generation.image_generation import load_ranking_parts
     from pipelines.generation.text_to_image import encode_upper_part, rank_candidates
     from pipelines.serving.draw.asking_run import open_studio, sampling_of
-    from pipelines.serving.draw.who_drew import origin_of, what_came
+    from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
@@ -78,8 +81,15 @@ def draw_at_volunteers(
                 )
                 for index, (prompt, one) in enumerate(zip(prompts, drawn, strict=True))
             ]
-        for line in what_came(drawn, is_audited=studio.is_audited):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
-        if not studio.is_audited:
-            console.print("To check a sample with the weights: --audit", highlight=False)
+        say_what_came(console, drawn, is_audited=studio.is_audited)
     return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
+
+
+def say_what_came(console: Console, drawn: "Sequence[Drawn]", *, is_audited: bool) -> None:
+    """Print who has drawn, what was lost on the way, and what checks have found."""
+    from pipelines.serving.draw.who_drew import what_came
+
+    for line in what_came(drawn, is_audited=is_audited):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if not is_audited:
+        console.print("To check a sample with the weights: --audit", highlight=False)

@@ -9,7 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from pipelines.serving.draw.local_http import MOST_BODY_BYTES, REQUESTS_PER_MINUTE, build_application, key_in
+from pipelines.serving.draw.http.application import MOST_BODY_BYTES, REQUESTS_PER_MINUTE, build_application, key_in
+from pipelines.serving.draw.http.text_requests import WrittenText, WrittenTexts
 
 KEY = "the-key"
 GOOD = {"authorization": f"Bearer {KEY}", "host": "127.0.0.1:8080"}
@@ -27,7 +28,13 @@ def client(asked):
         asked.append(request)
         return [b"png"] * request.number
 
-    with TestClient(build_application("org/birds", KEY, pictures, clock=lambda: 6000.0)) as client:
+    def texts(request):
+        asked.append(request)
+        texts = [WrittenText(text=" sings", num_tokens=2, is_whole=n > 0) for n in range(request.number)]
+        return WrittenTexts(num_prompt_tokens=3, texts=texts)
+
+    both = dict(pictures=pictures, texts=texts)
+    with TestClient(build_application("org/birds", KEY, **both, clock=lambda: 6000.0)) as client:
         yield client
 
 
@@ -41,6 +48,14 @@ def test_pictures_are_returned_as_base64(client, asked):
     assert client.get("/v1/models", headers=GOOD).json()["data"][0]["id"] == "org/birds"
 
 
+WAYS = {
+    PATH: dict(prompt="a robin"),
+    "/v1/completions": dict(prompt="a robin"),
+    "/v1/chat/completions": dict(messages=[dict(role="user", content="a robin")]),
+}
+
+
+@pytest.mark.parametrize("path", WAYS)
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -60,10 +75,9 @@ def test_pictures_are_returned_as_base64(client, asked):
     ],
     ids=str,
 )
-def test_who_may_ask(client, asked, headers, status):
-    body = json.dumps(dict(prompt="a robin"))
+def test_who_may_ask(client, asked, path, headers, status):
     sent = {**GOOD, "content-type": "application/json", **headers}
-    answer = client.post(PATH, content=body, headers=sent)
+    answer = client.post(path, content=json.dumps(WAYS[path]), headers=sent)
     assert answer.status_code == status and len(asked) == (status == 200)
     assert status == 200 or answer.json()["error"]["message"]
 
@@ -112,6 +126,91 @@ def test_a_key_is_made_once_and_is_its_owners(tmp_path):
     path.write_text("\n")
     with pytest.raises(ValueError, match="is empty"):
         key_in(path)
+
+
+def test_texts_are_answered_as_programs_expect_them(client, asked):
+    body = dict(prompt=["a robin"], n=2, max_tokens=2, stop=".", temperature=0, stream=False, logprobs=None, user="me")
+    answer = client.post("/v1/completions", json=body, headers=GOOD).json()
+    assert answer.pop("id").startswith("cmpl-")
+    choices = [
+        dict(index=n, text=" sings", logprobs=None, finish_reason=reason) for n, reason in enumerate(("length", "stop"))
+    ]
+    usage = dict(prompt_tokens=3, completion_tokens=4, total_tokens=7)
+    known = dict(object="text_completion", created=6000, model="org/birds")
+    assert answer == known | dict(choices=choices, usage=usage)
+    (request,) = asked
+    assert (request.prompt, request.number, request.stops, request.messages) == ("a robin", 2, (".",), ())
+    assert (request.options.temperature, request.options.num_image_codes) == (0, 2)
+
+    messages = [dict(role="system", content="Sing."), dict(role="user", content=[dict(type="text", text="Now.")])]
+    answer = client.post("/v1/chat/completions", json=dict(messages=messages), headers=GOOD).json()
+    assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
+    assert answer["choices"][0]["message"] == dict(role="assistant", content=" sings")
+    assert [(one.role, one.content) for one in asked[1].messages] == [("system", "Sing."), ("user", "Now.")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(prompt=""),
+        dict(prompt=["a", "b"]),
+        dict(prompt=[1, 2]),
+        dict(prompt="x" * 2**15 + "x"),
+        dict(max_tokens=0),
+        dict(max_tokens=2**20),
+        dict(max_tokens=1.5),
+        dict(n=17),
+        dict(seed="one"),
+        dict(stop=5),
+        dict(stop=["a"] * 5),
+        dict(stop=[""]),
+        dict(stop=["x" * 65]),
+        dict(stream=True),
+        dict(echo=True),
+        dict(logprobs=5),
+        dict(presence_penalty=1.0),
+        dict(temperature=float("inf")),
+        dict(top_k=True),
+        dict(messages=[]),
+        dict(guidance_scale=2),
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_a_completion_that_makes_no_sense_is_refused_with_a_reason(client, asked, changes):
+    body = json.dumps(dict(prompt="a robin") | changes)
+    answer = client.post("/v1/completions", content=body, headers={**GOOD, "content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"] and not asked
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        [],
+        "hello",
+        [None],
+        [dict(role="user")],
+        [dict(role="tool", content="x")],
+        [dict(role="user", content=5)],
+        [dict(role="user", content=[dict(type="image_url", image_url="http://x")])],
+        [dict(role="user", content="x" * 2**15 + "x")],
+        [dict(role="user", content="x")] * 129,
+    ],
+    ids=lambda messages: str(messages)[:40],
+)
+def test_messages_that_are_none_are_refused(client, asked, messages):
+    answer = client.post("/v1/chat/completions", json=dict(messages=messages), headers=GOOD)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error" and not asked
+
+
+@pytest.mark.parametrize("path", WAYS)
+def test_a_run_that_does_something_else_says_where_to_ask(path):
+    draws = path == PATH
+    own = dict(texts=None) if not draws else dict(pictures=None)
+    with TestClient(build_application("org/birds", KEY, **own)) as client:
+        answer = client.post(path, json=WAYS[path], headers=GOOD)
+    assert answer.status_code == 404
+    assert ("writes texts: POST /v1/completions" if draws else "POST /v1/images") in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow

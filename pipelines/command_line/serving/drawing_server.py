@@ -35,9 +35,9 @@ def run_drawing_server(
                 peer = values["peer"]
                 current = peer.service.checkpoints.current
                 console.print(
-                    f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} codes a "
-                    f"second, {current.parts.model.config.num_image_codes} a picture, as {peer.username}. "
-                    f'Others draw with: dalle-collab generate {repository} "..." --swarm',
+                    f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} "
+                    f"{peer.medium.unit} a second as {peer.username}. Others get {peer.medium.product}s with: "
+                    f'dalle-collab generate {repository} "..." --swarm',
                     soft_wrap=True,
                     highlight=False,
                 )
@@ -57,12 +57,12 @@ def run_drawing_server(
         ):
             for report in peer.follow(stop):
                 status.update(
-                    f"epoch {report.epoch}  {report.num_drawn} pictures drawn  {report.num_askers} asking  "
-                    f"{report.free_places} places free"
+                    f"epoch {report.epoch}  {report.num_drawn} {peer.medium.product}s drawn  "
+                    f"{report.num_askers} asking  {report.free_places} places free"
                 )
                 events.write_report(report)
     events.happened("left", num_drawn=peer.report().num_drawn)
-    console.print(f"Left {repository}: drew {peer.report().num_drawn} pictures for others.")
+    console.print(f"Left {repository}: {peer.report().num_drawn} {peer.medium.product}s for others.")
     if peer.found_new_generation:
         console.print(f"{repository} was rolled back: serving its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)
@@ -77,12 +77,15 @@ def _also_over_http(
         yield
         return
     from hub_tools.http_serving import application_in_background
-    from pipelines.serving.draw.local_http import LOOPBACK, LocalDrawing, build_application, key_in
+    from pipelines.serving.draw.http.application import LOOPBACK, build_application, key_in
+    from pipelines.serving.draw.http.local_drawing import LocalDrawing
+    from pipelines.serving.draw.media.pictures import PICTURES
     from pipelines.training.repository.organiser import local_folder
 
     key_file = local_folder("serving", repository) / "http.key"
     drawing = LocalDrawing(peer.service.checkpoints, peer.service.engine)
-    application = build_application(repository, key_in(key_file), drawing.pictures)
+    draws = dict(pictures=drawing.pictures) if peer.medium is PICTURES else dict(texts=drawing.texts)
+    application = build_application(repository, key_in(key_file), **draws)
     command = f"dalle-collab serve {repository}"
     with application_in_background(application, LOOPBACK, port, command=command) as address:
         console.print(
