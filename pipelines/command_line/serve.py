@@ -15,7 +15,10 @@ def serve(
         str | None,
         typer.Option(help="Serve only these layers, such as 0:16, or auto: those that help most. Default: drawings."),
     ] = None,
-    memory: Annotated[float, typer.Option(help="GB for others' drawings or caches, beside the weights.")] = 4.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GB for others' drawings or caches, beside the weights; default: half of the free."),
+    ] = None,
     max_codes_per_second: Annotated[
         float | None, typer.Option(help="Give at most so much of this machine; default: all it can.")
     ] = None,

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hub_tools.run_files import WEIGHTS_FILE
@@ -20,6 +20,14 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 logger = logging.getLogger(__name__)
+
+
+Check = Callable[[RunSnapshot, str], None]
+"""Raises ValueError if a machine cannot serve a run on a torch device."""
+
+
+def check_nothing(_snapshot: RunSnapshot, _device: str) -> None:
+    """Object to nothing; see `Check`."""
 
 
 class NothingToServeError(ValueError):

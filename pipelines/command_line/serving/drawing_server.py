@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
@@ -16,6 +17,7 @@ from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 if TYPE_CHECKING:
     from pipelines.serving.draw.serving_run import DrawingPeer
+    from pipelines.training.repository.snapshot import RunSnapshot
 
 
 def run_drawing_server(
@@ -23,10 +25,14 @@ def run_drawing_server(
 ) -> None:
     """Serve a run's drawings until a signal asks to stop or the options' limit is reached; also on a port here."""
     console = become_worker()
+    from pipelines.doctor.examination import quick_checks_of_server
     from pipelines.serving.draw.serving_run import ServingOptions, serve_run
 
     chosen = ServingOptions(**options)
     with console.status(f"Reading {repository}") as status:
+
+        def check(snapshot: "RunSnapshot", on_device: str) -> None:
+            report_obstacles(console, repository, quick_checks_of_server(snapshot, on_device, holds_all=True))
 
         def hear(event: str, **values: Any) -> None:
             if event == "asking":
@@ -52,7 +58,10 @@ def run_drawing_server(
                 status.update(f"{event.capitalize()} {repository}")
 
         with (
-            serve_run(repository, network=network, options=chosen, hear=hear, takes_signals=True) as (peer, stop),
+            serve_run(repository, network=network, options=chosen, hear=hear, check=check, takes_signals=True) as (
+                peer,
+                stop,
+            ),
             _also_over_http(console, repository, peer, http, events),
         ):
             for report in peer.follow(stop):

@@ -19,7 +19,8 @@ from pipelines.serving.draw.engine import DrawEngine
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
 from pipelines.serving.draw.requests import MOST_CANDIDATES, PRECISIONS
 from pipelines.serving.draw.service import DrawService
-from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, open_loop, weights_name
+from pipelines.serving.memory import free_memory, memory_for_others
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import SERVER_SECONDS, ServerRecord
@@ -58,8 +59,8 @@ class ServingOptions:
     """One of `PRECISIONS`. Equal pictures are promised among float32 servers only."""
 
     cpu_threads: int | None = None
-    memory_gigabytes: float = 4.0
-    """For others' drawings, beside the weights."""
+    memory_gigabytes: float | None = None
+    """For others' drawings, beside the weights; None: half of what is free then."""
 
     most_codes_per_second: float | None = None
     """What this machine gives at most; None: all it can."""
@@ -207,12 +208,13 @@ def serve_run(
     network: NetworkOptions = NetworkOptions(),
     options: ServingOptions = ServingOptions(),
     hear: Hear = hear_nothing,
+    check: Check = check_nothing,
     takes_signals: bool = False,
 ) -> Iterator[tuple[DrawingPeer, threading.Event]]:
     """Draw a run's pictures for others; yield the server, and what ends its `follow` when it is set.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
-    `loading`, `measuring`, `serving`, and `serves` with each newer checkpoint.
+    `loading`, `measuring`, `serving`, and `serves` with each newer checkpoint. `check` may object with a ValueError.
 
     Raises:
         ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
@@ -225,6 +227,7 @@ def serve_run(
     snapshot = RunSnapshot.read(repository)
     medium_of_task(repository, snapshot.run.task)
     weights = weights_name(snapshot)
+    check(snapshot, device)
     with contextlib.ExitStack() as stack:
         hear("asking", run=snapshot.run)
         place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
@@ -245,7 +248,7 @@ def serve_run(
         hear("measuring")
         rate = measured_rate(first.parts.model)
         rate = min(rate, options.most_codes_per_second or rate)
-        memory = int(options.memory_gigabytes * 1e9)
+        memory = memory_for_others(options.memory_gigabytes, free_memory(device))
         _check_room(first.parts.model, memory)
         engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
