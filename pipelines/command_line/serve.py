@@ -42,9 +42,9 @@ def serve(
 ) -> None:
     """Draw pictures or write texts for others with a run's newest checkpoint. Or serve some of its layers.
 
-    The run's name is all you need. Who asks sends a prompt's ids and a seed, and gets image codes or tokens. The run may
-    be over: servers are found through its auxiliary peer, or through each other. Newer checkpoints are served as they
-    are published. Ctrl-C finishes what has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2
+    The run's name is all you need. Who asks sends a prompt's ids and a seed, and gets image codes or tokens. The run
+    may be over: servers are found through its auxiliary peer, or through each other. Newer checkpoints are served as
+    they are published. Ctrl-C finishes what has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2
     resumes. With --http, programs on this machine that speak OpenAI's interface for pictures or texts are served too;
     they need the key that is printed.
 
