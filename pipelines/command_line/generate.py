@@ -1,9 +1,10 @@
 """`dalle-collab generate`: draw pictures, or write texts, for prompts with a run's newest checkpoint."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,11 +58,16 @@ def generate(
     swarm: Annotated[
         bool, typer.Option("--swarm", help="Have volunteers draw, who serve the run; no weights are downloaded.")
     ] = False,
-    precision: Annotated[str, typer.Option(help="With --swarm: float32, bfloat16 or int8 servers.")] = "float32",
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Run the model across servers of its layers; no layers are downloaded.")
+    ] = False,
+    precision: Annotated[
+        str, typer.Option(help="With --swarm or --blocks: that of the servers: float32, bfloat16 or int8.")
+    ] = "float32",
     audit: Annotated[
         bool, typer.Option("--audit", help="With --swarm: download the weights and check a sample.")
     ] = False,
-    patience: Annotated[float, typer.Option(help="With --swarm: seconds to wait for a server.")] = 60.0,
+    patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
     max_tokens: Annotated[int | None, typer.Option(help="Of a text: tokens at most; by default 64.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
 ) -> None:
@@ -82,6 +88,8 @@ def generate(
 
       dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
 
+      dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8
+
       dalle-collab generate my-org/gpt "The file is" --max-tokens 40 --swarm
     """
     from pipelines.command_line.serving.text_writing import DEFAULT_TEXTS, DEFAULT_TOKENS, write_texts, writes_texts
@@ -90,8 +98,11 @@ def generate(
 
     texts = [*(prompts or ()), *_read_prompts(prompts_file)]
     require_prompts(texts)
-    if not swarm and (audit or precision != "float32"):
+    if swarm and blocks:
+        raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
+    if (audit and not swarm) or (precision != "float32" and not (swarm or blocks)):
         raise ValueError("--audit and --precision are about the drawings of volunteers. Add --swarm.")
+    borrowed = dict(precision=precision, patience_seconds=patience) if blocks else None
     if writes_texts(repository, revision):
         about_pictures = {
             "--keep": keep != 4,
@@ -120,6 +131,7 @@ def generate(
             device=device,
             revision=revision,
             volunteers=dict(precision=precision, audits=audit, patience_seconds=patience) if swarm else None,
+            across_blocks=borrowed,
             as_json=as_json,
         )
         return
@@ -136,7 +148,7 @@ def generate(
         seed=seed,
         batch_size=batch_size,
     )
-    if swarm and weights != "published":
+    if (swarm or blocks) and weights != "published":
         raise ValueError(f"--weights is about drawing here. With --swarm ask for servers: --precision {weights}")
     picture = _read_picture(complete, rows)
     parts = dict(revision=revision, codec=codec, clip=clip)
@@ -157,7 +169,7 @@ def generate(
             **parts,
         )
     else:
-        drawn = _draw(repository, texts, options, picture, rows, device=device, weights=weights, **parts)
+        drawn = _draw(repository, texts, options, picture, rows, borrowed, device=device, weights=weights, **parts)
     _save_grid(texts, drawn, output, is_mosaic=mosaic)
     files = _save_pictures(drawn, pictures)
     if as_json:
@@ -181,19 +193,28 @@ def _draw(
     options: "GenerationOptions",
     picture: "Image | None",
     rows: int | None,
+    borrowed: Mapping[str, Any] | None,
     *,
     device: str,
     weights: str,
     **parts: str | None,
 ) -> "list[list[RankedImage]]":
-    from pipelines.generation.image_generation import load_text_to_image
+    """Draw here; `borrowed` are arguments of `model_across_blocks`, None: the layers are here, too."""
+    from pipelines.generation.image_generation import TextToImage, load_ranking_parts, load_text_to_image
     from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
-    bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
-    given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
-    with stage_progress() as on_progress:
+    with contextlib.ExitStack() as stack:
+        if borrowed is None:
+            bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
+        else:
+            from pipelines.command_line.serving.across_blocks import model_across_blocks
+
+            model = stack.enter_context(model_across_blocks(repository, revision=parts["revision"], **borrowed))
+            bundle = TextToImage(model=model, **vars(load_ranking_parts(repository, **parts)))
+        given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
+        on_progress = stack.enter_context(stage_progress())
         return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
 
 

@@ -1,5 +1,6 @@
 """Texts of a language run on the terminal: written here, or by volunteers' servers."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,20 +49,26 @@ def write_texts(
     device: str,
     revision: str | None,
     volunteers: Mapping[str, Any] | None,
+    across_blocks: Mapping[str, Any] | None,
     as_json: bool,
     **sampling: Any,
 ) -> None:
-    """Print the texts behind each prompt; `volunteers` are arguments of `open_studio` besides, None: write here."""
+    """Print the texts behind each prompt.
+
+    `volunteers` are arguments of `open_studio` besides, `across_blocks` of `model_across_blocks`; with neither the
+    texts are written here.
+    """
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 
     for name, value in (("--candidates", candidates), ("--batch-size", batch_size), ("--max-tokens", max_tokens)):
         if value < 1:
             raise ValueError(f"{name} is {value}; expected at least 1.")
     options = SamplingOptions(num_image_codes=max_tokens, **sampling)
-    write = _write_here if volunteers is None else _write_at_volunteers
-    tokenizer, config, written = write(
-        repository, prompts, options, candidates, seed, revision, device, batch_size, **(volunteers or {})
-    )
+    wished = (repository, prompts, options, candidates, seed, revision, device)
+    if volunteers is not None:
+        tokenizer, config, written = _write_at_volunteers(*wished, **volunteers)
+    else:
+        tokenizer, config, written = _write_here(*wished, batch_size, across_blocks)
     from pipelines.serving.draw.media.texts import finished_text
 
     for prompt, (tokens, origins) in zip(prompts, written, strict=True):
@@ -87,28 +94,54 @@ def _write_here(
     revision: str | None,
     device: str,
     batch_size: int,
+    across_blocks: Mapping[str, Any] | None,
+) -> "tuple[Any, Any, Written]":
+    with contextlib.ExitStack() as stack:
+        model = None
+        if across_blocks is not None:
+            from pipelines.command_line.serving.across_blocks import model_across_blocks
+
+            model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
+        return _written(repository, prompts, options, candidates, seed, revision, device, batch_size, model)
+
+
+def _written(
+    repository: str,
+    prompts: list[str],
+    options: "SamplingOptions",
+    candidates: int,
+    seed: int,
+    revision: str | None,
+    device: str,
+    batch_size: int,
+    model: Any,
 ) -> "tuple[Any, Any, Written]":
     import torch
 
-    from pipelines.generation.image_generation import model_folder
+    from pipelines.generation.image_generation import PROCESSOR_FILES, model_folder
     from pipelines.serving.draw.asking_run import drawn_here
     from pipelines.serving.draw.media.texts import EVERY, TEXTS
     from pipelines.serving.draw.requests import Wish
     from pipelines.serving.draw.serving_run import SERVED_FILES
     from pipelines.torch_devices import torch_device
 
-    parts = TEXTS.load(
-        model_folder(repository, revision, SERVED_FILES), precision="float32", device=torch_device(device)
-    )
-    config, written = parts.model.config, []
+    if model is None:
+        folder = model_folder(repository, revision, SERVED_FILES)
+        parts = TEXTS.load(folder, precision="float32", device=torch_device(device))
+        tokenizer, model, is_here = parts.processor, parts.model, True
+    else:
+        folder = model_folder(repository, revision, (*PROCESSOR_FILES, "*.jinja"))
+        (tokenizer, _), is_here = TEXTS.read(folder), False
+    config, written = model.config, []
     for index, prompt in enumerate(prompts):
-        ids = TEXTS.ids_of(parts.processor, prompt)
+        ids = TEXTS.ids_of(tokenizer, prompt)
         TEXTS.check(ids, None, options, config)
         own = dict(revision="", precision="float32", tokenizer="", every=EVERY)
         wish = Wish(input_ids=ids, prompt=index, seed=seed, options=options, **own)
         numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
-        written.append((torch.cat([drawn_here(parts.model, wish, some) for some in numbers]), {}))
-    return parts.processor, config, written
+        rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
+        written.append((torch.cat(rows), {}))
+    return tokenizer, config, written
 
 
 def _write_at_volunteers(
@@ -119,7 +152,6 @@ def _write_at_volunteers(
     seed: int,
     revision: str | None,
     device: str,
-    _batch_size: int,
     **how: Any,
 ) -> "tuple[Any, Any, Written]":
     console = become_worker()

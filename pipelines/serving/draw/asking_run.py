@@ -210,11 +210,15 @@ def sampling_of(options: GenerationOptions) -> SamplingOptions:
     )
 
 
-def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range) -> Tensor:
-    """Return what an honest server draws that computes as this model does: (candidate, place) int64."""
-    numbers = wish.numbers(candidates, model.config)
-    *_, codes = medium_of(model.config).stream(model, [wish], numbers, len(candidates))
-    return codes[0].cpu()
+def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_once: bool = True) -> Tensor:
+    """Return what an honest server draws that computes as this model does: (candidate, place) int64.
+
+    `reads_once`: candidates share what was read of the prompt; a model whose layers are elsewhere cannot copy it.
+    """
+    numbers, number = wish.numbers(candidates, model.config), len(candidates)
+    wishes, each = ([wish], number) if reads_once else ([wish] * number, 1)
+    *_, codes = medium_of(model.config).stream(model, wishes, numbers, each)
+    return codes.flatten(0, 1).cpu()
 
 
 def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> PreTrainedModel:
