@@ -50,7 +50,7 @@ class Wish:
     """(1, given) int64: the first codes of every candidate; None for texts."""
 
     every: int = 32
-    """Codes are sent each time that so many places more are drawn."""
+    """Codes are sent each time that so many places more are drawn; a server may send them more often."""
 
     @property
     def num_given(self) -> int:
@@ -103,9 +103,10 @@ class DrawRequest:
             raise Refusal("invalid", "Expected input_ids of one prompt, and nothing besides but an image_prompt.")
         first = _whole(body, "first", 0, MOST_CANDIDATE_NUMBER)
         number = _whole(body, "number", 1, MOST_CANDIDATES)
+        medium = medium_of(config)
         try:
             options = SamplingOptions.from_mapping(_sampling(body))
-            medium_of(config).check(text, given, options, config)
+            medium.check(text, given, options, config)
         except (ValueError, TypeError) as error:
             raise Refusal("invalid", str(error)) from error
         wish = Wish(
@@ -117,7 +118,8 @@ class DrawRequest:
             seed=_whole(body, "seed", -(2**63), 2**63 - 1),
             options=options,
             image_prompt=None if given is None else given.long(),
-            every=_whole(body, "every", 1, 2**16),
+            # An asker's turn ends when there is something to send: who wants to hear rarely gets no longer turns.
+            every=min(_whole(body, "every", 1, 2**16), medium.every(config)),
         )
         if wish.num_given >= wish.num_places(config):
             raise Refusal("invalid", f"{wish.num_given} of {wish.num_places(config)} codes are given: nothing is left.")

@@ -11,6 +11,7 @@ from pipelines.serving.draw.http.refused import (
     check_names,
     sampling_of,
     seed_of,
+    text_of,
     whole_number,
 )
 
@@ -34,9 +35,9 @@ class PictureRequest:
         check_names(values, {"prompt", "n", "seed"} | SAMPLING, ignored)
         if values.get("response_format", "b64_json") != "b64_json":
             raise bad("response_format must be b64_json: pictures are not kept here, so they have no URL.")
-        prompt = values.get("prompt")
-        if not isinstance(prompt, str) or not prompt.strip() or len(prompt) > MOST_PROMPT_CHARACTERS:
-            raise bad(f"prompt must be a text of 1 to {MOST_PROMPT_CHARACTERS} characters.")
+        prompt = text_of(values.get("prompt"), "prompt", MOST_PROMPT_CHARACTERS)
+        if not prompt.strip():
+            raise bad("prompt says nothing.")
         return cls(
             prompt=prompt,
             number=whole_number(values, "n", 1, 1, MOST_AT_ONCE_OF_ONE),

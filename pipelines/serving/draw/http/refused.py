@@ -1,5 +1,6 @@
 """Requests that are not answered, and the checks that all requests share."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +39,15 @@ def whole_number(values: Mapping[str, Any], name: str, default: int, least: int,
     return value
 
 
+def text_of(value: Any, name: str, most: int) -> str:
+    """Return a text of a request, of some characters that can be encoded."""
+    if isinstance(value, str) and 0 < len(value) <= most:
+        with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair, which JSON can say
+            value.encode("utf-8")
+            return value
+    raise bad(f"{name} must be a text of 1 to {most} characters.")
+
+
 def seed_of(values: Mapping[str, Any]) -> int:
     """Return the seed of a request."""
     return whole_number(values, "seed", 0, -(2**63), 2**63 - 1)
@@ -47,7 +57,7 @@ def sampling_of(values: Mapping[str, Any], names: set[str], **fixed: Any) -> Sam
     """Return the sampling options out of some of a request's values."""
     sampling = {name: values[name] for name in names if values.get(name) is not None}
     if any(
-        type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 2**31 for value in sampling.values()
+        type(value) not in (int, float) or abs(value) > 2**31 or not math.isfinite(value) for value in sampling.values()
     ):
         raise bad(f"{', '.join(sorted(sampling))} must be numbers.")
     try:

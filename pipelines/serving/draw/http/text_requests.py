@@ -11,6 +11,7 @@ from pipelines.serving.draw.http.refused import (
     check_names,
     sampling_of,
     seed_of,
+    text_of,
     whole_number,
 )
 
@@ -137,9 +138,7 @@ def until_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 def _prompt(value: Any) -> str:
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
-    if not isinstance(value, str) or not value or len(value) > MOST_PROMPT_CHARACTERS:
-        raise bad(f"prompt must be one text of 1 to {MOST_PROMPT_CHARACTERS} characters.")
-    return value
+    return text_of(value, "prompt", MOST_PROMPT_CHARACTERS)
 
 
 def _messages(values: Any) -> tuple[Message, ...]:
@@ -152,18 +151,13 @@ def _message(value: Any) -> Message:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
-    if role not in ROLES or not isinstance(content, str) or len(content) > MOST_PROMPT_CHARACTERS:
-        raise bad(
-            f"Each message needs a role, one of {', '.join(ROLES)}, and as content a text of at most "
-            f"{MOST_PROMPT_CHARACTERS} characters."
-        )
-    return Message(role=role, content=content)
+    if role not in ROLES:
+        raise bad(f"Each message needs a role, one of {', '.join(ROLES)}.")
+    return Message(role=role, content=text_of(content, "content", MOST_PROMPT_CHARACTERS))
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MOST_STOPS:
         raise bad(f"stop must be a text, or a list of at most {MOST_STOPS}.")
-    if not all(isinstance(stop, str) and 0 < len(stop) <= MOST_STOP_CHARACTERS for stop in stops):
-        raise bad(f"stop must be texts of 1 to {MOST_STOP_CHARACTERS} characters.")
-    return tuple(stops)
+    return tuple(text_of(stop, "stop", MOST_STOP_CHARACTERS) for stop in stops)

@@ -98,17 +98,21 @@ class Texts:
 
     def read(self, folder: Path) -> tuple[Any, PretrainedConfig]:
         """See `Medium`."""
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if missing := [name for name in NEEDED_SIZES if not isinstance(getattr(config, name, None), int)]:
             raise ValueError(
                 f"A model of type {config.model_type[:40]} cannot be served: its configuration lacks {missing[0]}."
             )
-        return AutoTokenizer.from_pretrained(folder), config
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if not tokenizer.is_fast:
+            raise ValueError(f"The tokenizer is {type(tokenizer).__name__}; expected one with a file tokenizer.json.")
+        return tokenizer, config
 
     def load(self, folder: Path, *, precision: str, device: str) -> WritingParts:
         """See `Medium`."""
         tokenizer, _ = self.read(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        model = model.to(device).eval()
         self.rounded(model, precision)
         state = folder / RUN_STATE_FILE
         epoch = json.loads(state.read_text(encoding="utf-8")).get("epoch") if state.is_file() else None

@@ -39,6 +39,11 @@ def test_a_request_arrives_as_it_was_sent():
     assert torch.equal(read.wish.numbers(read.candidates, CONFIG), expected)
 
 
+def test_who_wants_to_hear_rarely_gets_no_longer_turns():
+    body, tensors = a_request().message()
+    assert DrawRequest.from_message(body | dict(every=2**16), tensors, CONFIG).wish.every == GRID
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -87,6 +87,9 @@ def test_who_may_ask(client, asked, path, headers, status):
     [
         dict(prompt=""),
         dict(prompt=5),
+        dict(prompt="  "),
+        dict(prompt="\ud800"),
+        dict(top_k=10**400),
         dict(prompt="x" * 5000),
         dict(n=0),
         dict(n=17),
@@ -102,7 +105,8 @@ def test_who_may_ask(client, asked, path, headers, status):
     ids=lambda changes: str(changes)[:40],
 )
 def test_what_makes_no_sense_is_refused_with_a_reason(client, asked, changes):
-    answer = client.post(PATH, json=dict(prompt="a robin") | changes, headers=GOOD)
+    body = json.dumps(dict(prompt="a robin") | changes)
+    answer = client.post(PATH, content=body, headers={**GOOD, "content-type": "application/json"})
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error" and not asked
 
 
@@ -155,6 +159,9 @@ def test_texts_are_answered_as_programs_expect_them(client, asked):
         dict(prompt=""),
         dict(prompt=["a", "b"]),
         dict(prompt=[1, 2]),
+        dict(prompt="\ud800"),
+        dict(stop="\ud800"),
+        dict(top_k=10**400),
         dict(prompt="x" * 2**15 + "x"),
         dict(max_tokens=0),
         dict(max_tokens=2**20),
@@ -192,6 +199,7 @@ def test_a_completion_that_makes_no_sense_is_refused_with_a_reason(client, asked
         [dict(role="user")],
         [dict(role="tool", content="x")],
         [dict(role="user", content=5)],
+        [dict(role="user", content="\ud800")],
         [dict(role="user", content=[dict(type="image_url", image_url="http://x")])],
         [dict(role="user", content="x" * 2**15 + "x")],
         [dict(role="user", content="x")] * 129,
