@@ -207,7 +207,9 @@ def test_a_completion_that_makes_no_sense_is_refused_with_a_reason(client, asked
     ids=lambda messages: str(messages)[:40],
 )
 def test_messages_that_are_none_are_refused(client, asked, messages):
-    answer = client.post("/v1/chat/completions", json=dict(messages=messages), headers=GOOD)
+    body = json.dumps(dict(messages=messages))
+    sent = {**GOOD, "content-type": "application/json"}
+    answer = client.post("/v1/chat/completions", content=body, headers=sent)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error" and not asked
 
 
