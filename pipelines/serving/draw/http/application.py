@@ -10,18 +10,19 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from pipelines.admission.service import RateLimit
 from pipelines.serving.draw.http.picture_requests import PictureRequest
 from pipelines.serving.draw.http.refused import RefusedRequestError, bad
-from pipelines.serving.draw.http.text_requests import TextRequest, WrittenTexts
+from pipelines.serving.draw.http.text_answers import AnswerForm, WrittenTexts
+from pipelines.serving.draw.http.text_requests import TextRequest
 
 LOOPBACK = "127.0.0.1"
 ANYBODY = "this machine"
@@ -34,10 +35,10 @@ def build_application(
     key: str,
     *,
     pictures: Callable[[PictureRequest], list[bytes]] | None = None,
-    texts: Callable[[TextRequest], WrittenTexts] | None = None,
+    texts: Callable[[TextRequest], Iterator[WrittenTexts]] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """Return the HTTP interface of a run that draws pictures or writes texts.
+    """Return the HTTP interface of a run that draws pictures or writes texts; `texts` yields steps to the last one.
 
     `GET /v1/models`, and `POST /v1/images/generations`, or `/v1/completions` and `/v1/chat/completions`.
     """
@@ -73,20 +74,26 @@ def build_application(
         drawn = await run_in_threadpool(pictures, asked)
         return dict(created=int(clock()), data=[dict(b64_json=base64.b64encode(png).decode()) for png in drawn])
 
-    async def write(request: Request, *, is_chat: bool) -> dict[str, object]:
+    async def write(request: Request, *, is_chat: bool) -> Response:
         check(request)
         if texts is None:
             raise _not_here(name, "draws pictures", "/v1/images/generations")
         asked = TextRequest.from_mapping(await _json_of(request), is_chat=is_chat)
-        written = await run_in_threadpool(texts, asked)
-        return written.answer(name, secrets.token_hex(12), int(clock()), is_chat=is_chat)
+        steps, form = (
+            texts(asked),
+            AnswerForm(model=name, number=secrets.token_hex(12), created=int(clock()), is_chat=is_chat),
+        )
+        await run_in_threadpool(next, steps)  # a refusal is an answer of its own, not a piece of one
+        if asked.is_streamed:
+            return StreamingResponse(form.pieces(steps), media_type="text/event-stream")
+        return JSONResponse(form.whole(await run_in_threadpool(_last, steps)))
 
     @application.post("/v1/completions")
-    async def completions(request: Request) -> dict[str, object]:
+    async def completions(request: Request) -> Response:
         return await write(request, is_chat=False)
 
     @application.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> dict[str, object]:
+    async def chat_completions(request: Request) -> Response:
         return await write(request, is_chat=True)
 
     return application
@@ -132,6 +139,11 @@ async def _json_of(request: Request) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise bad("The body is not a JSON object.")
     return values
+
+
+def _last(steps: Iterator[WrittenTexts]) -> WrittenTexts:
+    *_, last = steps
+    return last
 
 
 def _not_here(name: str, what_it_does: str, path: str) -> RefusedRequestError:

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,8 @@ from pipelines.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoin
 from pipelines.serving.draw.engine import DrawEngine, Job
 from pipelines.serving.draw.http.picture_requests import PictureRequest
 from pipelines.serving.draw.http.refused import RefusedRequestError, bad
-from pipelines.serving.draw.http.text_requests import TextRequest, WrittenText, WrittenTexts, until_stop
+from pipelines.serving.draw.http.text_answers import WrittenText, WrittenTexts, certain_part, until_stop
+from pipelines.serving.draw.http.text_requests import TextRequest
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.media.texts import finished_text
 from pipelines.serving.draw.requests import DrawRequest, Wish
@@ -39,13 +40,16 @@ class LocalDrawing:
             parts: Any = checkpoint.parts
             ids = medium_of(parts.model.config).ids_of(parts.processor, asked.prompt)
             wish = self._wish(checkpoint, ids, asked)
-            codes = self._drawn(checkpoint, wish, asked.number)
+            *_, codes = self._drawn(checkpoint, wish, asked.number)
             with self._decoding, torch.no_grad():
                 images = parts.codec.decode(codes.to(parts.model.device))
         return [_png(image) for image in images]
 
-    def texts(self, asked: TextRequest) -> WrittenTexts:
-        """Return texts; raises `RefusedRequestError` if too many are being written, or the prompt is too long."""
+    def texts(self, asked: TextRequest) -> Iterator[WrittenTexts]:
+        """Yield what is there of the texts, at first nothing and at last all; stopping the iteration stops the writing.
+
+        Raises `RefusedRequestError` if too many are being written, or the prompt is too long; mostly at once.
+        """
         with self._checkpoint() as checkpoint:
             config, tokenizer = checkpoint.parts.model.config, checkpoint.parts.processor
             ids = self._ids(checkpoint, asked)
@@ -56,23 +60,23 @@ class LocalDrawing:
                 raise bad(
                     f"The prompt has {ids.shape[1]} tokens; this model reads {config.max_position_embeddings} in all."
                 )
-            options = dataclasses.replace(
-                asked.options, num_image_codes=min(room, asked.options.num_image_codes or room)
-            )
+            most = min(room, asked.options.num_image_codes or room)
+            options = dataclasses.replace(asked.options, num_image_codes=most)
             wish = dataclasses.replace(self._wish(checkpoint, ids, asked), options=options)
 
-            def is_enough(tokens: Tensor) -> bool:
-                texts = (finished_text(tokenizer, row, config).text for row in tokens) if asked.stops else ()
-                return bool(asked.stops) and all(until_stop(text, asked.stops)[1] for text in texts)
+            def seen(row: Tensor) -> WrittenText:
+                finished = finished_text(tokenizer, row, config)
+                text, is_stopped = until_stop(finished.text, asked.stops)
+                reason = "stop" if is_stopped or finished.has_ended else "length" if len(row) == most else None
+                text = text if reason else certain_part(text, asked.stops)
+                return WrittenText(text=text, num_tokens=finished.num_tokens, finish_reason=reason)
 
-            tokens = self._drawn(checkpoint, wish, asked.number, is_enough)
-        texts = []
-        for row in tokens:
-            finished = finished_text(tokenizer, row, config)
-            text, is_stopped = until_stop(finished.text, asked.stops)
-            is_whole = is_stopped or finished.has_ended
-            texts.append(WrittenText(text=text, num_tokens=finished.num_tokens, is_whole=is_whole))
-        return WrittenTexts(num_prompt_tokens=ids.shape[1], texts=texts)
+            yield WrittenTexts(num_prompt_tokens=ids.shape[1], texts=())
+            for tokens in self._drawn(checkpoint, wish, asked.number):
+                written = WrittenTexts(num_prompt_tokens=ids.shape[1], texts=[seen(row) for row in tokens])
+                yield written
+                if tokens.shape[1] < most and all(text.finish_reason for text in written.texts):
+                    return
 
     def _ids(self, checkpoint: ServedCheckpoint, asked: TextRequest) -> Tensor:
         tokenizer = checkpoint.parts.processor
@@ -113,14 +117,8 @@ class LocalDrawing:
             every=medium_of(checkpoint.parts.model.config).every(checkpoint.parts.model.config),
         )
 
-    def _drawn(
-        self,
-        checkpoint: ServedCheckpoint,
-        wish: Wish,
-        number: int,
-        is_enough: Callable[[Tensor], bool] = lambda codes: False,
-    ) -> Tensor:
-        """Return the codes of candidates, (candidate, place) int64, as far as they are drawn when that is enough."""
+    def _drawn(self, checkpoint: ServedCheckpoint, wish: Wish, number: int) -> Iterator[Tensor]:
+        """Yield the codes of candidates as they come, all so far: (candidate, place) int64."""
         news = queue.Queue[Tensor | Exception | None]()
         request = DrawRequest(wish=wish, candidates=range(number))
         job = Job(asker=ASKER, model=checkpoint.parts.model, request=request, tell=news.put)
@@ -131,13 +129,11 @@ class LocalDrawing:
                 if isinstance(what, Exception):
                     raise RefusedRequestError(500, "server_error", f"The model cannot draw: {what}")
                 codes = torch.cat([codes, what.long()], dim=1)
-                if is_enough(codes):
-                    break
+                yield codes
         except queue.Empty:
             raise RefusedRequestError(503, "server_error", "The drawing took too long.") from None
         finally:
             self._engine.cancel(job)
-        return codes
 
 
 def _png(image: Tensor) -> bytes:

@@ -1,6 +1,6 @@
 """OpenAI's requests for texts: completions of a prompt, and the next message of a chat."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,7 @@ ROLES = ("system", "user", "assistant")
 SAMPLING = {"temperature", "top_k", "top_p"}
 IGNORED = {"model", "user", "store", "metadata"}
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "stream": (None, False),
-    "stream_options": (None,),
+    "stream_options": (None, {}, {"include_usage": False}, {"include_usage": True}),
     "echo": (None, False),
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
@@ -39,7 +38,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "none"),
     "response_format": (None, {"type": "text"}),
 }
-"""What programs send as a matter of course, with the values that ask for nothing."""
+"""What programs send as a matter of course, with the values that ask for nothing that is not done anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +60,9 @@ class TextRequest:
     stops: tuple[str, ...]
     """Texts end in front of these."""
 
+    is_streamed: bool
+    """Whether the answer comes piece by piece."""
+
     options: SamplingOptions
     """With the most tokens of a text."""
 
@@ -68,11 +70,13 @@ class TextRequest:
     def from_mapping(cls, values: Mapping[str, Any], *, is_chat: bool) -> "TextRequest":
         """Check the body of a request; raises `RefusedRequestError`."""
         own = {"messages", "max_completion_tokens"} if is_chat else {"prompt"}
-        known = own | {"n", "seed", "max_tokens", "stop"} | SAMPLING
+        known = own | {"n", "seed", "max_tokens", "stop", "stream"} | SAMPLING
         check_names(values, known, IGNORED | set(WITHOUT_EFFECT))
         for name, neutral in WITHOUT_EFFECT.items():
             if name in values and values[name] not in neutral:
                 raise bad(f"{name} is not supported here: leave it out.")
+        if values.get("stream") not in (None, False, True):
+            raise bad("stream must be true or false.")
         default = DEFAULT_TOKENS_OF_A_CHAT if is_chat else DEFAULT_TOKENS
         name = "max_completion_tokens" if values.get("max_completion_tokens") is not None else "max_tokens"
         num_tokens = whole_number(values, name, default, 1, MOST_TOKENS)
@@ -82,57 +86,9 @@ class TextRequest:
             number=whole_number(values, "n", 1, 1, MOST_AT_ONCE_OF_ONE),
             seed=seed_of(values),
             stops=_stops(values.get("stop")),
+            is_streamed=values.get("stream") is True,
             options=sampling_of(values, SAMPLING, num_image_codes=num_tokens),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenText:
-    """A text that was written for a program."""
-
-    text: str
-    num_tokens: int
-    is_whole: bool
-    """Whether it ended by itself, or at one of the stops; else there were as many tokens as it may have."""
-
-    @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for why it ended."""
-        return "stop" if self.is_whole else "length"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenTexts:
-    """All that was written for a request."""
-
-    num_prompt_tokens: int
-    texts: Sequence[WrittenText]
-
-    def answer(self, name: str, number: str, created: int, *, is_chat: bool) -> dict[str, Any]:
-        """Return OpenAI's answer; `name` is the model's, `number` the answer's own."""
-        written = sum(text.num_tokens for text in self.texts)
-        usage = dict(
-            prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=written,
-            total_tokens=self.num_prompt_tokens + written,
-        )
-        choices = [
-            dict(
-                index=index,
-                finish_reason=text.finish_reason,
-                logprobs=None,
-                **(dict(message=dict(role="assistant", content=text.text)) if is_chat else dict(text=text.text)),
-            )
-            for index, text in enumerate(self.texts)
-        ]
-        kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
-        return dict(id=f"{prefix}-{number}", object=kind, created=created, model=name, choices=choices, usage=usage)
-
-
-def until_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Return a text up to the first of the stops in it, and whether there was one."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return (text[: min(places)], True) if places else (text, False)
 
 
 def _prompt(value: Any) -> str:

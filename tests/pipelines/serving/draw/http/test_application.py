@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from pipelines.serving.draw.http.application import MOST_BODY_BYTES, REQUESTS_PER_MINUTE, build_application, key_in
-from pipelines.serving.draw.http.text_requests import WrittenText, WrittenTexts
+from pipelines.serving.draw.http.text_answers import WrittenText, WrittenTexts
 
 KEY = "the-key"
 GOOD = {"authorization": f"Bearer {KEY}", "host": "127.0.0.1:8080"}
@@ -30,8 +30,11 @@ def client(asked):
 
     def texts(request):
         asked.append(request)
-        texts = [WrittenText(text=" sings", num_tokens=2, is_whole=n > 0) for n in range(request.number)]
-        return WrittenTexts(num_prompt_tokens=3, texts=texts)
+        yield WrittenTexts(num_prompt_tokens=3, texts=())
+        for length, is_last in ((3, False), (6, True)):
+            reasons = [("stop" if n else "length") if is_last else None for n in range(request.number)]
+            own = [WrittenText(text=" sings"[:length], num_tokens=length // 3, finish_reason=why) for why in reasons]
+            yield WrittenTexts(num_prompt_tokens=3, texts=own)
 
     both = dict(pictures=pictures, texts=texts)
     with TestClient(build_application("org/birds", KEY, **both, clock=lambda: 6000.0)) as client:
@@ -153,6 +156,20 @@ def test_texts_are_answered_as_programs_expect_them(client, asked):
     assert [(one.role, one.content) for one in asked[1].messages] == [("system", "Sing."), ("user", "Now.")]
 
 
+@pytest.mark.parametrize("path", [path for path in WAYS if path != PATH])
+def test_texts_come_piece_by_piece_if_that_is_asked_for(client, path):
+    body = WAYS[path] | dict(stream=True, stream_options=dict(include_usage=True), n=2)
+    answer = client.post(path, json=body, headers=GOOD)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *lines, end = answer.text.strip().split("\n\n")
+    *pieces, usage = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert end == "data: [DONE]" and usage["choices"] == [] and usage["usage"]["completion_tokens"] == 4
+    for index, reason in enumerate(("length", "stop")):
+        own = [choice for piece in pieces for choice in piece["choices"] if choice["index"] == index]
+        assert "".join(one["delta"]["content"] if "chat" in path else one["text"] for one in own) == " sings"
+        assert [one["finish_reason"] for one in own] == [None, reason]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -172,7 +189,8 @@ def test_texts_are_answered_as_programs_expect_them(client, asked):
         dict(stop=["a"] * 5),
         dict(stop=[""]),
         dict(stop=["x" * 65]),
-        dict(stream=True),
+        dict(stream="yes"),
+        dict(stream_options=dict(include_usage=5)),
         dict(echo=True),
         dict(logprobs=5),
         dict(presence_penalty=1.0),
