@@ -9,10 +9,10 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-STEPS_OF_A_TRIAL = 4
+STEPS_OF_A_TRIAL = 8
 """The first step with another number of threads starts or wakes them, and is not counted unless it is the only one."""
 
-SECONDS_OF_A_TRIAL, SECONDS_OF_A_LONG_STEP = 3.0, 10.0
+SECONDS_OF_A_TRIAL, SECONDS_OF_A_LONG_STEP = 2.0, 10.0
 """Fewer steps do if they take so long: two, or one."""
 
 STEPS_TO_COMPARE = 5
@@ -21,9 +21,13 @@ CHANGE_OF_PACE = 1.25
 """Steps that take so many times as long, or as short, mean that another program has started or ended."""
 
 SHARE_OF_TRIALS = 0.05
-"""Trials take at most about this share of the time."""
+"""Trials of other numbers than the chosen one take at most about this share of the time."""
 
-LEAST_SECONDS_BETWEEN_TRIALS = 15.0
+CLEARLY_SLOWER = 1.5
+"""A number that takes so many times as long as the best one in two steps is tried no longer."""
+
+LEAST_SECONDS_BETWEEN_TRIALS, LONGEST_PATIENCE = 15.0, 40.0
+"""Twice as long after each trial that changed nothing, up to this: on a noisy machine the pace changes all the time."""
 
 
 def halves(num_cores: int) -> list[int]:
@@ -54,6 +58,7 @@ class ThreadChoice:
         """By number of threads, seconds and pace of its steps."""
 
         self._seconds_of_trials = self._seconds_since_trials = 0.0
+        self._patience = LEAST_SECONDS_BETWEEN_TRIALS
         self._begin_trials(self._numbers)
 
     def note(self, seconds: float, weight: float) -> None:
@@ -62,7 +67,8 @@ class ThreadChoice:
             return
         pace = seconds / weight
         if self._trials:
-            self._seconds_of_trials += seconds
+            if self.num_threads != self._best:
+                self._seconds_of_trials += seconds
             self._trials[self.num_threads].append((seconds, pace))
             self._go_on()
             return
@@ -72,7 +78,7 @@ class ThreadChoice:
             self._begin_trials(self._near(self._best))
 
     def _is_time_for_trials(self) -> bool:
-        if len(self._recent) < STEPS_TO_COMPARE or self._seconds_since_trials < LEAST_SECONDS_BETWEEN_TRIALS:
+        if len(self._recent) < STEPS_TO_COMPARE or self._seconds_since_trials < self._patience:
             return False
         change = statistics.median(self._recent) / self._usual
         is_affordable = self._seconds_of_trials <= SHARE_OF_TRIALS * self._seconds_since_trials
@@ -89,7 +95,8 @@ class ThreadChoice:
         self.num_threads = next(iter(self._trials))
 
     def _go_on(self) -> None:
-        if not _is_enough([seconds for seconds, _ in self._trials[self.num_threads]]):
+        steps = self._trials[self.num_threads]
+        if not (_is_enough([seconds for seconds, _ in steps]) or self._is_clearly_slower(steps)):
             return
         untried = [number for number, steps in self._trials.items() if not steps]
         if untried:
@@ -105,10 +112,19 @@ class ThreadChoice:
             self.num_threads = further[0]
             return
         if paces[fastest] * GAIN_WORTH_A_CHANGE < paces[self._best]:
-            self._best = fastest
+            self._best, self._patience = fastest, LEAST_SECONDS_BETWEEN_TRIALS
+        else:
+            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
         self.num_threads, self._usual = self._best, paces[self._best]
         self._trials, self._seconds_since_trials = {}, 0.0
         self._recent.clear()
+
+    def _is_clearly_slower(self, steps: Sequence[tuple[float, float]]) -> bool:
+        best = self._trials.get(self._best) if self.num_threads != self._best else None
+        if not best or len(steps) < 2:
+            return False
+        limit = CLEARLY_SLOWER * statistics.median(pace for _, pace in best[1:] or best)
+        return all(pace > limit for _, pace in steps)
 
 
 def _is_enough(seconds: Sequence[float]) -> bool:
