@@ -87,7 +87,8 @@ class TextRequest:
             seed=seed_of(values),
             stops=_stops(values.get("stop")),
             is_streamed=values.get("stream") is True,
-            options=sampling_of(values, SAMPLING, num_image_codes=num_tokens),
+            # Programs that say nothing expect all tokens to be possible.
+            options=sampling_of({"top_k": 0, **values}, SAMPLING, num_image_codes=num_tokens),
         )
 
 
