@@ -111,7 +111,7 @@ class Texts:
     def load(self, folder: Path, *, precision: str, device: str) -> WritingParts:
         """See `Medium`."""
         tokenizer, _ = self.read(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         model = model.to(device).eval()
         self.rounded(model, precision)
         state = folder / RUN_STATE_FILE
