@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu constraints
+.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu verify-figures constraints
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -59,6 +59,9 @@ bench: $(STAMP)  ## Run all benchmarks; QUICK=1 for a short version
 
 bench-gpu: $(STAMP)  ## Measure training and generation on a GPU, in at most 8 minutes and the cell that has begun
 	$(VENV)/bin/python tests/benchmarks/gpu.py
+
+verify-figures: $(STAMP)  ## Say which figures in the documents are not what the last benchmarks wrote
+	$(VENV)/bin/python tests/verify_figures.py
 
 # Nothing is installed: pip only says what it would install. The header of the file is kept.
 constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt; then run the tests

@@ -3,6 +3,7 @@
 TRAINING_RUN_FILE = "training_run.json"
 RUN_STATE_FILE = "run_state.json"
 WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
 OPTIMIZER_FILE = "optimizer_state.safetensors"
 MANIFEST_FILE = "checkpoint_manifest.json"
 PUBLISHER_KEYS_FILE = "publisher_keys.json"

@@ -16,7 +16,7 @@ SECONDS_OF_A_TRIAL, SECONDS_OF_A_LONG_STEP = 2.0, 10.0
 """Fewer steps do if they take so long: two, or one."""
 
 STEPS_TO_COMPARE = 5
-GAIN_WORTH_A_CHANGE = 1.05
+GAIN_WORTH_A_CHANGE = 1.08
 CHANGE_OF_PACE = 1.25
 """Steps that take so many times as long, or as short, mean that another program has started or ended."""
 

@@ -87,7 +87,7 @@ MAY_IMPORT = {
         *(ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
     ),
     "pipelines.pages.dashboard.swarm": ("pipelines.training", "pipelines.pages.line_program", ADMISSION, SWARM, HUB),
-    "pipelines.pages.dashboard": ("pipelines.training", "pipelines.pages.text", HUB),
+    "pipelines.pages.dashboard": ("pipelines.training", f"{SWARM}.servers.layers", "pipelines.pages.text", HUB),
     "pipelines.pages.dataset": ("pipelines.data_preparation", "pipelines.pages.text", CODES, HUB),
     "pipelines.pages.drawing.volunteers": (
         *("pipelines.serving.draw", "pipelines.generation", f"{PEER}.process_group", "pipelines.pages.line_program"),
@@ -112,6 +112,8 @@ MAY_IMPORT = {
         "pipelines.demo",
         "pipelines.data_preparation",
         "pipelines.training",
+        "pipelines.serving",
+        "pipelines.generation",
         ADMISSION,
         SWARM,
         CODES,

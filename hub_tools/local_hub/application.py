@@ -11,6 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from .buckets import bucket_routes, xet_routes
+from .jobs import job_routes
 from .protocol.hub_error import HubError, disk_full
 from .routes import (
     account_routes,
@@ -43,6 +45,9 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
     # Earlier routes win: fixed words come before repository names.
     for routes in (
         account_routes,
+        xet_routes,
+        bucket_routes,
+        job_routes,
         upload_routes,
         repository_routes,
         history_routes,

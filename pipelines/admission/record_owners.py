@@ -132,7 +132,7 @@ def bounded(
 def _read(admission: PeerAdmission, owner: bytes, token: object) -> Admission | None:
     now = get_dht_time()
     try:
-        held = admission.check.check(token, now, record_key=_key_of(owner))
+        held = admission.check.check(token, now, record_key=key_of(owner))
     except TokenRefusedError:
         return None
     lasts_too_long = not admission.has_authority and held.expires_at > now + MOST_SECONDS_SELF_SIGNED
@@ -143,6 +143,7 @@ def _owner_of(record_key: bytes) -> bytes:
     return RSASignatureValidator.PUBLIC_KEY_FORMAT.replace(b"_key_", record_key)
 
 
-def _key_of(owner: bytes) -> bytes:
+def key_of(owner: bytes) -> bytes:
+    """Return the record key, in OpenSSH's format, of a record's owner."""
     before, _, after = RSASignatureValidator.PUBLIC_KEY_FORMAT.partition(b"_key_")
     return owner.removeprefix(before).removesuffix(after)

@@ -97,6 +97,9 @@ class ChaosReport:
     attacks: Mapping[str, bool] = field(default_factory=dict)
     """Attacks by name, and whether a trainer named the attacker among its suspects."""
 
+    serving: Mapping[str, Any] = field(default_factory=dict)
+    """What those have seen who use what is served; see `serving.scene.ServingScene.figures`. Empty: nobody serves."""
+
     memory_growth_bytes: int = 0
     """Of the trainer, not restarted, whose memory grew most during the faults."""
 
@@ -111,6 +114,7 @@ class ChaosReport:
             "evaluation loss falls within noise": self.evaluation_falls,
             "all parameters equal at the end": self.parameter_difference <= MAX_PARAMETER_DIFFERENCE,
             "no orphan process": self.num_orphans == 0,
+            **(_criteria_of_serving(self.serving) if self.serving else {}),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -129,6 +133,7 @@ def make_report(
     num_unexpected_exits: int,
     num_checkpoints: int,
     attackers: Mapping[str, str] = {},
+    serving: Mapping[str, Any] = {},
     memory_growth_bytes: int = 0,
 ) -> ChaosReport:
     """Return the figures of a run whose faults started at `chaos.begin`; `attackers` are peer ids by attack."""
@@ -156,9 +161,23 @@ def make_report(
         num_unexpected_exits=num_unexpected_exits,
         num_checkpoints=num_checkpoints,
         attacks={name: peer in named for name, peer in attackers.items()},
+        serving=serving,
         memory_growth_bytes=memory_growth_bytes,
         epochs_per_minute=60 * (max(reached) - min(reached)) / chaos.seconds if reached else 0.0,
     )
+
+
+def _criteria_of_serving(seen: Mapping[str, Any]) -> dict[str, bool]:
+    criteria = {
+        "what is served equals what one machine draws": seen["num_drawn_otherwise"] + seen["num_computed_otherwise"]
+        == 0,
+        "no honest server accused": seen["num_honest_servers_named"] == 0,
+    }
+    if seen["num_false_servers"]:
+        criteria["who draws falsely is named"] = seen["num_false_servers_named"] == seen["num_false_servers"]
+    if seen["num_holes"]:
+        criteria["missing layers are named, and used once they are served"] = seen["has_computed_after_holes"]
+    return criteria
 
 
 def was_averaged(event: Mapping[str, Any]) -> bool:

@@ -55,6 +55,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
     with ChaosSwarm(plan.swarm, console) as swarm, _progress(console) as progress:
         task = progress.add_task("starting the swarm", total=None)
         swarm.wait_until(lambda: _all_past(swarm, NUM_WARMUP_EPOCHS), "the trainers' first epochs together")
+        swarm.start_serving()
         reference = _let_pass(swarm, plan.reference_seconds, progress, "without faults")
         injection = FaultInjection(swarm, plan.faults, plan.slow_link)
 
@@ -70,6 +71,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
         difference = _finish(swarm)
         events = {trainer.name: trainer.events() for trainer in swarm.trainers}
         names = [fault.kind for fault in plan.faults if fault.kind in ATTACKS]
+        serving = swarm.scene.figures() if swarm.scene is not None else {}
         attackers = {name: event["peer_id"] for name in names for event in swarm.attack_events(name)[:1]}
     report = make_report(
         events,
@@ -81,6 +83,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
         num_unexpected_exits=sum(trainer.num_unexpected_exits for trainer in swarm.trainers),
         num_checkpoints=sum(look["published"] is not None for look in swarm.auxiliary_reports),
         attackers=attackers,
+        serving=serving,
         memory_growth_bytes=max(growth, default=0),
     )
     _write(folder, report, events, plan.faults, reference, chaos)

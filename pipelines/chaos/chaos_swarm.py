@@ -27,6 +27,7 @@ from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control, events_fi
 from pipelines.chaos.faults.link_proxy import LinkProxy, PortOwners
 from pipelines.chaos.faults.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.fork_server import ForkServer
+from pipelines.chaos.serving.scene import ServingScene
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.demo.stages import StageError, last_line
 from pipelines.training.peer.process_group import WORKER_VARIABLE
@@ -36,7 +37,9 @@ ATTACKER = "attacker"
 NUM_KEYS = 12
 """Of an attacker in an open run."""
 
-REPOSITORY = f"{ORGANISATION}/run"
+REPOSITORY, SERVED = f"{ORGANISATION}/run", f"{ORGANISATION}/served"
+"""The run, and a copy of it at its first checkpoint, which servers follow: it does not change under them."""
+
 AUXILIARY = "auxiliary"
 SECONDS_TO_START = 240.0
 MAX_FILE_BYTES_OF_A_FULL_DISK = 2**16
@@ -77,6 +80,9 @@ class SwarmPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run that override or extend `RUN_SETTINGS`."""
 
+    serving_faults: frozenset[str] = frozenset()
+    """Which faults of servers the script has: what they need is started once there is a checkpoint."""
+
     @property
     def run_settings(self) -> dict[str, Any]:
         """All settings that the run is created with."""
@@ -99,6 +105,7 @@ class ChaosSwarm:
         self.orphans: list[int] = []
         self.auxiliary = 0
         self.attackers: dict[str, int] = {}
+        self.scene: ServingScene | None = None
         self._tokens: dict[str, str] = {}
         self._restarts: dict[str, float] = {}
         self._stack = contextlib.ExitStack()
@@ -114,6 +121,8 @@ class ChaosSwarm:
     def __exit__(self, *exception: object) -> None:
         for trainer in self.trainers:
             trainer.kill()
+        if self.scene is not None:
+            self.scene.close()
         for group in (*self.attackers.values(), self.auxiliary):
             if group:
                 kill_group(group)
@@ -162,6 +171,19 @@ class ChaosSwarm:
         """What the process of an attack has written."""
         return read_events(events_file(self.plan.folder, name))
 
+    def start_serving(self) -> None:
+        """Wait for a checkpoint, and start those who serve and use it, if the script has faults of theirs."""
+        if not self.plan.serving_faults:
+            return
+        self.wait_until(
+            lambda: any(look["published"] is not None for look in self.auxiliary_reports), "the first checkpoint"
+        )
+        self._run_to_end("copy", "pipelines.chaos.serving.served_copy", [REPOSITORY, SERVED])
+        environment = {"HF_TOKEN": self._organiser} if self.plan.has_authority else {}
+        self.scene = ServingScene(self.plan.folder, SERVED, self._forks, environment, self.plan.serving_faults)
+        self.scene.start()
+        self.wait_until(self.scene.is_in_use, "those who use what is served")
+
     def fill_disk(self, is_full: bool) -> None:
         """Prevent the auxiliary peer from writing large files, or allow it again."""
         limit = MAX_FILE_BYTES_OF_A_FULL_DISK if is_full else resource.RLIM_INFINITY
@@ -186,7 +208,7 @@ class ChaosSwarm:
     def _start(self) -> None:
         folder = self.plan.folder
         self.hub = self._stack.enter_context(LocalHub(folder / "hub"))
-        token = self.hub.create_user("organiser")
+        self._organiser = self.hub.create_user("organiser")
         users = [ATTACKER, *map(_trainer_name, range(self.plan.num_peers))]
         self._tokens = {user: self.hub.create_user(user) for user in users}
         members = {"organiser": "admin"} | dict.fromkeys(users, "read")
@@ -196,34 +218,38 @@ class ChaosSwarm:
             MARKER_VARIABLE: self.marker,
         }  # fmt: skip
         self._forks = self._stack.enter_context(ForkServer(folder / "logs", environment, clock_can_be_skewed=True))
-        self._create_run(token)
+        self._create_run()
         self._owners = PortOwners()
         self.proxy = self._stack.enter_context(LinkProxy(self._owners))
         if self.plan.has_authority:
-            self._serve_admission(token)
-        self._start_auxiliary(token)
+            self._serve_admission()
+        self._start_auxiliary()
         for number in range(self.plan.num_peers):
             self.trainers.append(self._make_trainer(number))
             self._start_trainer(self.trainers[-1])
         self.wait_until(lambda: bool(self.auxiliary_reports), "the auxiliary peer's first poll of the swarm")
 
-    def _create_run(self, token: str) -> None:
+    def _create_run(self) -> None:
         folder = self.plan.folder / "material"
         folder.mkdir()
         settings = dict(self.plan.run_settings, run_id=f"chaos-{self.marker[:8]}")
         path = self.plan.folder / "run_settings.json"
         path.write_text(json.dumps(settings), encoding="utf-8")
-        program = self._forks.start(
-            "create", "pipelines.chaos.tiny_run", [str(folder), REPOSITORY, str(path)], {"HF_TOKEN": token}
-        )
-        if (code := self._forks.wait(program)) != 0:
-            log = self._forks.log("create")
-            raise StageError(f"The run could not be created (exit code {code}): {last_line(log)} See {log}.")
+        self._run_to_end("create", "pipelines.chaos.tiny_run", [str(folder), REPOSITORY, str(path)])
 
-    def _serve_admission(self, token: str) -> None:
+    def _run_to_end(self, name: str, program: str, arguments: list[str]) -> None:
+        """Run a program with the organiser's token; raises StageError if it fails."""
+        group = self._forks.start(name, program, arguments, {"HF_TOKEN": self._organiser})
+        if (code := self._forks.wait(group)) != 0:
+            log = self._forks.log(name)
+            raise StageError(f"The program {name} failed (exit code {code}): {last_line(log)} See {log}.")
+
+    def _serve_admission(self) -> None:
         port, key = free_port(), self.plan.folder / "authority.key"
         arguments = ["run", "authorize", REPOSITORY, "--port", str(port), "--key-file", str(key)]
-        service = self._forks.start("authority", "pipelines.command_line.main", arguments, {"HF_TOKEN": token})
+        service = self._forks.start(
+            "authority", "pipelines.command_line.main", arguments, {"HF_TOKEN": self._organiser}
+        )
         self._stack.callback(kill_group, service)
         deadline = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < deadline:
@@ -235,13 +261,13 @@ class ChaosSwarm:
     def _environment_of(self, user: str) -> dict[str, str]:
         return {"HF_TOKEN": self._tokens[user]} if self.plan.has_authority else {}
 
-    def _start_auxiliary(self, token: str) -> None:
+    def _start_auxiliary(self) -> None:
         host, announce = self._addresses(AUXILIARY)
         arguments = [
             "run", "assist", REPOSITORY, "--host", host, "--announce", announce,
             "--events", str(self.plan.folder / f"{AUXILIARY}.jsonl"),
         ]  # fmt: skip
-        environment = {"HF_TOKEN": token, WORKER_VARIABLE: "1"}
+        environment = {"HF_TOKEN": self._organiser, WORKER_VARIABLE: "1"}
         self.auxiliary = self._forks.start(AUXILIARY, "pipelines.command_line.main", arguments, environment)
         self._owners.register(self.auxiliary, AUXILIARY)
 

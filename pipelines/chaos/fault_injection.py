@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pipelines.chaos.chaos_swarm import ChaosSwarm
 from pipelines.chaos.chaotic_peer import Control
-from pipelines.chaos.faults.fault_script import Fault, FaultKind
+from pipelines.chaos.faults.fault_script import Fault, FaultKind, ServingFault
 from pipelines.chaos.faults.link_proxy import FREE, LinkLimits
 
 SLOW_LINK = LinkLimits(bytes_per_second=125_000, delay_seconds=0.1)
@@ -59,7 +59,12 @@ class FaultInjection:
             FaultKind.CLOCK_SKEW: self._skew,
             FaultKind.DISK_FULL: lambda _fault, on: self.swarm.fill_disk(on),
         }
+        actions |= dict.fromkeys(ServingFault, self._serving)
         actions.get(fault.kind, self._let_attack)(fault, is_on)
+
+    def _serving(self, fault: Fault, is_on: bool) -> None:
+        assert self.swarm.scene is not None, "the swarm was told of these faults at its start"
+        self.swarm.scene.strike(fault.kind, is_on=is_on)
 
     def _let_attack(self, fault: Fault, is_on: bool) -> None:
         self.swarm.start_attack(fault.kind) if is_on else self.swarm.end_attack(fault.kind)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.chaos.attacks.table import ATTACKS
+from pipelines.chaos.faults.fault_script import ServingFault
 from pipelines.command_line.terminal.setting_options import parse_settings
 
 if TYPE_CHECKING:
     from pipelines.chaos.chaos_report import ChaosReport
 
-NAMES = ", ".join(ATTACKS)
+NAMES, SERVING_NAMES = ", ".join(ATTACKS), ", ".join(ServingFault)
 SHARE_FOR_REFERENCE = 0.25
 MIN_REFERENCE_SECONDS = 20.0
 MAX_BUSY_SHARE = 0.95
@@ -27,6 +28,10 @@ def chaos(
     script: Annotated[Path | None, typer.Option(help="JSON list of faults, instead of drawing them.")] = None,
     attack: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help=f"One process attacks, instead of faults: {NAMES}.")
+    ] = None,
+    serving: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Servers of the model fail, instead of faults: {SERVING_NAMES}."),
     ] = None,
     admission: Annotated[bool, typer.Option("--admission", help="Admit users only: who attacks is one.")] = False,
     epoch_seconds: Annotated[float, typer.Option(min=1.0, help="Length of an epoch, without averaging.")] = 4.0,
@@ -54,9 +59,17 @@ def chaos(
 
       dalle-collab chaos --attack lying_epoch --attack stalling_leader
 
+      dalle-collab chaos --peers 2 --minutes 3 --serving server --serving hole --serving false_server
+
       dalle-collab chaos --epoch-seconds 10 --set aggregation_rule=mean
     """
-    from pipelines.chaos.faults.fault_script import attack_in_the_middle, draw_faults, read_script, script_text
+    from pipelines.chaos.faults.fault_script import (
+        attack_in_the_middle,
+        draw_faults,
+        read_script,
+        script_text,
+        serving_faults_in_turn,
+    )
 
     seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:
@@ -65,6 +78,10 @@ def chaos(
         if unknown := sorted(set(attack) - set(ATTACKS)):
             raise ValueError(f"--attack got {', '.join(unknown)}; expected one of {NAMES}.")
         planned = tuple(attack_in_the_middle(name, seconds) for name in dict.fromkeys(attack))
+    elif serving:
+        if unknown := sorted(set(serving) - set(ServingFault)):
+            raise ValueError(f"--serving got {', '.join(unknown)}; expected one of {SERVING_NAMES}.")
+        planned = serving_faults_in_turn(serving, seconds)
     else:
         planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers)
     if dry_run:
@@ -85,6 +102,7 @@ def chaos(
             seconds_per_epoch=epoch_seconds,
             has_authority=admission,
             settings=settings,
+            serving_faults=frozenset(fault.kind for fault in planned) & frozenset(ServingFault),
         ),
         faults=planned,
         duration_seconds=seconds,
@@ -117,6 +135,8 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     table.add_row("a trainer's memory has grown by", f"{report.memory_growth_bytes / 1e6:.0f} MB")
     for name, is_named in report.attacks.items():
         table.add_row(f"attacker named: {name}", "yes" if is_named else "no")
+    for name, value in report.serving.items():
+        table.add_row(name.removeprefix("num_").replace("_", " "), str(value))
     for name, is_met in report.criteria.items():
         table.add_row(name, "[green]yes[/green]" if is_met else "[red]no[/red]")
     console.print(table)

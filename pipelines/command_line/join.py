@@ -1,9 +1,24 @@
 """`dalle-collab join`: give GPU time to a training run."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pipelines.command_line.jobs.job_options import (
+    DryRun,
+    JobHours,
+    JobPackage,
+    JobRequest,
+    OnJobs,
+    check_reachable,
+    hours_of,
+    run_as_job,
+)
+
+HOURS_TO_LEAVE = 0.1
+"""How long before its end a Job's peer begins to leave, so that it is not cut off in a round."""
 
 
 def join(
@@ -34,6 +49,10 @@ def join(
     event_seconds: Annotated[
         float | None, typer.Option(help="Also write lines within an epoch, at most one in this many seconds.")
     ] = None,
+    on_jobs: OnJobs = None,
+    job_hours: JobHours = None,
+    job_package: JobPackage = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Join a training run; its name is all you need.
 
@@ -49,7 +68,20 @@ def join(
       dalle-collab join my-org/birds --client-mode
 
       dalle-collab join my-org/birds --num-devices 4 --precision bf16 --bandwidth-limit 50 --max-hours 8
+
+      dalle-collab join my-org/birds --on-jobs t4-small --job-hours 8 --dry-run
     """
+    request = JobRequest(flavor=on_jobs, hours=job_hours, package=job_package, dry_run=dry_run)
+    if request.is_wanted():
+        local = {"--identity-file": identity_file, "--events": events}
+        check_reachable(local, "a file of the Job is lost at its end")
+        check_reachable({"--host": host, "--announce": announce, "--relay": relay}, "nobody can connect to a Job")
+        hours = min(max_hours or math.inf, hours_of(request) - HOURS_TO_LEAVE)
+        if hours <= 0:
+            raise ValueError(f"The Job is to end after {hours_of(request)} hours; a peer needs more: --job-hours 1")
+        more = ["--max-hours", f"{hours:g}", *([] if client_mode else ["--client-mode"])]
+        run_as_job(request, "join", more=more, labels={"run": repository.replace("/", "--")})
+        return
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.command_line.terminal.setting_options import number_or_auto
     from pipelines.command_line.terminal.training_peer import run_training_peer

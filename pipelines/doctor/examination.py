@@ -14,6 +14,7 @@ from huggingface_hub import get_token
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
 from pipelines.admission.dht_gate import authorizer_of
+from pipelines.admission.tokens import TokenCheck
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
 from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
@@ -279,6 +280,7 @@ def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[Chec
             network,
             startup_timeouts=examination.startup_timeouts,
             authorizer=authorizer_of(admission),
+            check=TokenCheck(run.run_id, run.authorization_key),
             now=examination.now,
             announce=examination.announce,
         )

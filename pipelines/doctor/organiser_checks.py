@@ -71,7 +71,7 @@ def _check_batch(run: TrainingRun, num_records: int | None) -> CheckResult:
     name = "batch and dataset"
     if num_records is None:
         return unknown(name, "the number of the dataset's records is not known")
-    passes = run.num_epochs * run.target_batch_size / max(1, num_records)
+    passes = passes_over(run, num_records)
     seen = f"{run.target_batch_size} samples of {num_records:,} records, {passes:,.1f} passes in all"
     expected = f"a batch smaller than the dataset, and at most {MANY_PASSES} passes"
     if run.target_batch_size > num_records:
@@ -79,6 +79,11 @@ def _check_batch(run: TrainingRun, num_records: int | None) -> CheckResult:
     if passes > MANY_PASSES:
         return warn(name, seen, expected, _set("num_epochs") + " So many passes make it memorise the records.")
     return ok(name, seen, expected)
+
+
+def passes_over(run: TrainingRun, num_records: int) -> float:
+    """Return how often a run of a task that counts samples passes over its records."""
+    return run.num_epochs * run.samples_per_epoch / max(1, num_records)
 
 
 def check_timeouts(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> list[CheckResult]:

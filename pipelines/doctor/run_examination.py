@@ -13,7 +13,9 @@ from hub_tools.run_files import CARD_FILE
 from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
+from pipelines.doctor.server_checks import check_complaints, check_servers
 from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -170,3 +172,23 @@ def check_entry_peers(examination: Examination, run: TrainingRun) -> Iterator[Ch
     if (result := swarm_checks.check_one_swarm(repository, finding)) is not None:
         yield result
     yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)
+    if examination.opened is not None and any(entry.answers for entry in finding.entries):
+        yield from check_serving(examination.opened.snapshot, finding)
+
+
+def check_serving(snapshot: RunSnapshot, finding: SwarmFinding) -> Iterator[CheckResult]:
+    """Check who serves the model, as far as the entry peers know."""
+    try:
+        revision, num_layers, state = hub_checks.retried(
+            lambda: (snapshot.weights_sha256, snapshot.num_layers, snapshot.run_state)
+        )
+    except hub_checks.USER_ERRORS as error:
+        yield hub_checks.failure("servers", error)
+        return
+    servers = {server.peer_id: server for entry in finding.entries for server in entry.servers}
+    is_over = state is not None and state["epoch"] >= snapshot.run.num_epochs
+    found = list(servers.values())
+    yield from check_servers(snapshot.repository, found, revision, num_layers, is_over=is_over)
+    accused = max((entry.accused for entry in finding.entries), key=len, default=())
+    if found or accused:
+        yield check_complaints(snapshot.repository, accused, found)

@@ -77,7 +77,7 @@ def _check_entry(repository: str, entry: EntryFinding, some_answer: bool) -> Che
     name = f"entry address {_short(entry.call.address)}"
     if entry.answers:
         trainers = "" if entry.num_trainers is None else f", {entry.num_trainers} training peers seen through it"
-        servers = f", {entry.num_servers} servers of its model" if entry.num_servers else ""
+        servers = f", {len(entry.servers)} servers of its model" if entry.servers else ""
         return ok(name, f"answers in {1000 * (entry.ping_seconds or 0.0):.0f} ms{trainers}{servers}")
     if entry.call.outcome == "answered":
         seen = f"connects, but the peer refuses or does not answer calls ({entry.refusal})"

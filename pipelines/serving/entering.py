@@ -2,19 +2,27 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from hub_tools.run_files import WEIGHTS_FILE
-from pipelines.admission.client import PeerAdmission
+import httpx2
+
+from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.admission.tokens import TokenCheck
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
 from pipelines.swarm.records import SwarmRecords
-from pipelines.swarm.streams.introductions import Introductions
+from pipelines.swarm.servers.complaints import MOST_COMPLAINTS, ComplaintsRecord, ServerComplaint
+from pipelines.swarm.servers.server_list import ask_for_servers
+from pipelines.swarm.servers.server_record import ServerRecord
+from pipelines.swarm.servers.visiting import Visitor
+from pipelines.swarm.streams.introductions import Introductions, Stranger
 from pipelines.swarm.streams.peer_loop import PeerLoop
-from pipelines.training.peer.joining import admitted
+from pipelines.swarm.streams.server import StreamLimits
+from pipelines.training.peer.joining import admitted, hub_username
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -49,8 +57,14 @@ class PlaceInSwarm:
         return self.run.swarm_id
 
     def introductions(self) -> Introductions:
-        """Return how this peer introduces itself in conversations."""
-        return Introductions(self.admission)
+        """Return how this peer introduces itself in conversations, and whom it answers."""
+        return Introductions(self.admission, admits_everybody=self.run.who_may_draw == "everybody")
+
+    def stream_limits(self) -> StreamLimits:
+        """Return what the organiser lets others have of a server's streams."""
+        return StreamLimits(
+            streams_per_peer=self.run.streams_per_peer, streams_per_address=self.run.streams_per_address
+        )
 
 
 @contextlib.contextmanager
@@ -84,6 +98,76 @@ def open_loop(place: PlaceInSwarm) -> PeerLoop:
     return PeerLoop(place.dht)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskingPlace:
+    """What who asks needs of a run's swarm, as a member of it or as a stranger."""
+
+    loop: PeerLoop
+    namespace: str
+    introductions: Introductions
+    servers: Callable[[], Mapping[bytes, ServerRecord]]
+    """Return who serves now, by public key; not to be called in the loop."""
+
+    complain: Callable[[Sequence[ServerComplaint]], None]
+    """Publish what was found of servers; nothing of a stranger, who has no voice in the swarm."""
+
+
+@contextlib.contextmanager
+def place_to_ask(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[AskingPlace]:
+    """Be able to talk to the run's servers for the duration of the block, after everything has been forked.
+
+    Whom the authority does not admit comes as a stranger, where the organiser lets everybody draw. Raises as
+    `entered_swarm`, which see.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(entered_swarm(run, repository, network))
+        except (AdmissionRefusedError, AdmissionUnreachableError) as error:
+            if run.who_may_draw != "everybody":
+                raise
+            logger.info("Asking as a stranger, since everybody may draw: %s", error)
+            place = None
+        yield stack.enter_context(_visited(run, repository, network) if place is None else _joined(place))
+
+
+@contextlib.contextmanager
+def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
+    with open_loop(place) as loop:
+        yield AskingPlace(
+            loop=loop,
+            namespace=place.namespace,
+            introductions=place.introductions(),
+            servers=place.records.servers,
+            complain=partial(_complain, place),
+        )
+
+
+@contextlib.contextmanager
+def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[AskingPlace]:
+    check = TokenCheck(run.run_id, run.authorization_key)
+    with PeerLoop(Visitor(repository, run.entry_addresses, network)) as loop:
+        yield AskingPlace(
+            loop=loop,
+            namespace=run.swarm_id,
+            introductions=Introductions(Stranger(check)),
+            servers=lambda: loop.call(ask_for_servers(loop.p2p, run.entry_addresses, check)),
+            complain=lambda _complaints: None,
+        )
+
+
+def _complain(place: PlaceInSwarm, complaints: Sequence[ServerComplaint]) -> None:
+    try:
+        place.records.publish_complaints(
+            ComplaintsRecord(
+                peer_id=place.dht.peer_id.to_base58(),
+                username=place.admission.username if place.admission.has_authority else hub_username(),
+                complaints=list(complaints)[-MOST_COMPLAINTS:],
+            )
+        )
+    except (OSError, ValueError, httpx2.HTTPError) as error:  # what was drawn is worth more than the complaint
+        logger.warning("What was found of servers is not published: %s", error)
+
+
 def weights_name(snapshot: RunSnapshot) -> str:
     """Return the SHA-256 of the weights at a commit, without downloading them: what servers call the revision.
 
@@ -91,13 +175,8 @@ def weights_name(snapshot: RunSnapshot) -> str:
         NothingToServeError: there are none.
         CheckpointRefusedError: no publisher of the run has signed them.
     """
-    if snapshot.manifest is not None:
-        return snapshot.manifest.files[WEIGHTS_FILE].sha256
-    from huggingface_hub import HfApi
-
-    for entry in HfApi().get_paths_info(snapshot.repository, [WEIGHTS_FILE], revision=snapshot.commit):
-        if (stored := getattr(entry, "lfs", None)) is not None:
-            return str(stored.sha256)
+    if (name := snapshot.weights_sha256) is not None:
+        return name
     raise NothingToServeError(
         f"{snapshot.repository} has published no checkpoint yet: wait for the auxiliary peer's first one. If none is "
         f"running, start it with: dalle-collab run assist {snapshot.repository}"

@@ -48,6 +48,21 @@ class PeerAddress:
         return self.kind in ("ip4", "ip6") and not ipaddress.ip_address(self.host).is_global
 
     @property
+    def owner(self) -> str:
+        """Return what one customer of a network has to himself: the IPv4 address, or the IPv6 /64 network; or the name.
+
+        A host has as many addresses of its /64 as it likes (RFC 7934).
+        """
+        if self.kind not in ("ip4", "ip6"):
+            return self.host.lower()
+        address = ipaddress.ip_address(self.host)
+        if isinstance(address, ipaddress.IPv6Address):
+            if address.ipv4_mapped is None:
+                return str(ipaddress.ip_network((address, 64), strict=False))
+            address = address.ipv4_mapped
+        return str(address)
+
+    @property
     def place(self) -> str:
         """Return what addresses of one place have in common: the /24 or /48 network, or the name."""
         if self.kind not in ("ip4", "ip6"):

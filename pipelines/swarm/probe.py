@@ -18,10 +18,14 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import dht_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from pipelines.admission.tokens import TokenCheck
 from pipelines.swarm.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
 from pipelines.swarm.dialling import Call, PeerAddress, call, connect, parse_address
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
+from pipelines.swarm.servers.believing import Record, believed_records, signed_values
+from pipelines.swarm.servers.complaints import ComplaintsRecord, accused_servers
+from pipelines.swarm.servers.server_record import ServerRecord
 
 STARTUP_TIMEOUTS = (15.0, 60.0, 180.0)
 """Time-outs of the libp2p daemon: each one longer, because a busy machine only needs time."""
@@ -44,12 +48,14 @@ def probe_swarm(
     *,
     startup_timeouts: Sequence[float] = STARTUP_TIMEOUTS,
     authorizer: Any = None,
+    check: TokenCheck | None = None,
     now: Callable[[], float] = time.time,
     announce: Callable[[str], None] = lambda name: None,
 ) -> SwarmFinding:
     """Start a libp2p daemon as the peer would, probe the swarm, and stop the daemon; failures are in the finding.
 
-    A daemon that does not start in time is started again with the next time-out. `now` is this machine's clock.
+    A daemon that does not start in time is started again with the next time-out. `check` tells whose records of servers
+    count; None: they are not read. `now` is this machine's clock.
     """
 
     async def look() -> SwarmFinding:
@@ -57,7 +63,7 @@ def probe_swarm(
         async with _daemon(options, startup_timeouts) as (p2p, finding):
             if p2p is None:
                 return finding
-            probe = _Probe(p2p, authorizer, now, announce)
+            probe = _Probe(p2p, authorizer, check, now, announce)
             finding = dataclasses.replace(finding, entries=await probe.look_at_entries(swarm_id, entry_addresses))
             return finding if options.client_mode else await probe.ask_others(finding)
 
@@ -97,8 +103,15 @@ async def _daemon(
 class _Probe:
     """Probes the swarm through a running daemon."""
 
-    def __init__(self, p2p: P2P, authorizer: Any, now: Callable[[], float], announce: Callable[[str], None]) -> None:
-        self._p2p, self._authorizer, self._now, self._announce = p2p, authorizer, now, announce
+    def __init__(
+        self,
+        p2p: P2P,
+        authorizer: Any,
+        check: TokenCheck | None,
+        now: Callable[[], float],
+        announce: Callable[[str], None],
+    ) -> None:
+        self._p2p, self._authorizer, self._check, self._now, self._announce = p2p, authorizer, check, now, announce
         self._nodes: dict[str, DHTID] = {}
         """DHT ids of the entry peers that answer, by peer id."""
 
@@ -197,11 +210,25 @@ class _Probe:
         for peer_id, node_id in self._nodes.items():
             if peer_id != entry.peer_id and peer_id in (await self._lookup(entry.peer_id, node_id))[1]:
                 knows.add(peer_id)
-        trainers, servers = [
-            len((await self._lookup(entry.peer_id, DHTID.generate(source=f"{swarm_id}_{name}")))[0])
-            for name in ("progress", "servers")
-        ]
-        return dataclasses.replace(entry, knows=frozenset(knows), num_trainers=trainers, num_servers=servers)
+        trainers = len((await self._lookup(entry.peer_id, DHTID.generate(source=f"{swarm_id}_progress")))[0])
+        found = dataclasses.replace(entry, knows=frozenset(knows), num_trainers=trainers)
+        if self._check is None:
+            return found
+        tokens = await self._signed(entry, f"{swarm_id}_admissions")
+
+        async def counted(name: str, kind: type[Record]) -> dict[bytes, Record]:
+            values = await self._signed(entry, f"{swarm_id}_{name}")
+            entries = [(owner, record, tokens.get(owner)) for owner, record in values.items()]
+            return believed_records(kind, entries, check, now=self._now())
+
+        check = self._check
+        servers, complaints = await counted("servers", ServerRecord), await counted("complaints", ComplaintsRecord)
+        accused = accused_servers(complaints, names_users=bool(check.authority_key))
+        return dataclasses.replace(found, servers=tuple(servers.values()), accused=tuple(accused))
+
+    async def _signed(self, entry: EntryFinding, key: str) -> dict[bytes, Any]:
+        """Return the signed values under a key of the run, by owner, starting from an entry peer."""
+        return signed_values(key, (await self._lookup(entry.peer_id, DHTID.generate(source=key)))[0])
 
     async def _lookup(self, start: str, target: DHTID) -> tuple[dict[Any, Any], set[str]]:
         """Walk towards an id as Kademlia does; return the dictionary stored there and the peers found on the way."""

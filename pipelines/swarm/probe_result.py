@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from pipelines.swarm.dialling import Call
+from pipelines.swarm.servers.complaints import Accused
+from pipelines.swarm.servers.server_record import ServerRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,11 @@ class EntryFinding:
     num_trainers: int | None = None
     """Training peers of the run whose records can be found from here."""
 
-    num_servers: int | None = None
-    """Servers of the run's model, likewise."""
+    servers: tuple[ServerRecord, ...] = ()
+    """Servers of the run's model whose records count, likewise."""
+
+    accused: tuple[Accused, ...] = ()
+    """Servers about which somebody complains."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,8 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import MAX_TOKEN_CHARACTERS
 from pipelines.swarm.record_limits import MOST_COUNTED, MOST_SECONDS, ProgressBounds, RecordLimits
-
-Count = conint(ge=0, le=MOST_COUNTED, strict=True)
-"""Bounded, because other readers must not fail because of one record."""
-
-Measured = confloat(ge=0.0, le=1e15, strict=True)
-"""A finite figure; neither infinity nor NaN is at most 1e15."""
+from pipelines.swarm.servers.complaints import COMPLAINT_SECONDS, ComplaintsRecord
+from pipelines.swarm.servers.server_record import SERVER_SECONDS, Count, Measured, ServerRecord
 
 INTRODUCTION_SECONDS = 3600.0
 """Lifetime of an introduction: it is renewed with the figures of every epoch, and epochs may be long."""
@@ -209,44 +205,6 @@ class StateRecord(BaseModel):
     """Whether it serves the state; peers behind a firewall only name it."""
 
 
-SERVER_SECONDS = 30.0
-"""Lifetime of a server's record, which is renewed three times as often."""
-
-
-class ServerRecord(BaseModel):
-    """What a peer serves of the run's model: whole drawings, consecutive layers, or both."""
-
-    peer_id: constr(max_length=96)
-    username: constr(max_length=96)
-    state: constr(regex="^(joining|online|draining)$")
-    """`joining`: loads weights; `draining`: finishes what it has begun, and takes nothing new."""
-
-    revision: constr(regex="^[0-9a-f]{64}$")
-    """SHA-256 of the weights' file: commits without new weights change nothing."""
-
-    epoch: Count
-    precision: constr(regex="^(float32|float16|bfloat16|int8)$")
-    package_version: constr(max_length=32)
-    draw_rate: Measured = 0.0
-    """Codes a second, of all that it draws together; 0: it draws nothing."""
-
-    free_places: Count = 0
-    """Candidates that it would begin at once."""
-
-    num_drawn: Count = 0
-    """Pictures since its start; its own word."""
-
-    first_layer: conint(ge=0, le=65536, strict=True) = 0
-    end_layer: conint(ge=0, le=65536, strict=True) = 0
-    """The layers from the first one to this one, which is not served; equal: none."""
-
-    layer_rate: Measured = 0.0
-    """Layers through which it takes one place of one sample in a second."""
-
-    free_cache_bytes: Count = 0
-    relayed: StrictBool = False
-
-
 class _SwarmRecords(BaseModel):
     metrics: dict[BytesWithPublicKey, PeerMetrics]
     introductions: dict[BytesWithPublicKey, PeerIntroduction]
@@ -257,6 +215,7 @@ class _SwarmRecords(BaseModel):
     trained: dict[BytesWithPublicKey, TrainedRecord]
     gradients: dict[BytesWithPublicKey, GradientsRecord]
     servers: dict[BytesWithPublicKey, ServerRecord]
+    complaints: dict[BytesWithPublicKey, ComplaintsRecord]
 
 
 _SwarmLeases = create_model(
@@ -351,6 +310,14 @@ class SwarmRecords:
         """Return what the live servers serve, by public key."""
         return self._read("servers", ServerRecord)
 
+    def publish_complaints(self, complaints: ComplaintsRecord) -> None:
+        """Sign and store for `COMPLAINT_SECONDS` what this peer has found; waits until it is stored."""
+        self._publish("complaints", complaints, COMPLAINT_SECONDS, waits=True)
+
+    def complaints(self) -> dict[bytes, ComplaintsRecord]:
+        """Return what auditors say that they have found, by public key: claims, to be shown and not acted upon."""
+        return self._read("complaints", ComplaintsRecord)
+
     def publish_leases(self, number: int, leases: LeaseRecord, lifetime_seconds: float) -> None:
         """Store an anchor's leases under one of `NUM_LEASE_KEYS` keys."""
         self._publish(f"leases_{number}", leases, lifetime_seconds)
@@ -410,13 +377,13 @@ class SwarmRecords:
         """Return the progress records of the live training peers, by public key."""
         return self._read("progress", LocalTrainingProgress)
 
-    def _publish(self, name: str, record: BaseModel, lifetime_seconds: float) -> None:
+    def _publish(self, name: str, record: BaseModel, lifetime_seconds: float, *, waits: bool = False) -> None:
         self._dht.store(
             key=f"{self._run_id}_{name}",
             subkey=self.owner,
             value=record.dict(),
             expiration_time=get_dht_time() + min(lifetime_seconds, MOST_SECONDS),
-            return_future=True,
+            return_future=not waits,
         )
 
     def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:

@@ -75,6 +75,7 @@ def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
         run=dashboard.run_values,
         peers=dashboard.peer_values,
         servers=dashboard.server_values,
+        serving=dashboard.serving_values,
         leaderboard=dashboard.leaderboard_values,
         history=dashboard.history_values,
         evaluations=dashboard.evaluation_values,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.chaos.serving.false_server import with_noise
 from pipelines.serving.draw.requests import Wish
 
 Draw = Callable[[DalleCollabForConditionalGeneration, Wish, int], Tensor]
@@ -29,18 +30,6 @@ def in_int8(model: DalleCollabForConditionalGeneration) -> DalleCollabForConditi
     rounded = copy.deepcopy(model)
     rounded.use_int8_weights()
     return rounded
-
-
-@torch.no_grad()
-def with_noise(
-    model: DalleCollabForConditionalGeneration, share: float, seed: int
-) -> DalleCollabForConditionalGeneration:
-    """Return the model with noise of this share of each tensor's spread in its weights."""
-    noisy, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
-    for parameter in noisy.parameters():
-        if parameter.numel() > 1:
-            parameter += share * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return noisy
 
 
 def replace_a_row(codes: Tensor, model: DalleCollabForConditionalGeneration, seed: int) -> Tensor:

@@ -40,10 +40,11 @@ def test_the_service_announces_itself_admits_members_and_ends_with_ctrl_c(hub, c
     name, settings = run_of_its_own
     assert settings().is_open
     key_file, log = tmp_path / "authority.key", tmp_path / "service.log"
-    arguments = ["run", "authorize", name, "--port", "0", "--key-file", str(key_file)]
+    arguments = ["run", "authorize", name, "--port", "0", "--key-file", str(key_file), "--drawing", "everybody"]
     with started_command(hub, log, *arguments) as process:
         until_it_says(process, log, f"Admitting peers to {name} at http://127.0.0.1:")
         announced = settings()
+        assert announced.who_may_draw == "everybody"
         assert key_file.stat().st_mode & 0o777 == 0o600
         assert announced.authorization_key == public_text(load_or_create_key(key_file))
         check = TokenCheck("run", announced.authorization_key)
@@ -84,9 +85,10 @@ def ask(address, hub_token):
         (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens are sent to it"),
         (["--public-address", "https://user:" + "pass@door.example"], "expected for example https://"),
         (["--write-space", "folder"], "Peers must know where the Space will be"),
+        (["--drawing", "friends"], "--drawing is 'friends'; expected one of members, everybody"),
         (["--token-minutes", "0"], "lifetime_seconds is 0.0; expected a number above 0"),
     ],
-    ids=["not encrypted", "with a password", "Space without address", "no life"],
+    ids=["not encrypted", "with a password", "Space without address", "who is that", "no life"],
 )
 def test_a_mistake_of_the_organiser_is_one_line(commands, run_of_its_own, tmp_path, arguments, message):
     arguments = [*arguments, "--key-file", str(tmp_path / "key")]

@@ -39,6 +39,19 @@ def test_a_second_run_in_the_same_repository_is_refused_and_the_first_is_kept(tr
     assert training_material.api.model_info(created).sha == before
 
 
+def test_a_dry_run_says_what_the_settings_mean_and_creates_nothing(training_material, commands):
+    arguments = training_material.create_arguments("org/only-thought-of", num_epochs=300, text_sequence_length=128)
+    done = commands.run(*arguments, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    schedule, hours, captions, saving, last = done.stdout.splitlines()
+    assert schedule == "300 epochs of 32 samples are 9,600 samples: 100.0 passes over 96 records."
+    assert hours.endswith("that takes 0.3 h at 10, 0.0 h at 100, 0.0 h at 1,000.")
+    assert captions.startswith("Captions: half have at most ")
+    assert captions.endswith(" The model reads 128 text tokens beside 16 image codes.")
+    assert saving.startswith("With --set text_sequence_length=") and last == "Nothing was created."
+    assert not training_material.api.repo_exists("org/only-thought-of")
+
+
 def test_show_prints_the_settings_and_that_there_is_no_checkpoint_yet(commands, created):
     done = commands.run("run", "show", created)
     assert done.returncode == 0, done.stderr

@@ -31,11 +31,13 @@ from parts import (
     PeerIntroduction,
     PeerMetrics,
     PublisherKey,
+    ServerList,
     StateManifest,
     StateRecord,
     Suspect,
     SwarmDHT,
     SwarmRecords,
+    TokenCheck,
     access_token,
     averager_of,
     candidacy,
@@ -139,6 +141,7 @@ async def _remote_calls(averagers: Any) -> dict[str, list[str]]:
     for averager in averagers:
         await averager.add_p2p_handlers(p2p, namespace=averager.prefix)
     await DialBack(p2p).add_p2p_handlers(p2p)
+    await ServerList(p2p, RUN_ID, TokenCheck(RUN_ID, "")).add_p2p_handlers(p2p)
     await DHTProtocol(_initialized_with_create=True).add_p2p_handlers(p2p)
     return dict(sorted(p2p.calls.items()))
 

@@ -17,7 +17,7 @@ from pipelines.admission.averaging_gate import AdmissionGate
 from pipelines.admission.client import peer_admission
 from pipelines.admission.dht_gate import SwarmDHT, access_token
 from pipelines.admission.record_owners import AdmissionRecords
-from pipelines.admission.tokens import Admission, AdmissionRequest, issue_token, public_text
+from pipelines.admission.tokens import Admission, AdmissionRequest, TokenCheck, issue_token, public_text
 from pipelines.command_line.main import app as command_line
 from pipelines.swarm.dial_back import DialBack
 from pipelines.swarm.records import (
@@ -27,6 +27,7 @@ from pipelines.swarm.records import (
     StateRecord,
     SwarmRecords,
 )
+from pipelines.swarm.servers.server_list import ServerList
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy
 from pipelines.training.averaging.contributions.announcement import Announcement, receipt_statement

@@ -10,6 +10,7 @@ import sys
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import load_training_state
 from pipelines.training.tasks.choice import open_task
@@ -23,7 +24,9 @@ def main(repository: str, revision: str | None = None) -> None:
     parts = optimizer_parts(run, model)
     optimizer = parts["optimizer"](parts["params"])
     try:
-        state = load_training_state(snapshot.download_checkpoint(), model, optimizer)
+        folder = snapshot.download_checkpoint() if revision else newest_checkpoint(snapshot)
+        assert folder is not None
+        state = load_training_state(folder, model, optimizer)
     except ValueError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     tensors = [*model.parameters(), *(value for values in optimizer.state.values() for value in values.values())]

@@ -13,7 +13,6 @@ from entry_peers import started_entry_peers
 from forked_processes import ForkedProcess, fork_server
 from huggingface_hub import HfApi, constants
 from language_material import ALBERT, GPT2, tiny_tokenizer
-from support_files import SUPPORT
 from tiny_run_parts import write_tiny_clip_and_codec
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
@@ -21,6 +20,7 @@ from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.training.run.training_run import TrainingRun
 
+MAIN = "pipelines.command_line.main"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 TEXT_LENGTH, GRID, NUM_CODES = 8, 4, 12
 
@@ -128,9 +128,9 @@ class DrawnRun:
         server.wait_for("serving")
         return server
 
-    def assist(self) -> "Server":
+    def assist(self, *options: object) -> "Server":
         """Start the entry of the run, which is over; return it when it is there."""
-        words = ("run", "assist", self.name, "--stay", "--host", LOOPBACK, "--startup-timeout", 240)
+        words = ("run", "assist", self.name, "--stay", "--host", LOOPBACK, "--startup-timeout", 240, *options)
         self.servers.append(Server(self, len(self.servers), words))
         self.servers[-1].wait_for("entry")
         return self.servers[-1]
@@ -138,7 +138,7 @@ class DrawnRun:
     def serve_falsely(self) -> "Server":
         """Start a server with noise in its weights; return it when it serves."""
         events = self.folder / f"events-{len(self.servers)}.jsonl"
-        program, words = str(SUPPORT / "lying_server.py"), (self.name, events, LOOPBACK)
+        program, words = "pipelines.chaos.serving.false_server", (self.name, events, LOOPBACK)
         self.servers.append(Server(self, len(self.servers), words, program=program))
         self.servers[-1].wait_for("serving")
         return self.servers[-1]
@@ -160,11 +160,9 @@ class DrawnRun:
 class Server:
     """A command that serves, in a process group of its own."""
 
-    def __init__(
-        self, run: DrawnRun, number: int, words: tuple[object, ...], program: str = "pipelines.command_line.main"
-    ) -> None:
+    def __init__(self, run: DrawnRun, number: int, words: tuple[object, ...], program: str = MAIN) -> None:
         self.events, self.log = run.folder / f"events-{number}.jsonl", run.folder / f"server-{number}.log"
-        own = () if program.endswith(".py") else ("--events", self.events)
+        own = ("--events", self.events) if program == MAIN else ()
         arguments = [str(word) for word in (*words, *own)]
         environment = {**run.environment, "DALLE_COLLAB_WORKER": "1"}
         self.process = ForkedProcess(fork_server(run.environment), program, arguments, self.log, environment)

@@ -3,7 +3,7 @@
 Usage: python publishing_program.py REPOSITORY SETTINGS(JSON). Prints one JSON object. Settings: `folder`; `epochs` to
 spool; `until`: epoch that must be published, default the last; `seconds_more`: to work after that; `records`: samples
 of a peer to observe, by epoch; `has_organiser`: whether this machine may use the organiser's key, by default it may;
-`begun_file`, `wait_for_file`: to make and to wait for; `die_when_spooled`.
+`begun_file`, `wait_for_file`: to make and to wait for; `die_when_spooled`; `bucket_epochs` for the run's bucket alone.
 """
 
 import json
@@ -17,6 +17,7 @@ import torch
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.swarm.records import PeerMetrics, Reporter
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
@@ -66,10 +67,20 @@ def main(repository: str, settings: dict) -> None:
     options = AuxiliaryOptions(folder=Path(settings["folder"]))
     folder = options.generation_folder(run.generation)
     metrics = RunMetrics(run, folder / "metrics")
+    key, bucket = PublisherKey.load_or_create(options.key_file), None
+    if run.bucket:
+        bucket = BucketPublisher(
+            run,
+            key=key,
+            spool=PublicationSpool(folder / "bucket_spool", options.max_spool_bytes),
+            metrics=metrics,
+            metrics_interval_seconds=0.1,
+            retry_seconds=0.3,
+        )
     publisher = HubPublisher(
         repository,
         task,
-        key=PublisherKey.load_or_create(options.key_file),
+        key=key,
         organiser=organiser_here(repository, run) if settings.get("has_organiser", True) else None,
         spool=PublicationSpool(folder / "spool", options.max_spool_bytes),
         budget=CommitBudget(options.folder / "commit_times.json", run.max_commits_per_hour),
@@ -77,6 +88,7 @@ def main(repository: str, settings: dict) -> None:
         reel_folder=folder / "progress_reel",
         metrics_interval_seconds=settings.get("metrics_seconds", 3600.0),
         package_version="0.1.0",
+        bucket=bucket,
     )
     publisher.begin(["/ip4/127.0.0.1/tcp/1"])
     print(json.dumps(dict(event="begun", published=publisher.published_epoch)), flush=True)
@@ -92,6 +104,8 @@ def main(repository: str, settings: dict) -> None:
     with PublishingThread(publisher, retry_seconds=0.3) as publishing:
         for epoch in settings["epochs"]:
             publisher.spool.add(epoch, made_checkpoint(task, epoch))
+        for epoch in settings.get("bucket_epochs", []):
+            bucket.spool.add(epoch, made_checkpoint(task, epoch))
         if settings.get("die_when_spooled"):
             os._exit(9)
         deadline = time.monotonic() + SECONDS_TO_PUBLISH
@@ -99,6 +113,9 @@ def main(repository: str, settings: dict) -> None:
         while publisher.published_epoch < until or publisher.spool.newest_epoch() == until:
             assert time.monotonic() < deadline, f"published {publisher.published_epoch}, not {until}"
             publishing.check()
+            time.sleep(0.05)
+        while bucket is not None and bucket.has_work():
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(settings.get("seconds_more", 0.0))
     print(

@@ -18,7 +18,7 @@ class ConsistencyReport:
     """Commits checked."""
 
     num_contents: int = 0
-    """Contents that commits refer to."""
+    """Contents that commits and buckets refer to."""
 
     unused: tuple[str, ...] = field(default=())
     """Digests of contents that no commit refers to: interrupted uploads, deleted repositories."""
@@ -36,6 +36,7 @@ def check_consistency(root: Path | str) -> ConsistencyReport:
                    WHERE (commits.repository, sha256) NOT IN (SELECT repository, sha256 FROM deleted_contents)"""
             ).fetchall()
         )
+        contents |= dict(connection.execute("SELECT sha256, size FROM xorbs").fetchall())
         num_commits = connection.execute("SELECT count(*) FROM commits").fetchone()[0]
         without_main = connection.execute(
             """SELECT namespace || '/' || name FROM repositories WHERE NOT EXISTS

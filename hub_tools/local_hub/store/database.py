@@ -96,6 +96,43 @@ CREATE TABLE IF NOT EXISTS deleted_contents (
     sha256 TEXT NOT NULL,
     PRIMARY KEY (repository, sha256)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS buckets (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace TEXT NOT NULL COLLATE NOCASE,
+    name TEXT NOT NULL COLLATE NOCASE,
+    private INTEGER NOT NULL,
+    created_at TEXT NOT NULL,
+    UNIQUE (namespace, name)
+) STRICT;
+CREATE TABLE IF NOT EXISTS bucket_files (
+    bucket INTEGER NOT NULL REFERENCES buckets(id) ON DELETE CASCADE,
+    path TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    mtime INTEGER NOT NULL,
+    uploaded_at TEXT NOT NULL,
+    PRIMARY KEY (bucket, path)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL COLLATE NOCASE,
+    user TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    stage TEXT NOT NULL,
+    created_at TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS xorbs (
+    hash TEXT PRIMARY KEY,
+    sha256 TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    chunks BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS xet_files (hash TEXT PRIMARY KEY, size INTEGER NOT NULL, terms TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS xet_uploads (
+    bucket INTEGER NOT NULL REFERENCES buckets(id) ON DELETE CASCADE,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (bucket, hash)
+) STRICT, WITHOUT ROWID;
 """
 """Tables that roots made by an earlier version lack, created when these are opened."""
 
@@ -149,9 +186,9 @@ class Database:
             yield it
 
 
-def timestamp() -> str:
-    """Return the current time as the Hub writes it, in UTC with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def timestamp(at: datetime | None = None) -> str:
+    """Return a time, the current one if none is given, as the Hub writes it, in UTC with milliseconds."""
+    return (at or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @contextlib.contextmanager

@@ -49,7 +49,20 @@ class FaultKind(StrEnum):
     """The auxiliary peer cannot write large files."""
 
 
-DURATIONS = {
+class ServingFault(StrEnum):
+    """What can go wrong with those who serve the model; never drawn, because what serves is started for them alone."""
+
+    SERVER = "server"
+    """SIGKILL to a drawing server, which is started again after the duration; each second time SIGSTOP and SIGCONT."""
+
+    HOLE = "hole"
+    """SIGKILL to all servers of some layers, which are started again after the duration."""
+
+    FALSE_SERVER = "false_server"
+    """One more server, which draws with other weights than it says."""
+
+
+DURATIONS: dict[str, tuple[float, float]] = {
     FaultKind.KILL: (6.0, 12.0),
     FaultKind.STOP: (4.0, 12.0),
     FaultKind.PARTITION: (4.0, 12.0),
@@ -59,11 +72,15 @@ DURATIONS = {
     FaultKind.HUB_OUTAGE: (8.0, 20.0),
     FaultKind.CLOCK_SKEW: (6.0, 12.0),
     FaultKind.DISK_FULL: (8.0, 20.0),
+    ServingFault.SERVER: (10.0, 15.0),
+    ServingFault.HOLE: (45.0, 50.0),
+    ServingFault.FALSE_SERVER: (40.0, 45.0),
 }
-"""Range of a fault's duration in seconds; all outlast several rounds of the chaos run."""
+"""Range of a fault's duration in seconds; all outlast several rounds of the chaos run, and records of who is gone."""
 
-KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ATTACKS)
+KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ServingFault, *ATTACKS)
 DURATION_OF_AN_ATTACK = (20.0, 30.0)
+SECONDS_BETWEEN_SERVING_FAULTS = 5.0
 QUIET_SHARE = 0.15
 """Share at the end of the duration that is free of drawn faults: the recovery is measured there."""
 
@@ -73,7 +90,7 @@ class Fault:
     """One fault of a run."""
 
     kind: str
-    """A `FaultKind`, or the name of an attack."""
+    """A `FaultKind`, a `ServingFault`, or the name of an attack."""
 
     at_seconds: float
     """When it starts, in seconds from the start of the faults."""
@@ -83,7 +100,7 @@ class Fault:
     """Number of the trainer that it strikes; `NO_PEER` for the Hub's and the auxiliary peer's faults."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ATTACKS:
+        if self.kind not in (*ATTACKS, *ServingFault):
             object.__setattr__(self, "kind", FaultKind(self.kind))
         if not (0 <= self.at_seconds < float("inf") and 0 < self.duration_seconds < float("inf")):
             raise ValueError(
@@ -106,6 +123,24 @@ def attack_in_the_middle(name: str, duration_seconds: float) -> Fault:
     """Return the fault that one attack is, from a tenth of the duration on, until what is quiet at the end."""
     begin = duration_seconds / 10
     return Fault(kind=name, at_seconds=begin, duration_seconds=duration_seconds * (1 - QUIET_SHARE) - begin)
+
+
+def serving_faults_in_turn(kinds: Sequence[str], duration_seconds: float) -> tuple[Fault, ...]:
+    """Return faults of servers, one after the other, each as long as it may be.
+
+    Raises:
+        ValueError: they take longer than there is.
+    """
+    faults: list[Fault] = []
+    for kind in kinds:
+        begin = faults[-1].ends_at_seconds + SECONDS_BETWEEN_SERVING_FAULTS if faults else 1.0
+        faults.append(Fault(kind=kind, at_seconds=begin, duration_seconds=DURATIONS[kind][1]))
+    if faults[-1].ends_at_seconds > duration_seconds * (1 - QUIET_SHARE):
+        needed = faults[-1].ends_at_seconds / (1 - QUIET_SHARE) / 60
+        raise ValueError(
+            f"{', '.join(kinds)} do not end in {duration_seconds / 60:.1f} minutes. Use --minutes {needed + 0.05:.1f}"
+        )
+    return tuple(faults)
 
 
 def draw_faults(*, seed: int, duration_seconds: float, num_faults: int, num_peers: int) -> tuple[Fault, ...]:
@@ -162,7 +197,7 @@ def _fault_of_entry(
     known = {"kind", "at_seconds", "duration_seconds", "peer"}
     if unknown := sorted(set(entry) - known):
         raise ValueError(f"{path} has a fault with unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}.")
-    if entry.get("kind") not in (kinds := [*FaultKind, *ATTACKS]):
+    if entry.get("kind") not in (kinds := [*FaultKind, *ServingFault, *ATTACKS]):
         raise ValueError(f"{path} has a fault of kind {entry.get('kind')!r}; expected one of {', '.join(kinds)}.")
     numbers = [entry[name] for name in known - {"kind"} if name in entry]
     if not all(isinstance(number, (int, float)) for number in numbers):

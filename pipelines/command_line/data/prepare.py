@@ -10,6 +10,15 @@ import typer
 from pipelines.command_line.data.engine_options import EngineChoice, EngineName, PartName
 from pipelines.command_line.data.filter_options import Places, with_filter_options
 from pipelines.command_line.data.outcome_table import print_outcomes
+from pipelines.command_line.jobs.job_options import (
+    DryRun,
+    JobHours,
+    JobPackage,
+    JobRequest,
+    OnJobs,
+    check_reachable,
+    run_as_job,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +61,13 @@ def prepare(
     leave_out: Annotated[
         Path | None, typer.Option(help="List of duplicates to leave out, made by data deduplicate.")
     ] = None,
+    on_jobs: OnJobs = None,
+    job_hours: JobHours = None,
+    job_package: JobPackage = None,
+    job_publish: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="With --on-jobs: publish the shards as this dataset.")
+    ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Filter captioned pictures, encode them and write Brotli Parquet shards.
 
@@ -66,7 +82,19 @@ def prepare(
       dalle-collab data prepare hub:my-org/photographs --codec my-codec --output my-dataset --caption-column text
 
       dalle-collab data prepare /shared/tars --codec my-codec --output /shared/my-dataset --part 3/8
+
+      dalle-collab data prepare hub:my-org/photos --codec my-org/f8 --output x --on-jobs l4x1 --job-publish my-org/x
     """
+    request = JobRequest(flavor=on_jobs, hours=job_hours, package=job_package, dry_run=dry_run)
+    if request.is_wanted():
+        local = {place: Path(place).exists() for place in (*sources, codec)}
+        check_reachable({**local, "--leave-out": leave_out}, "a Job sees what is on the Hub only, such as hub:ORG/NAME")
+        check_reachable({"--part": part, "--engine": engine != "local"}, "a Job prepares the whole by itself")
+        if job_publish is None:
+            raise ValueError("The shards are lost at the Job's end. Say where they go: --job-publish ORG/NAME")
+        afterwards = [["hub-tools", "publish", "dataset", str(output), job_publish]]
+        run_as_job(request, "data-prepare", afterwards=afterwards)
+        return
     from pipelines.data_preparation.pictures.picture_options import PictureOptions
 
     pictures = PictureOptions(fit=fit, memory_mib=picture_memory)

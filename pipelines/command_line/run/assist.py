@@ -38,6 +38,11 @@ def assist(
     stay: Annotated[
         bool, typer.Option("--stay", help="Remain the swarm's entry after the last epoch: for serving and drawing.")
     ] = False,
+    audit_prompts: Annotated[
+        Path | None,
+        typer.Option(help="With --stay, once the run is over: audit servers with prompts of this file, credit them."),
+    ] = None,
+    audit_minutes: Annotated[float, typer.Option(help="Minutes between two audits of servers.")] = 60.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
@@ -59,7 +64,7 @@ def assist(
 
       dalle-collab run assist my-org/birds --tracker wandb
 
-      dalle-collab run assist my-org/birds --stay
+      dalle-collab run assist my-org/birds --stay --audit-prompts prompts.txt
 
       dalle-collab run assist my-org/birds --evaluation-interval-epochs 500 --evaluation-records 400
 
@@ -98,4 +103,11 @@ def assist(
         evaluation=evaluation,
         helps_averaging=help_averaging,
     )
-    run_auxiliary_peer(repository, network, options, events=EventFile(events), stays=stay)
+    audits = None
+    if audit_prompts is not None:
+        if not stay:
+            raise ValueError("--audit-prompts is for an entry and has no effect without --stay.")
+        from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
+
+        audits = ServingAuditOptions(prompts=audit_prompts.resolve(), interval_seconds=60.0 * audit_minutes)
+    run_auxiliary_peer(repository, network, options, events=EventFile(events), stays=stay, audits=audits)

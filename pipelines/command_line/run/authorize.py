@@ -25,6 +25,10 @@ def authorize(
         int, typer.Option(help="Requests allowed per client address, and per confirmed Hub token.")
     ] = 60,
     peers_per_user: Annotated[int, typer.Option(help="Peers of one user that may be admitted at a time.")] = 8,
+    drawing: Annotated[
+        str | None,
+        typer.Option(help="Who may draw with what volunteers serve: members, or everybody. Default: as before."),
+    ] = None,
     write_space: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the service as a Space into FOLDER and exit.")
     ] = None,
@@ -42,16 +46,22 @@ def authorize(
 
       dalle-collab run authorize my-org/birds --public-address https://my-org-door.hf.space --write-space door
 
+      dalle-collab run authorize my-org/birds --drawing everybody
+
       dalle-collab run authorize my-org/birds --open
     """
+    from hub_tools.checks import check_choice
     from pipelines.training.repository.announcements import announce_admission
+    from pipelines.training.run.sections import WHO_MAY_DRAW
 
     key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
+    if drawing is not None:
+        check_choice("--drawing", drawing, WHO_MAY_DRAW)
     if open_:
-        announce_admission(repository, "", "")
+        announce_admission(repository, "", "", drawing)
         typer.echo(f"{repository} is OPEN: everybody may join. Peers that are already running keep the old settings.")
     elif write_space is not None:
-        _write_space(repository, public_address, key_file, write_space)
+        _write_space(repository, public_address, key_file, write_space, drawing)
     else:
         from pipelines.admission.service import ServiceOptions
 
@@ -61,12 +71,13 @@ def authorize(
             requests_per_minute=requests_per_minute,
             peers_per_user=peers_per_user,
         )
-        _serve(repository, public_address, host, port, key_file, options)
+        _serve(repository, public_address, host, port, key_file, options, drawing)
 
 
 def _serve(
-    repository: str, public_address: str | None, host: str, port: int, key_file: Path, options: "ServiceOptions"
-) -> None:
+    repository: str, public_address: str | None, host: str, port: int, key_file: Path, options: "ServiceOptions",
+    drawing: str | None,
+) -> None:  # fmt: skip
     import tempfile
 
     from huggingface_hub import HfApi
@@ -82,7 +93,7 @@ def _serve(
 
     def announce(address: str) -> None:
         announced = (public_address or address).rstrip("/")
-        announce_admission(repository, announced, public_text(service.key))
+        announce_admission(repository, announced, public_text(service.key), drawing)
         typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C stops it; peers then stay for a while.")
 
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
@@ -94,7 +105,9 @@ def _serve(
         serve_admission(service, host, port, announce)
 
 
-def _write_space(repository: str, public_address: str | None, key_file: Path, folder: Path) -> None:
+def _write_space(
+    repository: str, public_address: str | None, key_file: Path, folder: Path, drawing: str | None
+) -> None:
     from pipelines.admission.server import load_or_create_key
     from pipelines.admission.space import write_admission_space
     from pipelines.admission.tokens import public_text
@@ -106,6 +119,6 @@ def _write_space(repository: str, public_address: str | None, key_file: Path, fo
         )
     key = load_or_create_key(key_file)
     write_admission_space(repository, folder)
-    announce_admission(repository, public_address.rstrip("/"), public_text(key))
+    announce_admission(repository, public_address.rstrip("/"), public_text(key), drawing)
     typer.echo(f"Wrote {folder}. Publish it: hub-tools publish folder {folder} my-org/door --type space")
     typer.echo(f"Then set its secret AUTHORIZATION_KEY to the one line of {key_file}.")

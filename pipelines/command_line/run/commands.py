@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.command_line.run import assist as run_assist
+from pipelines.command_line.run import audit as run_audit
 from pipelines.command_line.run import authorize as run_authorize
 from pipelines.command_line.run import check as run_check
 from pipelines.command_line.run import index as run_index
@@ -38,11 +39,15 @@ def create(
         Path | None,
         typer.Option(help="File of the organiser's key; made if missing. Default: next to the Hub's cache."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the settings mean for the dataset, and create nothing.")
+    ] = False,
 ) -> None:
     """Create a training run: publish its settings and its tokenizer or processor to the Model Hub.
 
     It also makes the organiser's key, which stays on this machine: with it alone the run's publishers are named and
-    revoked (run keys).
+    revoked (run keys). It says how often the schedule passes over the dataset, how long that takes, and what the
+    length of the texts costs; so does `--dry-run`, which creates nothing.
 
     `dalle-collab run settings` lists all settings; the defaults of a
     text-to-image run are those of the paper. A language model is built from a transformers model_type and its sizes,
@@ -63,6 +68,7 @@ def create(
     """
     import tempfile
 
+    from pipelines.doctor.run_meaning import explain_run
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.task import RunRequest
@@ -80,6 +86,11 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
+    for sentence in explain_run(run, processor):
+        typer.echo(sentence)
+    if dry_run:
+        typer.echo("Nothing was created.")
+        return
     organiser = None if "organiser_key" in request.settings else found_organiser(repository, organiser_key)
     if organiser is not None:
         run = run.replace(organiser_key=organiser.key.public)
@@ -115,6 +126,8 @@ def show(repository: Repository) -> None:
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
     who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
     table.add_row("who may join", who, style="bold")
+    if not run.is_open:
+        table.add_row("who may draw with what volunteers serve", run.who_may_draw)
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
     open_console().print(table)
 
@@ -143,6 +156,7 @@ for command in (
     run_report.report,
     run_ledger.ledger,
     run_recompute.recompute,
+    run_audit.audit,
     run_index.index,
     run_rollback.rollback,
 ):

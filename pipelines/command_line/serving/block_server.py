@@ -23,7 +23,7 @@ def run_block_server(
     console = become_worker()
     from pipelines.doctor.examination import quick_checks_of_server
     from pipelines.serving.blocks.hosting import BlockOptions, serve_blocks
-    from pipelines.serving.blocks.routing import fill_command
+    from pipelines.swarm.servers.layers import fill_command
 
     chosen = BlockOptions(**options)
     with console.status(f"Reading {repository}") as status:

@@ -1,5 +1,6 @@
 """An auxiliary peer on the terminal."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,29 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
     from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import EvaluationOutcome
+    from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
+
+SECONDS_BETWEEN_LOOKS = 10.0
+"""Of an entry, at who serves."""
 
 
 def run_auxiliary_peer(
-    repository: str, network: NetworkOptions, options: "AuxiliaryOptions", *, events: EventFile, stays: bool = False
+    repository: str,
+    network: NetworkOptions,
+    options: "AuxiliaryOptions",
+    *,
+    events: EventFile,
+    stays: bool = False,
+    audits: "ServingAuditOptions | None" = None,
 ) -> None:
     """Assist a run until it is finished and published, or a signal asks to stop; publish the held state at the end.
 
-    With `stays` the swarm keeps its entry afterwards, until a signal asks to stop.
+    With `stays` the swarm keeps its entry afterwards, until a signal asks to stop; its servers are audited as `audits`
+    says.
     """
     console = become_worker()
     from pipelines.training.peer.training_peer import RunFinishedError
@@ -33,7 +47,8 @@ def run_auxiliary_peer(
     except RunFinishedError:
         if not stays:
             raise
-        _keep_entry(console, repository, network, events)
+        folder = options.folder / "serving-audits"
+        _keep_entry(console, repository, network, events, None if audits is None else (audits, folder))
         return
     if stays and not was_stopped:
         raise typer.Exit(START_AGAIN_EXIT_CODE)  # from a fresh process: hivemind forks
@@ -79,11 +94,18 @@ def _assist(
             return assistance.stop.is_set()
 
 
-def _keep_entry(console: Console, repository: str, network: NetworkOptions, events: EventFile) -> None:
-    """Keep the entry of a run that is over until a signal asks to stop."""
+def _keep_entry(
+    console: Console,
+    repository: str,
+    network: NetworkOptions,
+    events: EventFile,
+    audits: "tuple[ServingAuditOptions, Path] | None",
+) -> None:
+    """Keep the entry of a run that is over until a signal asks to stop; `audits` has their folder, too."""
     from pipelines.training.auxiliary.entry_keeping import kept_entry
+    from pipelines.training.auxiliary.serving_audits import ServingAudits
 
-    with console.status(f"Reading {repository}") as status:
+    with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
 
         def hear(event: str, **values: Any) -> None:
             if event == "asking":
@@ -99,15 +121,21 @@ def _keep_entry(console: Console, repository: str, network: NetworkOptions, even
                 highlight=False,
             )
             events.happened("entry", addresses=entry.addresses)
-            while not entry.stop.wait(10.0):
-                servers = entry.records.servers()
-                status.update(f"{len(servers)} servers")
+            auditing = None if audits is None else stack.enter_context(ServingAudits(repository, *audits))
+            while not entry.stop.wait(SECONDS_BETWEEN_LOOKS):
+                status.update(f"{len(entry.records.servers())} servers")
+                if auditing is not None and (right := auditing.look()) is not None:
+                    said = ", ".join(f"{user} {number}" for user, number in right.items()) or "nobody"
+                    console.print(f"Audited servers; drawn right: {said}", highlight=False, markup=False)
+                    events.happened("audited", right=right)
     if entry.watch.found_new_generation:
         console.print(f"{repository} was rolled back: assisting its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)
 
 
 def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:
+    from pipelines.training.metrics.stalls import stall_sentence
+
     status.update("waiting for trainers")
     for report in reports:
         loss = f"{report.summary.loss:.4f}" if report.summary else "-"
@@ -124,6 +152,9 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
         if report.evaluation is not None and report.evaluation.figures:
             trackers.log_figures(report.evaluation.figures)
             console.print(_what_came_of_it(report.evaluation), highlight=False, soft_wrap=True)
+        if report.stall is not None:
+            console.print(stall_sentence(report.stall), highlight=False, soft_wrap=True)
+            trackers.log_stall(report.stall)
         if report.published is not None:
             console.print(f"Published epoch {report.published_epoch} as commit {report.published[:12]}.")
 

@@ -11,6 +11,7 @@ from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import StateVerdict
 from pipelines.pages.text import counted
+from pipelines.training.metrics.stalls import is_stalled, usual_seconds
 from pipelines.training.run.training_run import TrainingRun
 
 NUM_BEFORE = 50
@@ -22,8 +23,6 @@ SPIKE_DEVIATIONS = 8.0
 SMALLEST_SPIKE = 0.1
 """And at least this share of the median."""
 
-STALL_FACTOR = 5.0
-SHORTEST_STALL_SECONDS = 120.0
 SHRUNK_TO = 0.5
 FEWEST_TO_SHRINK = 4
 """With only three peers, one more or less is normal."""
@@ -92,10 +91,9 @@ def stalled_epoch(history: HistoryColumns, epoch: int, num_alive: int, now: floa
     """Alert if the current epoch takes much longer than those before it; `epoch` is that of the peers."""
     if not len(history) or epoch > history.newest_epoch:
         return None  # the Hub's data is old: the start of the epoch is unknown
-    seconds = history.columns["epoch_seconds"][-NUM_BEFORE:]
-    usual = float(np.median(seconds[seconds > 0])) if (seconds > 0).any() else 0.0
-    waited = now - history.columns["time"][-1]
-    if waited <= max(STALL_FACTOR * usual, SHORTEST_STALL_SECONDS):
+    seconds = history.columns["epoch_seconds"].tolist()
+    usual, waited = usual_seconds(seconds), now - history.columns["time"][-1]
+    if not is_stalled(waited, usual):
         return None
     who = f"{counted(num_alive, 'peer')} training" if num_alive else "nobody is training"
     return Alert(

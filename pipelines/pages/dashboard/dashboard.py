@@ -19,9 +19,10 @@ from pipelines.pages.dashboard.evaluation_charts import evaluation_charts
 from pipelines.pages.dashboard.history_columns import AXES, HistoryColumns
 from pipelines.pages.dashboard.hub_reading import HubReader, HubView
 from pipelines.pages.dashboard.peer_table import TrackedPeer, alive, page_of, summarise, swarm_epoch, track
+from pipelines.pages.dashboard.servers import DrawnToday, complaints_html, holes, servers_html
 from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.dashboard.swarm.swarm_process import SwarmReader, SwarmView
-from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenServer, SwarmSnapshot
+from pipelines.pages.dashboard.swarm.swarm_snapshot import AccusedServer, SeenServer, SwarmSnapshot
 from pipelines.pages.text import date
 from pipelines.training.metrics.epoch_summary import EpochSummary, bounded_speeds
 from pipelines.training.metrics.history import append_point
@@ -45,6 +46,8 @@ class Live:
     generation: int = 0
     peers: Mapping[str, TrackedPeer] = dataclasses.field(default_factory=dict)
     servers: tuple[SeenServer, ...] = ()
+    accused: tuple[AccusedServer, ...] = ()
+    drawn: DrawnToday = dataclasses.field(default_factory=DrawnToday)
     history: HistoryColumns = dataclasses.field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
 
 
@@ -80,7 +83,8 @@ class Dashboard:
             self._note(summary)
             if is_new:
                 history = HistoryColumns.from_points(self._points, snapshot.time)
-        self._live = Live(run.generation, peers, snapshot.servers, history)
+        drawn = before.drawn.after(snapshot.servers, snapshot.time)
+        self._live = Live(run.generation, peers, snapshot.servers, snapshot.accused, drawn, history)
 
     def _note(self, summary: EpochSummary) -> None:
         """Add a view of an epoch; later views of it, with more peers, do not change when it ended."""
@@ -126,7 +130,9 @@ class Dashboard:
         """Return one page of the peers that match a search as HTML, and who serves the model."""
         found = page_of(self._live.peers, search, int(_finite(page, 1.0)))
         peers = page_parts.peers_html(found, self._seen_at(), self.hub.view.unit)
-        return peers + page_parts.servers_html(self._live.servers)
+        live = self._live
+        shown = servers_html(live.servers, live.drawn, self.hub.view, self.settings.run)
+        return peers + shown + complaints_html(live.accused, live.servers)
 
     def board(self, span: str) -> str:
         """Return the leaderboard of a span of `programs.SPANS` as HTML."""
@@ -161,9 +167,22 @@ class Dashboard:
         """Return who serves the model, and what."""
         return [dataclasses.asdict(server) for server in self._live.servers]
 
+    def serving_values(self) -> dict[str, Any]:
+        """Return how many serve, what they have drawn today, and the layers that nobody serves, as starts and ends."""
+        live = self._live
+        missing = [[hole.start, hole.stop] for hole in holes(live.servers, self.hub.view)]
+        return dict(
+            num_servers=len(live.servers),
+            drawn_today=live.drawn.number,
+            since=live.drawn.since,
+            missing_layers=missing,
+            claims=[dataclasses.asdict(one) for one in live.accused],
+        )
+
     def leaderboard_values(self, span: str = "all") -> list[dict[str, Any]]:
         """Return the users and their contributions; raises ValueError for an unknown span."""
-        return programs.board_rows(self.hub.view.contributions, span, time.time())
+        view = self.hub.view
+        return programs.board_rows(view.contributions, view.served, span, time.time())
 
     def history_values(self, first: float = 0.0, last: float = 100.0, max_points: int = 300) -> dict[str, list[float]]:
         """Return the history's columns between two shares of it, in percent."""

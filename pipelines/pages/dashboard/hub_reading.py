@@ -13,15 +13,16 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.one_line_errors import explain_error
-from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
+from hub_tools.run_files import REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.training.ledger.coverage import NewestPass, newest_pass
 from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.credit.contributions import Contribution
+from pipelines.training.metrics.credit.served import read_served, served_file
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
 from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
-from pipelines.training.metrics.history import read_history
+from pipelines.training.metrics.history import published_metrics, read_history_files, read_old_history
 from pipelines.training.metrics.reel import PICTURE_NAME, read_index, read_prompts
 from pipelines.training.repository.epoch_tags import tagged_epochs
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -30,6 +31,9 @@ from pipelines.training.run.training_run import TrainingRun
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 10.0
+SECONDS_BETWEEN_METRICS = 60.0
+"""How old metrics of a run's bucket may be while its repository does not change."""
+
 ANSWER_SECONDS = 15.0
 
 
@@ -54,8 +58,17 @@ class HubView:
     contributions: Mapping[tuple[str, str], Contribution] = field(default_factory=dict)
     """By day and user name; see `contributions.ContributionLedger`."""
 
+    served: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Candidates that auxiliary peers have had drawn and found right, by day and user; see `credit.served`."""
+
     checkpoints: Mapping[int, str] = field(default_factory=dict)
     """Commits by epoch."""
+
+    weights_sha256: str | None = None
+    """Of the newest checkpoint, which is what servers call its revision; None: there is none that counts."""
+
+    num_layers: int | None = None
+    """Of the published model."""
 
     pictures: Mapping[int, str] = field(default_factory=dict)
     """File names of the progress reel by epoch."""
@@ -65,6 +78,9 @@ class HubView:
 
     read_at: float = 0.0
     """When the Hub last answered, in seconds since 1970."""
+
+    metrics_at: float = 0.0
+    """When the metrics were last read."""
 
     problem: str = "The Hub has not answered yet."
     """Why this may be out of date; empty if it is fresh."""
@@ -131,26 +147,39 @@ def read_hub(repository: str, before: HubView) -> HubView:
     """
     snapshot, now = RunSnapshot.read(repository), time.time()
     checkpoints = tagged_epochs(HfApi(), repository)
-    if snapshot.commit == before.commit:
+    is_old = bool(snapshot.run.bucket) and now - before.metrics_at > SECONDS_BETWEEN_METRICS
+    if snapshot.commit == before.commit and not is_old:
         return HubView(**{**vars(before), "checkpoints": checkpoints, "read_at": now, "problem": ""})
-    patterns = [f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/{REEL_INDEX_FILE}"]
     # Files are cached by content: of a new commit only the changed shards are downloaded.
-    folder = snapshot.download_matching(*patterns)
+    folder = snapshot.download_matching(f"{REEL_FOLDER}/{REEL_INDEX_FILE}")
     reel = read_index(folder / REEL_FOLDER)
-    return HubView(
-        run=snapshot.run,
-        commit=snapshot.commit,
-        history=HistoryColumns.from_points(read_history(snapshot), now),
-        evaluations=read_evaluations(folder / METRICS_FOLDER),
-        figures=read_figures(folder / METRICS_FOLDER),
-        newest_pass=newest_pass(read_state(folder / METRICS_FOLDER / STATE_FILE)),
-        contributions=read_contributions(folder / METRICS_FOLDER).days,
-        checkpoints=checkpoints,
-        pictures={entry["epoch"]: entry["file"] for entry in reel},
-        prompts=read_prompts(folder / REEL_FOLDER),
-        read_at=now,
-        problem="",
-    )
+    with published_metrics(snapshot) as metrics:
+        return HubView(
+            run=snapshot.run,
+            commit=snapshot.commit,
+            history=HistoryColumns.from_points(read_history_files(metrics) or read_old_history(snapshot), now),
+            evaluations=read_evaluations(metrics),
+            figures=read_figures(metrics),
+            newest_pass=newest_pass(read_state(metrics / STATE_FILE)),
+            contributions=read_contributions(metrics).days,
+            served=read_served(*sorted(metrics.glob(served_file("*")))),
+            checkpoints=checkpoints,
+            weights_sha256=_weights(snapshot),
+            num_layers=snapshot.num_layers,
+            pictures={entry["epoch"]: entry["file"] for entry in reel},
+            prompts=read_prompts(folder / REEL_FOLDER),
+            read_at=now,
+            metrics_at=now,
+            problem="",
+        )
+
+
+def _weights(snapshot: RunSnapshot) -> str | None:
+    try:
+        return snapshot.weights_sha256
+    except ValueError as error:  # not signed by whom the run names: nobody serves it
+        logger.warning("The newest checkpoint does not count: %s", error)
+        return None
 
 
 def _with_problem(view: HubView, problem: str) -> HubView:

@@ -11,7 +11,6 @@ from pipelines.pages.dashboard.alerts import Alert, duration
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.pages.dashboard.swarm.swarm_snapshot import SeenServer
 from pipelines.pages.text import counted, date, escaped, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
@@ -73,10 +72,6 @@ class Headline:
 
 def _perplexity(loss: float | None) -> float | None:
     return None if loss is None else math.exp(min(loss, MOST_NATS))
-
-
-MOST_SERVERS = 100
-"""Rows of the table of servers."""
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
@@ -167,7 +162,7 @@ def peers_html(page: PeerPage, now: float, unit: str = "samples") -> str:
     place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
     heads = ("user", "state", f"{unit}/s", "epoch", unit, "last seen", "device", "mode", "version")
     rows = [_peer_row(one, now) for one in page.rows]
-    return f'<div class="board">{_table(heads, rows, caption=place if page.rows else f"none of {found} matches")}</div>'
+    return f'<div class="board">{table(heads, rows, caption=place if page.rows else f"none of {found} matches")}</div>'
 
 
 def _peer_row(one: TrackedPeer, now: float) -> list[str]:
@@ -187,42 +182,28 @@ def _peer_row(one: TrackedPeer, now: float) -> list[str]:
     ]
 
 
-def servers_html(servers: Sequence[SeenServer]) -> str:
-    """Return who serves the run's model as a table; nothing where nobody does."""
-    if not servers:
-        return ""
-    heads = ("user", "state", "epoch", "precision", "codes/s", "pictures drawn", "layers", "layers/s")
-    rows = [
-        [
-            escaped(one.username) or f"<i>…{escaped(one.peer_id[-8:])}</i>",
-            escaped(one.state),
-            f"{one.epoch:,}",
-            escaped(one.precision),
-            short_number(one.codes_per_second or None),
-            f"{one.num_drawn:,}",
-            f"{one.first_layer}:{one.end_layer}" if one.end_layer > one.first_layer else "–",
-            short_number(one.layers_per_second or None),
-        ]
-        for one in servers[:MOST_SERVERS]
-    ]
-    caption = f"{counted(len(servers), 'server')} of the model, by what they say themselves"
-    return f'<div class="board">{_table(heads, rows, caption=caption)}</div>'
-
-
 def board_html(
     rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool, unit: str = "samples"
 ) -> str:
     """Return the users by their contribution in a span; `rows` come from `programs.board_rows`."""
     if not rows:
         return '<div class="board"><p class="empty">Nobody has contributed in this period yet.</p></div>'
+    has_served = any(row.get("candidates") for row in rows)
     shown = [
-        [f"{number}", escaped(row["username"]), f"{row['samples']:,}", f"{row['hours']:,.1f}"]
+        [
+            f"{number}",
+            escaped(row["username"]),
+            f"{row['samples']:,}",
+            f"{row['hours']:,.1f}",
+            *([f"{row['candidates']:,}"] if has_served else []),
+        ]
         for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
     ]
     more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
+    heads = ("#", "user", f"{unit} claimed", "hours", *(["pictures served, as audited"] if has_served else []))
     caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
     note = f'<p class="note">{CLAIMED}{f" {OPEN_RUN}" if is_open else ""}</p>'
-    return f'<div class="board">{_table(("#", "user", f"{unit} claimed", "hours"), shown, caption=caption)}{note}</div>'
+    return f'<div class="board">{table(heads, shown, caption=caption)}{note}</div>'
 
 
 def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
@@ -250,8 +231,8 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
         f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
     )
     columns = ("epoch", "held-out loss", "commit", "to load it", *(["to draw with it"] if links else []))
-    table = _table(columns, rows, caption=caption)
-    return f'<div class="board"><p>On your own machine: <code>{escaped(command)}</code></p>{table}</div>'
+    shown = table(columns, rows, caption=caption)
+    return f'<div class="board"><p>On your own machine: <code>{escaped(command)}</code></p>{shown}</div>'
 
 
 def reel_html(view: HubView) -> str:
@@ -274,7 +255,8 @@ def _reel_picture(view: HubView, epoch: int) -> str:
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
+    """Return a table of cells that are HTML already."""
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (

@@ -9,6 +9,7 @@ from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, count_states
 from pipelines.pages.dashboard.swarm.swarm_snapshot import PeerFigures
 from pipelines.training.metrics.credit.contributions import Contribution, leaderboard
+from pipelines.training.metrics.credit.served import ServedDays, served_in
 
 SPANS = ("today", "week", "all")
 FIGURES = tuple(name for name in PeerFigures.__dataclass_fields__ if name not in ("suspects", "epoch"))
@@ -16,18 +17,27 @@ MAX_POINTS = 2000
 PREFIX = "dalle_collab"
 
 
-def board_rows(days: Mapping[tuple[str, str], Contribution], span: str, now: float) -> list[dict[str, Any]]:
-    """Return the users who contributed in a span of `SPANS` (UTC), most samples first: `username, samples, hours`.
+def board_rows(
+    days: Mapping[tuple[str, str], Contribution], served: ServedDays, span: str, now: float
+) -> list[dict[str, Any]]:
+    """Return the users who contributed in a span of `SPANS` (UTC), most samples first, then most audited candidates.
 
-    Raises ValueError for any other span.
+    A row has `username, samples, hours, candidates`. Raises ValueError for any other span.
     """
     if span not in SPANS:
         raise ValueError(f"span is {span!r}; expected one of {', '.join(SPANS)}.")
     users = leaderboard(days, now, len(days))
+    candidates = served_in(served, span, now)
     rows = [
         dict(username=user["username"], samples=user[f"samples_{span}"], hours=user[f"hours_{span}"]) for user in users
     ]
-    return sorted((row for row in rows if row["samples"] > 0), key=lambda row: (-row["samples"], row["username"]))
+    known = {row["username"] for row in rows}
+    rows += [dict(username=user, samples=0, hours=0.0) for user in candidates if user not in known]
+    counted = [row | dict(candidates=candidates.get(row["username"], 0)) for row in rows]
+    return sorted(
+        (row for row in counted if row["samples"] > 0 or row["candidates"] > 0),
+        key=lambda row: (-row["samples"], -row["candidates"], row["username"]),
+    )
 
 
 def peer_values(one: TrackedPeer) -> dict[str, Any]:

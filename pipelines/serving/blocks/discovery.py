@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pipelines.serving.blocks.routing import ServedSpan
-from pipelines.swarm.records import ServerRecord
+from pipelines.swarm.servers.server_record import ServerRecord
 
 MOST_LAYERS = 4096
 

@@ -12,6 +12,7 @@ from pipelines.serving.blocks.sessions import BlockServer, BlockSession
 from pipelines.serving.blocks.spans import Span, load_span, stack_shape, tensor_prefixes
 from pipelines.serving.blocks.weights import PublishedModel, find_model
 from pipelines.serving.entering import weights_name
+from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -89,7 +90,8 @@ def layers_that_fit(model: PublishedModel, num_bytes: float) -> int:
 def measured_rate(server: BlockServer) -> float:
     """Return through how many layers a place of one sample goes in a second, measured for a short time."""
     span = server.span
-    session = BlockSession(replace(server, memory=Quota("bytes of caches", per_peer=2**62, in_all=2**62)), "measuring")
+    unlimited = Quota("bytes of caches", per_peer=2**62, in_all=2**62)
+    session = BlockSession(replace(server, memory=unlimited), Asker("this machine"))
     where = dict(start=span.layers.start, end=span.layers.stop, revision=server.revision, codec=FLOAT32)
     opening = span.opening_of_one()
     for body in opening:

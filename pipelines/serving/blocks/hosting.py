@@ -23,7 +23,7 @@ from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, enter
 from pipelines.serving.memory import free_memory, memory_for_others
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
-from pipelines.swarm.records import SERVER_SECONDS, ServerRecord
+from pipelines.swarm.servers.server_record import SERVER_SECONDS, ServerRecord
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import StreamServer
 from pipelines.swarm.upload_limit import UploadLimit
@@ -294,7 +294,9 @@ def serve_blocks(
         first = fetch.load(layers)
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
         loop = stack.enter_context(open_loop(place))
-        server = StreamServer(loop.p2p, place.namespace, place.introductions(), upload_limit=limit)
+        server = StreamServer(
+            loop.p2p, place.namespace, place.introductions(), limits=place.stream_limits(), upload_limit=limit
+        )
         service = BlocksService(first.server)
         stack.callback(service.close)
         loop.call(server.offer(service))

@@ -4,6 +4,8 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from pipelines.swarm.servers.layers import fill_command, missing_layers
+
 DEFAULT_ROUND_TRIP_SECONDS = 0.1
 """Of a server that nobody has measured."""
 
@@ -114,17 +116,4 @@ def _shortest(served: Sequence[ServedSpan], layers: range) -> list[Hop] | None:
 
 def holes(served: Iterable[ServedSpan], layers: range) -> list[range]:
     """Return the runs of layers that nobody serves."""
-    covered = {layer for span in served for layer in range(span.start, span.end)}
-    found: list[range] = []
-    for layer in layers:
-        if layer not in covered:
-            if found and found[-1].stop == layer:
-                found[-1] = range(found[-1].start, layer + 1)
-            else:
-                found.append(range(layer, layer + 1))
-    return found
-
-
-def fill_command(repository: str, hole: range) -> str:
-    """Return the command that serves missing layers."""
-    return f"dalle-collab serve {repository} --blocks {hole.start}:{hole.stop}"
+    return missing_layers((range(span.start, span.end) for span in served), layers)

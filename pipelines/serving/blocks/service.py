@@ -41,7 +41,7 @@ class BlocksService:
 
     async def serve(self, conversation: Conversation) -> None:
         """See `Service.serve`."""
-        session, loop = BlockSession(self._server, conversation.peer), asyncio.get_running_loop()
+        session, loop = BlockSession(self._server, conversation.asker), asyncio.get_running_loop()
         doing: asyncio.Future[Any] | None = None
         try:
             while True:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pipelines.serving.blocks.causal_span import MOST_POSITIONS, CausalSession
 from pipelines.serving.blocks.codecs import CODECS, WrongStatesError, check_codec, decode, encode
 from pipelines.serving.blocks.spans import NO_PADDING, InvalidRequestError, Padding, Span, SpanSession, whole_number
+from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
 
@@ -45,8 +46,8 @@ class BlockServer:
 class BlockSession:
     """One stream's state: all that it holds is given back by `close`. For use by one thread at a time."""
 
-    def __init__(self, server: BlockServer, peer: object) -> None:
-        self._server, self._peer = server, peer
+    def __init__(self, server: BlockServer, asker: Asker) -> None:
+        self._server, self._asker = server, asker
         self._session: SpanSession | None = None
         self._taken = 0
         self._codec, self._padding = "", NO_PADDING
@@ -79,7 +80,7 @@ class BlockSession:
     def close(self) -> None:
         """Forget the session, and give back its memory."""
         self._session = None
-        self._server.memory.give_back(self._peer, self._taken)
+        self._server.memory.give_back(self._asker, self._taken)
         self._taken = 0
 
     def _open(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
@@ -110,7 +111,7 @@ class BlockSession:
     def _replay(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         states = self._states(session, body, tensors)
-        with self._server.memory.taken_during(self._peer, session.replay_bytes()):
+        with self._server.memory.taken_during(self._asker, session.replay_bytes()):
             answer = session.replay(states, _integers(tensors, "num_read", (states.shape[1],)), self._padding)
         return self._encoded(answer) if body.get("answer") is True else ({}, {})
 
@@ -155,7 +156,7 @@ class BlockSession:
         needed = self._part.check_sequence(samples, positions)
         prompts = self._prompts(tensors)
         padding = _padding(tensors, samples, positions, positions)
-        with self._server.memory.taken_during(self._peer, needed):
+        with self._server.memory.taken_during(self._asker, needed):
             states = decode(tensors, self._codec, self._part.shape.states(samples, positions))
             yield states, padding, prompts
 
@@ -206,9 +207,9 @@ class BlockSession:
     def _take(self, total: int) -> None:
         """Hold `total` bytes from now on, which may be more or less than before."""
         if total > self._taken:
-            self._server.memory.take(self._peer, total - self._taken)
+            self._server.memory.take(self._asker, total - self._taken)
         else:
-            self._server.memory.give_back(self._peer, self._taken - total)
+            self._server.memory.give_back(self._asker, self._taken - total)
         self._taken = total
 
     def _encoded(self, states: Tensor) -> Answer:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +16,18 @@ from hub_tools.atomic_files import write_text_whole
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import PROCESSOR_FILES
-from pipelines.serving.draw.audits import AuditBook, Honesty
+from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
 from pipelines.serving.draw.evidence import excesses, honest_excesses
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
 from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
-from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.serving.entering import place_to_ask, weights_name
 from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.servers.complaints import ServerComplaint
+from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
+from pipelines.swarm.streams.refusals import printable
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.organiser import local_folder
@@ -106,6 +109,7 @@ def open_studio(
     revision: str | None = None,
     precision: str = "float32",
     audits: bool = False,
+    share_audited: float = SHARE_AUDITED,
     patience_seconds: float = PATIENCE_SECONDS,
     device: str = "cpu",
     network: NetworkOptions = NetworkOptions(client_mode=True),
@@ -113,8 +117,8 @@ def open_studio(
 ) -> Iterator[SwarmStudio]:
     """Enter a run's swarm to have its pictures or texts drawn by others; only the processor is downloaded.
 
-    With `audits` the model is too, and candidates are checked. Call it in the main thread of a process that has no
-    other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
+    With `audits` the model is too, and a share of the candidates is checked. Call it in the main thread of a process
+    that has no other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
 
     Raises:
         ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
@@ -132,20 +136,18 @@ def open_studio(
         book.remember(avoided.read_text(encoding="utf-8"))
     with contextlib.ExitStack() as stack:
         hear("asking", run=newest.run)
-        place = stack.enter_context(entered_swarm(newest.run, repository, network))
+        place = stack.enter_context(place_to_ask(newest.run, repository, network))
         auditor = None
         if audits:
             hear("loading")
             auditor = Auditor(_model_of(repository, snapshot, device), precision, book)
-        loop = stack.enter_context(open_loop(place))
-        introductions = place.introductions()
 
         async def open_stream(peer: str) -> Conversation:
-            conversation, _ = await open_conversation(loop.p2p, peer, place.namespace, SERVICE, introductions)
-            return conversation
+            who = place.introductions
+            return (await open_conversation(place.loop.p2p, peer, place.namespace, SERVICE, who))[0]
 
         def servers() -> list[DrawingServer]:
-            return drawing_servers(place)
+            return drawing_servers(place.servers())
 
         async def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
             if auditor is not None:
@@ -155,16 +157,20 @@ def open_studio(
                 open_stream,
                 config,
                 audit=None if auditor is None else auditor.audit,
+                share_audited=share_audited,
                 book=book,
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
             drawn = await drawing.draw(wish, candidates, **callbacks)
             if drawn.complaints:
+                found.extend(map(_published, drawn.complaints))
+                await asyncio.to_thread(place.complain, found)
                 avoided.parent.mkdir(parents=True, exist_ok=True)
                 write_text_whole(avoided, book.to_json())
             return drawn
 
+        found: list[ServerComplaint] = []
         hear("entered", run=newest.run)
         yield SwarmStudio(
             revision=weights,
@@ -172,16 +178,27 @@ def open_studio(
             config=config,
             precision=precision,
             is_audited=auditor is not None,
-            start=lambda *asked, **callbacks: loop.start(draw(*asked, **callbacks)),
-            draw=lambda *asked, **callbacks: loop.call(draw(*asked, **callbacks)),
+            start=lambda *asked, **callbacks: place.loop.start(draw(*asked, **callbacks)),
+            draw=lambda *asked, **callbacks: place.loop.call(draw(*asked, **callbacks)),
             servers=servers,
         )
 
 
-def drawing_servers(place: PlaceInSwarm) -> list[DrawingServer]:
+def _published(complaint: Complaint) -> ServerComplaint:
+    """Return what the swarm is told of a finding: not the prompt."""
+    assert complaint.evidence is not None, "an audit has its candidates"
+    figures = ("num_audited", "mean_excess", "limit")
+    return ServerComplaint(
+        server=complaint.server,
+        **{name: getattr(complaint, name) for name in figures},
+        **vars(complaint.evidence),
+    )
+
+
+def drawing_servers(records: Mapping[bytes, ServerRecord]) -> list[DrawingServer]:
     """Return who draws now, by the signed records; two of one peer count once."""
     found = {}
-    for record in place.records.servers().values():
+    for record in records.values():
         if record.state == "online" and record.draw_rate > 0:
             found[record.peer_id] = DrawingServer(
                 peer=record.peer_id,
@@ -196,8 +213,8 @@ def drawing_servers(place: PlaceInSwarm) -> list[DrawingServer]:
 
 def shown_name(text: str) -> str:
     """Return a stranger's name as it may be shown: in one line, without marks that turn or hide text, and short."""
-    printable = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return printable if len(printable) <= MOST_NAME_CHARACTERS else printable[: MOST_NAME_CHARACTERS - 1] + "…"
+    shown = " ".join(printable(text).split())
+    return shown if len(shown) <= MOST_NAME_CHARACTERS else shown[: MOST_NAME_CHARACTERS - 1] + "…"
 
 
 def sampling_of(options: GenerationOptions) -> SamplingOptions:

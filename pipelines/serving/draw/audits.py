@@ -70,6 +70,18 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The worst of the candidates that were audited last, by which others can be asked to look for themselves."""
+
+    revision: str
+    precision: str
+    seed: int
+    prompt: int
+    candidate: int
+    excess: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Complaint:
     """Why a server is avoided from here; nobody else has to believe it."""
 
@@ -78,6 +90,7 @@ class Complaint:
     limit: float
     num_audited: int
     until: float
+    evidence: Evidence | None = None
 
     def __str__(self) -> str:
         return (
@@ -148,10 +161,12 @@ class AuditBook:
         return complaint
 
 
-def to_audit(candidates: Collection[int], num_before: int, draw: random.Random) -> list[int]:
+def to_audit(
+    candidates: Collection[int], num_before: int, draw: random.Random, share: float = SHARE_AUDITED
+) -> list[int]:
     """Return which of a server's candidates are audited, when so many of it have been in this drawing.
 
     A server cannot know which: the choice is the asker's own.
     """
-    wanted = max(LEAST_AUDITED - num_before, sum(draw.random() < SHARE_AUDITED for _ in candidates))
+    wanted = max(LEAST_AUDITED - num_before, sum(draw.random() < share for _ in candidates))
     return sorted(draw.sample(sorted(candidates), min(wanted, len(candidates))))

@@ -7,14 +7,14 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from pipelines.serving.draw.allotment import Allotment, Part
-from pipelines.serving.draw.audits import AuditBook, Complaint, to_audit
+from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Evidence, to_audit
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
 from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
@@ -102,6 +102,7 @@ class SwarmDrawing:
         config: PretrainedConfig,
         *,
         audit: Audit | None = None,
+        share_audited: float = SHARE_AUDITED,
         book: AuditBook | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
         repository: str = "ORG/RUN",
@@ -112,7 +113,7 @@ class SwarmDrawing:
         `repository` is the run's, for messages.
         """
         self._find, self._open, self._config = find_servers, open_stream, config
-        self._audit, self.book = audit, book or AuditBook({})
+        self._audit, self._share, self.book = audit, share_audited, book or AuditBook({})
         self._patience, self._repository = patience_seconds, repository
         self._random = random.Random(seed_of_audits)  # an asker's own secret unless it is given
 
@@ -301,7 +302,7 @@ class _OneDrawing:
         audited: list[int] = []
         if self.swarm._audit is not None and self.swarm.book.knows(server.precision):
             before = sum(c.is_audited for c in self.drawn.values() if c.server.peer == server.peer)
-            audited = to_audit(new, before, self.swarm._random)
+            audited = to_audit(new, before, self.swarm._random, self.swarm._share)
         rows = {number: codes[number - part.candidates.start] for number in new}
         for number in new:
             self.drawn[number] = DrawnCandidate(
@@ -320,8 +321,17 @@ class _OneDrawing:
         complaint = self.swarm.book.note(server.peer, server.precision, measured, time.time())
         if complaint is None:
             return
+        worst = max(range(len(measured)), key=measured.__getitem__)
+        evidence = Evidence(
+            revision=self.wish.revision,
+            precision=server.precision,
+            seed=self.wish.seed,
+            prompt=self.wish.prompt,
+            candidate=numbers[worst],
+            excess=measured[worst],
+        )
         logger.warning("%s", complaint)
-        self.complaints.append(complaint)
+        self.complaints.append(replace(complaint, evidence=evidence))
         own = [number for number, candidate in self.drawn.items() if candidate.server.peer == server.peer]
         for number in own:
             del self.drawn[number]

@@ -54,7 +54,7 @@ class DrawService:
         asked = DrawRequest.from_message(body, tensors, self.checkpoints.current.parts.model.config)
         checkpoint = self.checkpoints.find(asked.wish)
         used.add(checkpoint.revision)
-        peer, number, model = conversation.peer, len(asked.candidates), checkpoint.parts.model
+        asker, number, model = conversation.asker, len(asked.candidates), checkpoint.parts.model
         bytes_needed = medium_of(model.config).needed_bytes(asked, model.config)
         news: asyncio.Queue[Tensor | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -62,8 +62,9 @@ class DrawService:
         def tell(what: Tensor | Exception | None) -> None:
             loop.call_soon_threadsafe(news.put_nowait, what)
 
-        job = Job(asker=peer, model=model, request=asked, tell=tell)
-        with self.places.taken_during(peer, number), self.memory.taken_during(peer, bytes_needed):
+        # Turns go by addresses: whoever makes himself many peers has no more of them.
+        job = Job(asker=asker.address, model=model, request=asked, tell=tell)
+        with self.places.taken_during(asker, number), self.memory.taken_during(asker, bytes_needed):
             self.engine.submit(job)
             try:
                 while (what := await news.get()) is not None:

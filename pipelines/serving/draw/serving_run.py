@@ -23,7 +23,7 @@ from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, enter
 from pipelines.serving.memory import free_memory, memory_for_others
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
-from pipelines.swarm.records import SERVER_SECONDS, ServerRecord
+from pipelines.swarm.servers.server_record import SERVER_SECONDS, ServerRecord
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import StreamServer
 from pipelines.swarm.upload_limit import UploadLimit
@@ -45,7 +45,6 @@ SECONDS_TO_FINISH = 30.0
 
 SECONDS_OF_MEASURING = 4.0
 MEASURED_CANDIDATES = 8
-PLACES_PER_PEER = 2 * MOST_CANDIDATES
 PLACES = 8 * MOST_CANDIDATES
 """Candidates that wait or are drawn."""
 
@@ -253,12 +252,20 @@ def serve_run(
         engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
         loop = stack.enter_context(open_loop(place))
-        server = StreamServer(loop.p2p, place.namespace, place.introductions(), upload_limit=limit)
+        server = StreamServer(
+            loop.p2p, place.namespace, place.introductions(), limits=place.stream_limits(), upload_limit=limit
+        )
         service = DrawService(
             ServedCheckpoints(first, options.precision),
             engine,
             Quota("bytes for drawings", per_peer=memory, in_all=memory),
-            Quota("candidates", per_peer=PLACES_PER_PEER, in_all=PLACES, code="busy"),
+            Quota(
+                "candidates",
+                per_peer=place.run.candidates_per_peer,
+                per_address=place.run.candidates_per_address,
+                in_all=PLACES,
+                code="busy",
+            ),
         )
         loop.call(server.offer(service))
         stack.callback(lambda: loop.call(server.leave(SECONDS_TO_FINISH)))

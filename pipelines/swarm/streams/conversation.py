@@ -10,6 +10,7 @@ from hivemind.p2p import PeerID
 from torch import Tensor
 
 from pipelines.admission.tokens import Admission
+from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.frames import Frame, Kind, buffers_of, read_header, read_rest
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import PeerGoneError, PeerSilentError, Refusal
@@ -47,6 +48,7 @@ class Conversation:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
+        asker: Asker | None = None,
         most_tensor_bytes: int,
         quota: Quota | None = None,
         upload_limit: UploadLimit | None = None,
@@ -54,6 +56,9 @@ class Conversation:
     ) -> None:
         self.peer = peer
         """Who is at the other end; libp2p has authenticated it."""
+
+        self.asker = asker or Asker(peer)
+        """The other peer with its address, at the answering end."""
 
         self.admission: Admission | None = None
         """What the other peer's token says, in a run with an authority."""
@@ -192,8 +197,8 @@ class Conversation:
 
     def _take(self, number: int) -> None:
         if self._quota is not None:
-            self._quota.take(self.peer, number)
+            self._quota.take(self.asker, number)
 
     def _release(self, number: int) -> None:
         if self._quota is not None and number:
-            self._quota.give_back(self.peer, number)
+            self._quota.give_back(self.asker, number)

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from pipelines.admission.client import PeerAdmission
-from pipelines.admission.tokens import Admission, TokenRefusedError
+from pipelines.admission.tokens import Admission, TokenCheck, TokenRefusedError
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.frames import Frame, Kind
 from pipelines.swarm.streams.refusals import Refusal
@@ -19,10 +20,19 @@ HELLO_SECONDS = 10.0
 """Time for the other side's first frame."""
 
 
+@dataclass(frozen=True)
+class Stranger:
+    """Instead of an admission: of one who has none, and checks those of others."""
+
+    check: TokenCheck
+    token: str = ""
+    has_authority: bool = True
+
+
 class Introductions:
     """Introduces this peer, and checks how others do; in a run with an authority both sides show their tokens."""
 
-    def __init__(self, admission: PeerAdmission | None, *, admits_everybody: bool = False) -> None:
+    def __init__(self, admission: PeerAdmission | Stranger | None, *, admits_everybody: bool = False) -> None:
         """`admission` is this peer's; None: nothing is checked. `admits_everybody`: nor is who asks."""
         self._guard = admission if admission is not None and admission.has_authority else None
         self._admits_everybody = admits_everybody

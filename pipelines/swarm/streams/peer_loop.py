@@ -8,12 +8,18 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import hivemind
 from hivemind.p2p import P2P
 
 Result = TypeVar("Result")
+
+
+class HasDaemon(Protocol):
+    """A DHT node, or whatever else has a libp2p daemon."""
+
+    async def replicate_p2p(self) -> P2P:
+        """Return a connection to the daemon; called in the loop."""
 
 
 class PeerLoop:
@@ -22,13 +28,17 @@ class PeerLoop:
     p2p: P2P
     """This process's connection to the DHT node's daemon; only for coroutines in this loop."""
 
-    def __init__(self, dht: hivemind.DHT) -> None:
+    def __init__(self, dht: HasDaemon) -> None:
         self._dht, self._loop = dht, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="streams")
 
     def __enter__(self) -> "PeerLoop":
         self._thread.start()
-        self.p2p = self.call(self._dht.replicate_p2p())
+        try:
+            self.p2p = self.call(self._dht.replicate_p2p())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:

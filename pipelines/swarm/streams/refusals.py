@@ -18,12 +18,16 @@ CODES = {
 MOST_CHARACTERS = 500
 
 
+def printable(text: str) -> str:
+    """Return a stranger's text without what would change a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 class Refusal(Exception):
     """A typed answer instead of what was asked for; raised by services, sent, and raised again where it arrives."""
 
     def __init__(self, code: str, text: str) -> None:
-        printable = "".join(character if character.isprintable() else " " for character in text[:MOST_CHARACTERS])
-        self.code, self.text = code if code in CODES else "failed", printable
+        self.code, self.text = code if code in CODES else "failed", printable(text[:MOST_CHARACTERS])
         super().__init__(f"{self.text} ({self.code}: {CODES[self.code]})")
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
+from pipelines.swarm.streams.askers import asker_of
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.frames import Frame, Kind
 from pipelines.swarm.streams.introductions import Introductions
@@ -25,6 +26,7 @@ class StreamLimits:
     """What others may take of a server's streams and of the memory for messages that it is reading."""
 
     streams_per_peer: int = 8
+    streams_per_address: int = 32
     streams: int = 128
     message_bytes_per_peer: int = 2**28
     message_bytes: int = 2**30
@@ -64,7 +66,13 @@ class StreamServer:
         """`namespace` separates the runs that one machine serves: a run's swarm id."""
         self._p2p, self._namespace, self._introductions = p2p, namespace, introductions
         self._upload_limit = upload_limit
-        self.places = Quota("streams", per_peer=limits.streams_per_peer, in_all=limits.streams, code="busy")
+        self.places = Quota(
+            "streams",
+            per_peer=limits.streams_per_peer,
+            per_address=limits.streams_per_address,
+            in_all=limits.streams,
+            code="busy",
+        )
         self.messages = Quota("bytes of messages", per_peer=limits.message_bytes_per_peer, in_all=limits.message_bytes)
         self._services: dict[str, Service] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -100,11 +108,12 @@ class StreamServer:
     async def _answer(
         self, service: Service, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        peer = info.peer_id
+        peer, asker = info.peer_id, asker_of(info.peer_id, str(info.addr))
         conversation = Conversation(
             peer,
             reader,
             writer,
+            asker=asker,
             most_tensor_bytes=service.most_tensor_bytes,
             quota=self.messages,
             upload_limit=self._upload_limit,
@@ -114,7 +123,7 @@ class StreamServer:
             try:
                 if self._is_leaving:
                     raise Refusal("leaving", "This server takes no new conversations.")
-                with self.places.taken_during(peer, 1):
+                with self.places.taken_during(asker, 1):
                     await self._introductions.answer(conversation, service.about())
                     await _serve_while_open(service, conversation)
                 last = Frame(kind=Kind.END)

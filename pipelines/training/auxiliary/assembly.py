@@ -15,6 +15,7 @@ from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, sol
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator
 from pipelines.training.auxiliary.evaluating.held_out_evaluation import HeldOutEvaluation
+from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
@@ -26,6 +27,9 @@ from pipelines.training.repository.organiser import needed_organiser, organiser_
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.versions import package_version
+
+SECONDS_BESIDE_A_BUCKET = 3600.0
+"""Between commits of metrics alone where the run's bucket has them: the landing page reads the repository."""
 
 
 @contextlib.contextmanager
@@ -49,17 +53,28 @@ def assembled_auxiliary_peer(
             evaluator = stack.enter_context(
                 CheckpointEvaluator(repository, run, options.evaluation, folder=folder / "evaluation", metrics=metrics)
             )
+        key, bucket = PublisherKey.load_or_create(options.key_file), None
+        if run.bucket:
+            bucket = BucketPublisher(
+                run,
+                key=key,
+                spool=PublicationSpool(folder / "bucket_spool", options.max_spool_bytes),
+                metrics=metrics,
+                metrics_interval_seconds=options.metrics_interval_seconds,
+                retry_seconds=options.retry_seconds,
+            )
         publisher = HubPublisher(
             repository,
             task,
-            key=PublisherKey.load_or_create(options.key_file),
+            key=key,
             organiser=organiser,
             spool=PublicationSpool(folder / "spool", options.max_spool_bytes),
             budget=CommitBudget(options.folder / "commit_times.json", run.max_commits_per_hour),
             metrics=metrics,
             reel_folder=folder / REEL_FOLDER,
-            metrics_interval_seconds=options.metrics_interval_seconds,
+            metrics_interval_seconds=max(options.metrics_interval_seconds, SECONDS_BESIDE_A_BUCKET if bucket else 0.0),
             package_version=package_version(),
+            bucket=bucket,
             on_published=evaluator.take if evaluator else lambda epoch, folder, commit: None,
         )
         stopping = threading.Event()

@@ -14,10 +14,12 @@ from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.training.auxiliary.assembly import assembled_auxiliary_peer
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
+from pipelines.training.auxiliary.entry_keeping import tell_strangers
 from pipelines.training.metrics.trackers import Trackers
 from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.training_peer import RunFinishedError, finished_message
+from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
@@ -73,12 +75,13 @@ def assist_run(
                 raise
             hear("starting anew")
             dht = stack.enter_context(open_dht(repository, (), network, **how))
+        tell_strangers(dht, run, admission)
         peer, trackers = stack.enter_context(
             assembled_auxiliary_peer(repository, task, dht, options, admission=admission)
         )
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
         admission.on_refusal(stop.set)
-        epoch = peer.restore(snapshot.download_checkpoint() if state else None)
+        epoch = peer.restore(newest_checkpoint(snapshot))
         hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
         if not peer.publisher.is_listed:
             hear("unlisted", key=peer.publisher.key.public, entry=peer.publisher.keys.find(peer.publisher.key.public))

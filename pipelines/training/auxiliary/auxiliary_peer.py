@@ -24,10 +24,12 @@ from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import Checkpo
 from pipelines.training.auxiliary.ledger_keeper import LedgerKeeper, ledger_options
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.publishing.publisher_election import Candidacy, candidacy, elect, proven_keys
 from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
+from pipelines.training.metrics.stalls import StallNews, StallWatch
 from pipelines.training.repository.key_list import PUBLISHER
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
@@ -66,6 +68,9 @@ class AuxiliaryReport:
     evaluating_epoch: int | None
     """Epoch of the checkpoint that is being evaluated, if any."""
 
+    stall: StallNews | None
+    """The news that the run has stalled or goes on, in the poll that finds it."""
+
 
 class AuxiliaryPeer:
     """Follows a run and publishes it. Use as a context manager around `restore` and `follow`."""
@@ -93,6 +98,7 @@ class AuxiliaryPeer:
         self._publishing = PublishingThread(publisher, options.retry_seconds)
         self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
         self._next_spooling = 0.0
+        self._stalls = StallWatch(point["epoch_seconds"] for point in self.metrics.history())
         self._evaluate: Evaluate = lambda: evaluate(self.model)
 
     def __enter__(self) -> "AuxiliaryPeer":
@@ -208,6 +214,7 @@ class AuxiliaryPeer:
             num_waiting=len(self.publisher.spool.entries()),
             evaluation=self._evaluator.look() if self._evaluator else None,
             evaluating_epoch=self._evaluator.current_epoch if self._evaluator else None,
+            stall=self._look_for_stall(len(progress)),
         )
 
     def finish(self) -> str | None:
@@ -219,9 +226,14 @@ class AuxiliaryPeer:
         if self.held_epoch >= self.run.num_epochs:
             self._worker.wait()
         if self.publisher.is_elected and self.held_epoch > self._newest_safe_epoch():
-            self._spool()
+            self._spool(self.publisher.spool)
         self.publisher.drain()
         return self.publisher.take_last_commit()
+
+    def _look_for_stall(self, num_trainers: int) -> StallNews | None:
+        if self.held_epoch >= self.run.num_epochs:
+            return None
+        return self._stalls.look(self.held_epoch, num_trainers=num_trainers, now=time.monotonic())
 
     @property
     def _is_evaluating(self) -> bool:
@@ -257,22 +269,29 @@ class AuxiliaryPeer:
     def _newest_safe_epoch(self) -> int:
         return max(self.publisher.published_epoch, self.publisher.spool.newest_epoch())
 
+    def _due_spool(self) -> PublicationSpool | None:
+        """Return the spool in which a checkpoint is due: the repository's, or the one of its bucket in between."""
+        held, safe, last = self.held_epoch, self._newest_safe_epoch(), self.run.num_epochs
+        interval, bucket = self.run.checkpoint_interval_epochs, self.publisher.bucket
+        if should_publish(held_epoch=held, published_epoch=safe, interval=interval, last_epoch=last):
+            return self.publisher.spool
+        if bucket is not None:
+            safe, interval = max(safe, bucket.newest_epoch()), self.run.bucket_interval_epochs
+            if should_publish(held_epoch=held, published_epoch=safe, interval=interval, last_epoch=last):
+                return bucket.spool
+        return None
+
     def _spool_if_due(self) -> None:
-        due = should_publish(
-            held_epoch=self.held_epoch,
-            published_epoch=self._newest_safe_epoch(),
-            interval=self.run.checkpoint_interval_epochs,
-            last_epoch=self.run.num_epochs,
-        )
-        if not due or time.monotonic() < self._next_spooling:
+        spool = self._due_spool()
+        if spool is None or time.monotonic() < self._next_spooling:
             return
         try:
-            self._spool()
+            self._spool(spool)
         except OSError as error:
             logger.warning("The checkpoint of epoch %d cannot be written: %s", self.held_epoch, error)
             self._next_spooling = time.monotonic() + DISK_RETRY_SECONDS
 
-    def _spool(self) -> None:
+    def _spool(self, spool: PublicationSpool) -> None:
         with self._rounds.paused(), self.averager.at_rest():
             state = RunState(
                 run_id=self.run.run_id,
@@ -280,7 +299,7 @@ class AuxiliaryPeer:
                 loss=self.metrics.loss_at(self.held_epoch),
                 package_version=self._package_version,
             )
-            self.publisher.spool.add(
+            spool.add(
                 state.epoch,
                 lambda folder: write_checkpoint(folder, self.task, self.model, self.averager.optimizer, state),
             )

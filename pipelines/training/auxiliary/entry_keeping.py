@@ -6,17 +6,21 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pipelines.admission.client import PeerAdmission
+from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.dialling import parse_address
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
+from pipelines.swarm.servers.server_list import offer_server_list
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.joining import Hear, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.repository.announcements import announce_entry
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 logger = logging.getLogger(__name__)
@@ -68,6 +72,7 @@ def kept_entry(
             hear("starting anew")
             others = ()
             dht = stack.enter_context(open_dht(repository, (), network, **how))
+        tell_strangers(dht, run, admission)
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         addresses = with_others(visible_addresses(dht), others)
         announce_entry(repository, addresses)
@@ -75,6 +80,12 @@ def kept_entry(
         admission.on_refusal(stop.set)
         watch = stack.enter_context(watching_generation(repository, run, stop, TrustedKeys(run)))
         yield Entry(addresses=addresses, records=records, stop=stop, watch=watch)
+
+
+def tell_strangers(dht: SwarmDHT, run: TrainingRun, admission: PeerAdmission) -> None:
+    """Let strangers ask a node who serves the model, where the organiser lets them draw."""
+    if not run.is_open and run.who_may_draw == "everybody":
+        offer_server_list(dht, run.swarm_id, admission.check)
 
 
 def with_others(own: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

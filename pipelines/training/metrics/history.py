@@ -4,10 +4,13 @@ A shard holds `EPOCHS_PER_SHARD` epochs, so that publishing rewrites one small f
 summary is JSON of at most `MAX_SUMMARY_POINTS` points and needs no library to be read.
 """
 
+import contextlib
 import itertools
 import json
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,10 @@ import pyarrow as pa
 from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.parquet_rows import read_rows, write_rows
+from pipelines.training.repository.run_bucket import RunBucket
 from pipelines.training.repository.snapshot import RunSnapshot
+
+logger = logging.getLogger(__name__)
 
 EPOCHS_PER_SHARD = 1000
 MAX_SUMMARY_POINTS = 300
@@ -162,14 +168,40 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) and value < 1e8 else value
 
 
+@contextlib.contextmanager
+def published_metrics(snapshot: RunSnapshot) -> Iterator[Path]:
+    """Yield the folder of the run's newest metrics: those in its bucket, or the repository's if these are newer.
+
+    It lies there within the block. A bucket that cannot be read is named in the log, and done without.
+    """
+    committed = snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
+    with contextlib.ExitStack() as stack:
+        newest = committed
+        if snapshot.run.bucket:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dalle-collab-metrics-")))
+            try:
+                if _newest_epoch(RunBucket(snapshot.run).get_metrics(folder)) >= _newest_epoch(committed):
+                    newest = folder
+            except (OSError, ValueError) as error:
+                logger.warning("Metrics are those of %s: %s", snapshot.repository, error)
+        yield newest
+
+
 def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the run's published history, one point per epoch; empty if none was published.
 
     Raises:
         ValueError: it is damaged.
     """
-    folder = snapshot.download_matching(f"{METRICS_FOLDER}/epochs-*.parquet")
-    if points := read_history_files(folder / METRICS_FOLDER):
-        return points
+    with published_metrics(snapshot) as folder:
+        return read_history_files(folder) or read_old_history(snapshot)
+
+
+def read_old_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the history of a run older than sharded histories; empty if there is none."""
     path = snapshot.download(OLD_METRICS_FILE)
     return [] if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+
+def _newest_epoch(folder: Path) -> int:
+    return max((point["epoch"] for point in read_history_files(folder)), default=0)

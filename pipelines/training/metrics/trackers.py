@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure
+from pipelines.training.metrics.stalls import StallNews, stall_sentence
 from pipelines.training.run.training_run import TrainingRun
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -66,6 +67,14 @@ class Trackers:
         epoch = figures[0].epoch
         self._log({f"checkpoint/{one.name}": one.value for one in figures} | {"evaluated_epoch": epoch},
                   max(epoch, self._last_epoch))  # fmt: skip
+
+    def log_stall(self, news: StallNews) -> None:
+        """Log that the run has stalled or goes on, as an alert where the tracker has those (trackio, wandb)."""
+        self._log({"stalled": int(not news.has_ended)}, max(news.epoch, self._last_epoch))
+        title = f"{self._run.run_id} goes on" if news.has_ended else f"{self._run.run_id} has stalled"
+        for tracker in self._trackers:
+            if callable(alert := getattr(tracker.tracker, "alert", None)):
+                alert(title=title, text=stall_sentence(news))
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         for tracker in self._trackers:

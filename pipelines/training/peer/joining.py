@@ -28,6 +28,7 @@ from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.peer.training_peer import RunFinishedError, StepReport, TrainingPeer, finished_message
 from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
@@ -170,7 +171,7 @@ def join_run(
         network=network,
         compute=compute,
         parts=dataclasses.replace(parts, username=parts.username or hub_username()),
-        fetch_checkpoint=lambda: snapshot.download_checkpoint() if state else None,
+        fetch_checkpoint=lambda: newest_checkpoint(snapshot),
         keys=_read_keys(snapshot),
         seed=seed,
     ) as membership:

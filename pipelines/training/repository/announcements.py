@@ -12,14 +12,17 @@ from pipelines.training.repository.organiser import Organiser
 from pipelines.training.repository.snapshot import RunSnapshot
 
 
-def announce_admission(repository: str, service: str, key: str) -> bool:
+def announce_admission(repository: str, service: str, key: str, who_may_draw: str | None = None) -> bool:
     """Write into the run which service admits peers, both empty for an open run; return whether anything changed.
+
+    `who_may_draw` is one of `sections.WHO_MAY_DRAW`; None: as before.
 
     Raises:
         ValueError: the address or the key cannot be used.
     """
     message = "Announce the admission service" if service else "Open the run to everybody"
     changes = dict(authorization_service=service, authorization_key=key)
+    changes |= {} if who_may_draw is None else dict(who_may_draw=who_may_draw)
     return commit_changes(repository, lambda head: _changed_settings(head, **changes), message) is not None
 
 

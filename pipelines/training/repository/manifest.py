@@ -135,7 +135,7 @@ def _signed_manifest(text: str, keys: KeyList) -> CheckpointManifest:
                 f"{public_key}. Load an older epoch, or ask the run's organiser to roll back: dalle-collab run rollback"
             )
         return CheckpointManifest.from_mapping(values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointRefusedError):
             raise
         raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}). Download it again.") from error
@@ -150,7 +150,7 @@ def signer_of(text: str) -> str:
     """Return the key with which a manifest says that it is signed; raises CheckpointRefusedError if it is damaged."""
     try:
         return str(json.loads(text)["public_key"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}).") from error
 
 

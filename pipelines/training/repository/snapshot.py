@@ -17,6 +17,7 @@ from huggingface_hub.utils import tqdm
 from hub_tools.endpoint import current_endpoint
 from hub_tools.run_files import (
     CARD_FILE,
+    CONFIG_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
     PUBLISHER_KEYS_FILE,
@@ -40,6 +41,10 @@ from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
+NAMES_OF_NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+"""How models call their number of layers."""
+
+MOST_LAYERS = 4096
 NOT_OF_A_CHECKPOINT = (f"{METRICS_FOLDER}/*", f"{REEL_FOLDER}/*", f"{RESULTS_FOLDER}/*", "*.md", "*.png")
 
 
@@ -122,6 +127,27 @@ class RunSnapshot:
     def manifest_under(self, keys: KeyList) -> CheckpointManifest | None:
         """The same for another list of keys."""
         return None if self._manifest_text is None else read_manifest(self._manifest_text, keys, self.run)
+
+    @cached_property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of the newest weights, which are not downloaded for it; None while there are none.
+
+        Raises CheckpointRefusedError if no publisher of the run has signed them.
+        """
+        if self.manifest is not None:
+            return self.manifest.files[WEIGHTS_FILE].sha256
+        for entry in HfApi().get_paths_info(self.repository, [WEIGHTS_FILE], revision=self.commit):
+            if (stored := getattr(entry, "lfs", None)) is not None:
+                return str(stored.sha256)
+        return None
+
+    @cached_property
+    def num_layers(self) -> int | None:
+        """Layers of the published model; None while there is none, or if its configuration does not say."""
+        text = self._text(CONFIG_FILE)
+        config = {} if text is None else json.loads(text)
+        counts = [config.get(name) for name in NAMES_OF_NUM_LAYERS] if isinstance(config, dict) else []
+        return next((count for count in counts if type(count) is int and 0 < count <= MOST_LAYERS), None)
 
     @cached_property
     def card(self) -> str | None:

@@ -16,6 +16,7 @@ AVERAGING_COMPRESSIONS = ("blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 OPTIMIZERS = ("lamb", "adamw")
 SYNCHRONISATIONS = ("dense", "sparse")
+WHO_MAY_DRAW = ("members", "everybody")
 MOST_VALUES_PER_CHUNK = 4096
 MOST_PROMPTS = 16
 
@@ -244,6 +245,14 @@ class PublishingSettings:
     max_commits_per_hour: int = 60
     """Most commits that the run's auxiliary peer makes in an hour; the Hub refuses more than about 128."""
 
+    bucket: str = ""
+    """Storage Bucket, `ORG/NAME`, that has the metrics as they change and checkpoints between those of the repository;
+    empty: none."""
+
+    bucket_interval_epochs: int = 10
+    """With a bucket: epochs between checkpoints in it. Each is as large as one of the repository, and only the newest
+    two are kept."""
+
     num_evaluation_records: int = 256
     """Held-out records that the evaluation loss is the mean over."""
 
@@ -261,6 +270,9 @@ class PublishingSettings:
         object.__setattr__(self, "reel_prompts", tuple(self.reel_prompts))
         check_positive(self, "checkpoint_interval_epochs", "keep_optimizer_states", "max_commits_per_hour")
         check_positive(self, "num_evaluation_records", "evaluation_interval_epochs", "reel_interval_epochs")
+        check_positive(self, "bucket_interval_epochs")
+        if self.bucket and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", self.bucket):
+            raise ValueError(f"bucket is {self.bucket!r}; expected the name of a Storage Bucket, such as ORG/NAME.")
         if len(self.reel_prompts) > MOST_PROMPTS or not all(isinstance(p, str) and p for p in self.reel_prompts):
             raise ValueError(f"reel_prompts is {self.reel_prompts}; expected at most {MOST_PROMPTS} captions.")
 
@@ -278,6 +290,39 @@ class AdmissionSettings:
     def check(self) -> None:
         """Raise ValueError unless the settings are valid."""
         check_admission_settings(self.authorization_service, self.authorization_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Who may use what volunteers serve of the model, and how much of one server."""
+
+    who_may_draw: str = "members"
+    """`members`: whom the run's authority admits; `everybody`: strangers, too, who then draw and use served layers, and
+    learn of the swarm who serves. In a run without an authority everybody is a member."""
+
+    streams_per_peer: int = 8
+    """Streams that one peer may have at one server."""
+
+    streams_per_address: int = 32
+    """The same of all peers at one IPv4 address or IPv6 /64 network: peer ids cost nothing, addresses do."""
+
+    candidates_per_peer: int = 128
+    """Candidates of one peer that wait or are drawn at one server."""
+
+    candidates_per_address: int = 256
+    """The same of all peers at one address."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings are valid."""
+        check_choice("who_may_draw", self.who_may_draw, WHO_MAY_DRAW)
+        for what in ("streams", "candidates"):
+            check_positive(self, f"{what}_per_peer", f"{what}_per_address")
+            of_peer, of_address = getattr(self, f"{what}_per_peer"), getattr(self, f"{what}_per_address")
+            if of_peer > of_address:
+                raise ValueError(
+                    f"{what}_per_peer is {of_peer} and {what}_per_address is {of_address}; expected no more of one "
+                    "peer than of all at its address."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +365,7 @@ SECTIONS: dict[str, type[Section]] = {
     "aggregation": AggregationSettings,
     "publishing": PublishingSettings,
     "admission": AdmissionSettings,
+    "serving": ServingSettings,
     "versions": VersionSettings,
 }
 """Name in `training_run.json` and class of each section."""

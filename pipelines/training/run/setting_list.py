@@ -27,6 +27,7 @@ TITLES = {
     "averaging": "Averaging",
     "aggregation": "Aggregation",
     "publishing": "Publishing",
+    "serving": "Serving",
     "versions": "Versions",
 }
 

@@ -19,6 +19,7 @@ from pipelines.training.run.sections import (
     LocalStepSettings,
     OptimizerSettings,
     PublishingSettings,
+    ServingSettings,
     VersionSettings,
 )
 
@@ -41,6 +42,7 @@ class TrainingRun(
     AggregationSettings,
     PublishingSettings,
     AdmissionSettings,
+    ServingSettings,
     VersionSettings,
 ):
     """The settings that peers must share: these, and those of all sections."""

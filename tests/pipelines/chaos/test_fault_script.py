@@ -1,5 +1,6 @@
 """Which faults happen when: decided by script, seed and duration alone."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pipelines.chaos.faults.fault_script import (
     NO_PEER,
     Fault,
     FaultKind,
+    ServingFault,
     draw_faults,
     read_script,
     script_text,
+    serving_faults_in_turn,
 )
 
 
@@ -86,6 +89,16 @@ def test_a_script_with_a_mistake_is_refused_with_its_reason(tmp_path, text, mess
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_script(path, seed=1, duration_seconds=60, num_peers=3)
+
+
+def test_faults_of_servers_follow_each_other_and_are_never_drawn():
+    faults = serving_faults_in_turn(["server", "hole", "server"], 180.0)
+    assert [fault.kind for fault in faults] == ["server", "hole", "server"]
+    assert all(one.ends_at_seconds < two.at_seconds for one, two in itertools.pairwise(faults))
+    assert all(fault.peer == NO_PEER for fault in faults)
+    with pytest.raises(ValueError, match=r"hole, hole, hole do not end in 1\.0 minutes. Use --minutes 3\.\d"):
+        serving_faults_in_turn(["hole"] * 3, 60.0)
+    assert not set(ServingFault) & {fault.kind for seed in range(20) for fault in drawn(seed)}
 
 
 def test_a_fault_says_what_happens_to_whom():

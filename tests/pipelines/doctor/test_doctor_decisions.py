@@ -21,6 +21,7 @@ from pipelines.doctor.machine_checks import (
     check_versions,
 )
 from pipelines.doctor.peer_needs import peer_needs
+from pipelines.doctor.server_checks import check_complaints, check_servers
 from pipelines.doctor.swarm_checks import (
     check_clock,
     check_daemon,
@@ -32,12 +33,15 @@ from pipelines.doctor.swarm_checks import (
 )
 from pipelines.swarm.dialling import Call, parse_address
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
+from pipelines.swarm.servers.complaints import Accused
+from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import required_versions
 from pipelines.training.tasks.choice import open_task
 
 GIB = 2**30
+NEWEST, OLDER = "a" * 64, "b" * 64
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 
 
@@ -55,6 +59,14 @@ def entry(number, *, knows=(), answers=True, outcome="answered", detail="", **va
     call = Call(address=address, outcome=outcome, detail=detail, seconds=0.01)
     names = frozenset(f"peer-{other}" for other in (number, *knows)) if answers else frozenset()
     return EntryFinding(call=call, peer_id=f"peer-{number}", answers=answers, knows=names, **values)
+
+
+def server(name, **changes):
+    values = dict(
+        peer_id=f"Qm{name}", username=name, state="online", revision=NEWEST, epoch=9, precision="float32",
+        package_version="0",
+    )  # fmt: skip
+    return ServerRecord(**(values | changes))
 
 
 def look(*entries, **values):
@@ -187,7 +199,8 @@ def test_each_way_in_which_an_entry_address_fails_has_its_own_cause(outcome, wor
     (alone,) = check_entries("org/run", look(dead))
     assert alone.status == "fail" and alone.seen == f"{outcome} (why)" and words in alone.cure
     assert alone.name == "entry address 203.0.113.1:31337"
-    beside, fine = check_entries("org/run", look(dead, entry(2, ping_seconds=0.02, num_trainers=3, num_servers=2)))
+    servers = (server("a"), server("b"))
+    beside, fine = check_entries("org/run", look(dead, entry(2, ping_seconds=0.02, num_trainers=3, servers=servers)))
     assert (beside.status, fine.status) == ("warn", "ok")
     assert "20 ms" in fine.seen and "3 training peers" in fine.seen and "2 servers of its model" in fine.seen
 
@@ -316,3 +329,58 @@ def test_somebody_who_is_no_member_is_told_whom_to_ask():
     result = judge_membership("org/run", stranger)
     assert result.status == "warn" and "bo is not a member of org" in result.seen and "allow list" in result.cure
     assert judge_membership("org/run", None).status == "fail"
+
+
+def served(*servers, num_layers=12, is_over=False):
+    results = check_servers("org/run", servers, NEWEST, num_layers, is_over=is_over)
+    return {result.name: result for result in results}
+
+
+def test_that_nobody_serves_is_worth_a_warning_once_the_run_is_over():
+    assert served()["servers"].status == "ok"
+    over = served(is_over=True)["servers"]
+    assert over.status == "warn" and over.cure == "dalle-collab serve org/run"
+    (nothing,) = check_servers("org/run", [server("a")], None, None, is_over=True)
+    assert nothing.status == "unknown"
+
+
+def test_who_serves_is_named_with_what_they_say_and_holes_with_what_fills_them():
+    found = served(
+        server("ann", draw_rate=100.0), server("b\x1b[2Jo", draw_rate=50.0),
+        server("cy", first_layer=0, end_layer=4), server("di", first_layer=6, end_layer=9),
+        server("eve", first_layer=4, end_layer=6, state="draining"),
+    )  # fmt: skip
+    assert found["servers"].seen.startswith("2 draw 150 codes a second together, 3 compute layers (ann, b [2Jo, cy")
+    assert found["served layers"].status == "warn" and found["served layers"].seen == "nobody serves layers 4:6, 9:12"
+    assert found["served layers"].cure == (
+        "dalle-collab serve org/run --blocks 4:6 ; dalle-collab serve org/run --blocks 9:12"
+    )
+    assert found["served checkpoint"].status == "ok"
+    whole = served(server("a", first_layer=0, end_layer=12), server("b", first_layer=60_000, end_layer=65_536))
+    assert whole["served layers"].status == "ok"
+    assert "served layers" not in served(server("a", draw_rate=1.0))
+
+
+def test_a_server_of_another_checkpoint_is_named_and_fills_no_hole():
+    found = served(server("new", first_layer=0, end_layer=6), server("old", revision=OLDER, epoch=3, end_layer=12))
+    old = found["served checkpoint"]
+    assert old.status == "warn" and "1 of 2 servers have another one (old: epoch 3)" in old.seen
+    assert found["served layers"].seen == "nobody serves layers 6:12"
+
+
+def test_a_crowd_of_servers_stays_a_short_line():
+    crowd = [server(f"{number} " + "x" * 90, revision=OLDER, epoch=number, draw_rate=1.0) for number in range(500)]
+    crowd += [server(f"l{number}", first_layer=number, end_layer=number + 1) for number in range(0, 4096, 2)]
+    assert max(len(result.line()) for result in served(*crowd, num_layers=4096).values()) < 2000
+
+
+def test_a_complaint_is_shown_as_a_claim_and_stops_nobody():
+    def accused(name, *accusers):
+        return Accused(server=name, accusers=accusers, num_audited=9, mean_excess=0.25, limit=1e-5)
+
+    assert check_complaints("org/run", [], []).status == "ok"
+    found = check_complaints("org/run", [accused("Qmann", "x", "y"), accused("Qm\x1b[2Jxyz", "x")], [server("ann")])
+    assert found.status == "unknown" and exit_code([found], strict=True) == 0
+    assert "about ann by 2, who say that 9 candidates are off by 2.5e-01, honest ones by at most 1.0e-05" in found.seen
+    assert "\x1b" not in found.line() and "Claims are no proof" in found.cure and "--swarm --audit" in found.cure
+    assert len(check_complaints("org/run", [accused("Q" * 96, "x")] * 32, []).line()) < 2000

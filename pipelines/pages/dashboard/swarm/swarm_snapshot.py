@@ -15,6 +15,7 @@ LARGEST |= {"round_seconds": 1e6, "bytes_sent": 1e18, "num_rounds": 1e9, "num_re
 
 MAX_TEXT = 96
 MAX_OUTVOTED = 64
+MAX_ACCUSED, MAX_ACCUSERS = 32, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +69,14 @@ class SeenPeer:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenServer:
-    """A peer that serves the run's model; see `records.ServerRecord`. All is its own word."""
+    """A peer that serves the run's model; see `servers.server_record.ServerRecord`. All is its own word."""
 
     peer_id: str
     username: str
     state: str
+    revision: str
+    """SHA-256 of the weights' file."""
+
     precision: str
     """Untrusted text, like those before."""
 
@@ -82,6 +86,18 @@ class SeenServer:
     first_layer: int
     end_layer: int
     layers_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccusedServer:
+    """A server about which auditors complain: their claim; see `servers.complaints`."""
+
+    peer_id: str
+    accusers: tuple[str, ...]
+    """The first of them; untrusted text."""
+
+    num_accusers: int
+    num_audited: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +124,8 @@ class SwarmSnapshot:
     servers: tuple[SeenServer, ...] = ()
     """Those whose figures are possible, the fastest first."""
 
+    accused: tuple[AccusedServer, ...] = ()
+
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Build a snapshot from parsed JSON; raises KeyError, TypeError or ValueError if it is not one."""
@@ -121,6 +139,7 @@ class SwarmSnapshot:
             servers=tuple(
                 sorted(servers, key=lambda one: (-one.codes_per_second, -one.layers_per_second, one.peer_id))
             ),
+            accused=tuple(map(_accused_server, _sequence(values.get("accused"))[:MAX_ACCUSED])),
         )
 
 
@@ -158,13 +177,23 @@ def _server(values: Mapping[str, Any]) -> SeenServer | None:
         return None
     epoch, draw_rate, num_drawn, first_layer, end_layer, layer_rate = map(float, figures)
     return SeenServer(
-        **{name: _text(values[name]) for name in ("peer_id", "username", "state", "precision")},
+        **{name: _text(values[name]) for name in ("peer_id", "username", "state", "revision", "precision")},
         epoch=int(epoch),
         codes_per_second=draw_rate,
         num_drawn=int(num_drawn),
         first_layer=int(first_layer),
         end_layer=int(end_layer),
         layers_per_second=layer_rate,
+    )
+
+
+def _accused_server(values: Mapping[str, Any]) -> AccusedServer:
+    accusers = _sequence(values["accusers"])
+    return AccusedServer(
+        peer_id=_text(values["server"]),
+        accusers=tuple(map(_text, accusers[:MAX_ACCUSERS])),
+        num_accusers=len(accusers),
+        num_audited=int(values["num_audited"]),
     )
 
 

@@ -4,6 +4,7 @@ A separate program, because hivemind forks and must not do so in a process that 
 whatever happens here. Reads one JSON line of settings from standard input; exits with its parent process.
 """
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.swarm.records import ProgressReport, SwarmRecords
+    from pipelines.swarm.servers.complaints import Accused
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 PAUSE_FACTOR = 2.0
@@ -67,8 +69,15 @@ def look_once(records: "SwarmRecords") -> dict[str, Any]:
         peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],
         num_auxiliaries=len(records.auxiliaries()),
         servers=[server.dict() for _, server in sorted(records.servers().items())],
+        accused=[dataclasses.asdict(one) for one in _accused(records)],
         verdict=verdict and {name: getattr(verdict, name) for name in ("epoch", "num_votes", "num_voters", "outvoted")},
     )
+
+
+def _accused(records: "SwarmRecords") -> "list[Accused]":
+    from pipelines.swarm.servers.complaints import accused_servers
+
+    return accused_servers(records.complaints(), names_users=records.admissions.counts_users)
 
 
 def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
 from pipelines.serving.blocks.discovery import served_spans
-from pipelines.serving.entering import entered_swarm, open_loop
+from pipelines.serving.entering import place_to_ask
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.repository.snapshot import RunSnapshot
 
@@ -22,8 +22,8 @@ def join_as_client(
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
     run = RunSnapshot.read(repository).run
-    with entered_swarm(run, repository, network) as place, open_loop(place) as loop:
-        swarm = StreamSwarm(loop, place.namespace, place.introductions(), lambda: served_spans(place.records.servers()))
+    with place_to_ask(run, repository, network) as place:
+        swarm = StreamSwarm(place.loop, place.namespace, place.introductions, lambda: served_spans(place.servers()))
         try:
             yield swarm
         finally:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipelines.serving.blocks.routing import Hop, NoChainError, ServedSpan, choose_chain
 from pipelines.serving.blocks.sessions import Answer, BlockServer, BlockSession
+from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
 logger = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ class LocalLink:
     round_trip_seconds = 0.0
 
     def __init__(self, server: BlockServer) -> None:
-        self._session = BlockSession(server, "this machine")
+        self._session = BlockSession(server, Asker("this machine"))
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         """See `Link.ask`."""

@@ -55,10 +55,14 @@ class StreamSwarm:
             if is_old:
                 self._read_at = self._clock()
         if is_old and self._found:  # who has just lost a server does not wait for records
-            threading.Thread(target=self._read, daemon=True, name="servers").start()
+            threading.Thread(target=self._read_again, daemon=True, name="servers").start()
         elif not self._found:
             self._read()
         return self._found
+
+    def _read_again(self) -> None:
+        with contextlib.suppress(ConnectionError):  # what is known counts until somebody says more
+            self._read()
 
     def _read(self) -> None:
         self._found = self._find()

@@ -137,7 +137,9 @@ class CheckpointEvaluator:
             self._command = BoundedCommand(
                 [*self._program, *arguments, "--output", str(held.folder)],
                 limit_seconds=self._options.limit_seconds,
-                environment=bounded_environment(os.environ, self._options),
+                environment=bounded_environment(
+                    os.environ, num_threads=self._options.num_threads, device=self._options.device
+                ),
                 folder=Path(hub_tools.__file__).resolve().parents[1],
                 log=self._folder / "evaluation.log",
             )
@@ -207,9 +209,9 @@ def public_command(repository: str, commit: str, options: EvaluationOptions) -> 
     return shlex.join(["dalle-collab", "evaluate", repository, "--revision", commit, *options.arguments()])
 
 
-def bounded_environment(environment: Mapping[str, str], options: EvaluationOptions) -> dict[str, str]:
-    """Return the environment of an evaluation, in which it has so many threads and sees a GPU only if it may."""
-    bounds = dict.fromkeys(THREAD_VARIABLES, str(options.num_threads)) | {"NO_COLOR": "1"}
-    if options.device == "cpu":
+def bounded_environment(environment: Mapping[str, str], *, num_threads: int, device: str) -> dict[str, str]:
+    """Return the environment of a command beside a peer: it has so many threads and sees a GPU only if it may."""
+    bounds = dict.fromkeys(THREAD_VARIABLES, str(num_threads)) | {"NO_COLOR": "1"}
+    if device == "cpu":
         bounds["CUDA_VISIBLE_DEVICES"] = ""
     return {name: value for name, value in environment.items() if name != WORKER_VARIABLE} | bounds

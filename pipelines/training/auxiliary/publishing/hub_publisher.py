@@ -17,6 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.run_files import MANIFEST_FILE, RESULTS_FILE
+from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
 from pipelines.training.auxiliary.publishing.shown_files import Additions, ShownFiles, outdated
@@ -65,10 +66,12 @@ class HubPublisher:
         reel_folder: Path,
         metrics_interval_seconds: float,
         package_version: str,
+        bucket: BucketPublisher | None = None,
         on_published: OnPublished = lambda epoch, folder, commit: None,
     ) -> None:
-        """`on_published` is called before a published checkpoint leaves the spool."""
+        """`bucket` is the run's, if any. `on_published` is called before a published checkpoint leaves the spool."""
         self.repository, self.run, self.key, self.spool, self.metrics = repository, task.run, key, spool, metrics
+        self.bucket = bucket
         self.entry_addresses: tuple[str, ...] = ()
         """Addresses that the repository should list while this peer is the publisher."""
 
@@ -145,6 +148,8 @@ class HubPublisher:
             return IDLE_SECONDS
         if self._must_take_over:
             self._take_over(head)
+        if self.bucket is not None:
+            self.bucket.work(self.repository, self.keys, head.signed_epoch, lambda entry: self._manifest(head, entry))
         entries = self._without_published(head)
         share = 1.0 if entries else METRICS_SHARE
         if (seconds := self._budget.seconds_until_commit(now, share=share)) > 0:
@@ -202,7 +207,8 @@ class HubPublisher:
         if not self.is_elected:
             return False
         is_moved = bool(self.entry_addresses) and self.entry_addresses != self._announced
-        return is_moved or self._must_take_over or self.spool.newest_epoch() > 0 or self._metrics_are_due(now)
+        is_due = self.spool.newest_epoch() > 0 or self._metrics_are_due(now)
+        return is_moved or self._must_take_over or is_due or (self.bucket is not None and self.bucket.has_work())
 
     def _metrics_are_due(self, now: float) -> bool:
         return self.is_elected and self.metrics.mark() != self._published_mark and now >= self._next_metrics

@@ -10,7 +10,9 @@ from pipelines.pages.dashboard.dashboard import Dashboard, run_charts
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.page_parts import Headline, checkpoints_html, headline_html, now_html
+from pipelines.pages.dashboard.servers import MOST_REMEMBERED, DrawnToday, holes, servers_html
 from pipelines.pages.dashboard.settings import DashboardSettings
+from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 
 RUN = tiny_run(num_epochs=100, progress_expiration_seconds=30.0)
 
@@ -80,7 +82,6 @@ def server_values(name, **changes):
 
 
 def test_who_serves_the_model_is_listed_and_what_is_impossible_is_not(dashboard):
-    from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 
     servers = [
         server_values("slow", draw_rate=1.0),
@@ -96,6 +97,58 @@ def test_who_serves_the_model_is_listed_and_what_is_impossible_is_not(dashboard)
     assert [server["username"] for server in dashboard.server_values()] == ["<b>fast</b>", "slow", "blocks"]
     assert "3 servers of the model" in shown and "4:12" in shown and "&lt;b&gt;fast&lt;/b&gt;" in shown
     assert "<b>fast" not in shown and "liar" not in shown
+
+
+def test_layers_that_nobody_serves_are_shown_with_the_command_that_serves_them(dashboard):
+
+    def seen_of(*servers):
+        values = dict(time=NOW, peers=[], num_auxiliaries=0, verdict=None, servers=servers)
+        return SwarmSnapshot.from_values(values).servers
+
+    view = HubView(run=RUN, weights_sha256="a" * 64, num_layers=12)
+    servers = seen_of(
+        server_values("one", first_layer=0, end_layer=4),
+        server_values("old", first_layer=4, end_layer=8, revision="b" * 64),
+        server_values("leaving", first_layer=4, end_layer=8, state="draining"),
+        server_values("liar", first_layer=9, end_layer=65_536),
+    )
+    assert holes(servers, view) == [range(4, 9)]
+    shown = servers_html(servers, DrawnToday(since=NOW), view, "org/<i>run")
+    assert "Nobody serves layers 4:9 of the newest checkpoint" in shown
+    assert "dalle-collab serve org/&lt;i&gt;run --blocks 4:9" in shown
+    assert holes(seen_of(server_values("draws")), view) == [] == holes(servers, HubView(run=RUN))
+
+
+def test_a_complaint_about_a_server_is_shown_as_a_claim(dashboard):
+    accusers = ["<b>ann", "Qm" + "x" * 60, "bob", "cy", "di"]
+    accused = [dict(server="Qmfast", accusers=accusers, num_audited=4, mean_excess=0.5, limit=1e-5)]
+    values = dict(time=NOW, peers=[], num_auxiliaries=0, verdict=None, servers=[server_values("fast")])
+    assert "complained" not in dashboard.peers()
+    dashboard.take_look(SwarmSnapshot.from_values(values | dict(accused=accused * 50)), RUN)
+    shown = dashboard.peers()
+    assert "&lt;b&gt;ann, …xxxxxxxx, bob and 2 more complained about fast after 4 audited candidates" in shown
+    assert "That is a claim" in shown and "<b>ann" not in shown and shown.count("complained") == 8
+    assert dashboard.serving_values()["claims"][0]["num_accusers"] == 5
+
+
+def test_pictures_drawn_today_are_counted_from_the_first_look_and_anew_at_midnight():
+
+    def after(drawn, now, **numbers):
+        servers = [server_values(name, num_drawn=number) for name, number in numbers.items()]
+        values = dict(time=now, peers=[], num_auxiliaries=0, verdict=None, servers=servers)
+        return drawn.after(SwarmSnapshot.from_values(values).servers, now)
+
+    noon = 20_000 * 86_400.0 + 43_200
+    drawn = after(DrawnToday(), noon, a=100)
+    assert (drawn.number, drawn.since) == (0, noon), "what was drawn before is not known to be of today"
+    drawn = after(drawn, noon + 5, a=103, b=7)
+    drawn = after(drawn, noon + 10, b=9)
+    drawn = after(drawn, noon + 15, a=104, b=2)  # b has started again
+    assert drawn.number == 3 + 2 + 1 + 2 and drawn.since == noon
+    tomorrow = after(drawn, noon + 86_400, a=106, b=2)
+    assert (tomorrow.number, tomorrow.since) == (2, 20_001 * 86_400.0)
+    crowd = after(tomorrow, noon + 86_401, **{f"server {number}": 1 for number in range(MOST_REMEMBERED + 10)})
+    assert len(crowd.counts) == MOST_REMEMBERED and crowd.number == 2
 
 
 def test_the_first_screen_says_who_trains_since_when_and_shows_what_is_drawn_by_now(dashboard):

@@ -24,15 +24,29 @@ HOSTILE = '<script>alert("x")</script>\\'
 
 
 def test_a_leaderboard_is_of_its_span_alone():
-    assert [(row["username"], row["samples"], row["hours"]) for row in board_rows(DAYS, "all", NOON)] == [
+    assert [(row["username"], row["samples"], row["hours"]) for row in board_rows(DAYS, {}, "all", NOON)] == [
         ("ada", 100, 2.0),
         ("eve", 15, 2.0),
         ("bob", 7, 0.017),
     ]
-    assert [(row["username"], row["samples"]) for row in board_rows(DAYS, "week", NOON)] == [("eve", 15), ("bob", 7)]
-    assert [row["username"] for row in board_rows(DAYS, "today", NOON)] == ["eve"]
+    assert [(row["username"], row["samples"]) for row in board_rows(DAYS, {}, "week", NOON)] == [
+        ("eve", 15),
+        ("bob", 7),
+    ]
+    assert [row["username"] for row in board_rows(DAYS, {}, "today", NOON)] == ["eve"]
     with pytest.raises(ValueError, match="span is 'year'; expected one of today, week, all"):
-        board_rows(DAYS, "year", NOON)
+        board_rows(DAYS, {}, "year", NOON)
+
+
+def test_who_serves_is_credited_beside_who_trains():
+    served = {("2026-11-21", "eve"): 32, ("2026-11-15", "gus"): 9, ("2026-11-14", "gus"): 1}
+    rows = board_rows(DAYS, served, "week", NOON)
+    assert [(row["username"], row["samples"], row["candidates"]) for row in rows] == [
+        ("eve", 15, 32), ("bob", 7, 0), ("gus", 0, 9),
+    ]  # fmt: skip
+    shown = board_html(rows, "week", total=22, is_open=False)
+    assert "pictures served, as audited" in shown and "<td>32</td>" in shown
+    assert "as audited" not in board_html(board_rows(DAYS, {}, "week", NOON), "week", total=22, is_open=False)
 
 
 @pytest.mark.parametrize(("most", "num_points"), [(10, 10), (1, 1), (0, 1), (10**9, 1000), (300, 250)])

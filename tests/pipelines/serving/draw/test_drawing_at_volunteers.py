@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from drawn_runs import LOOPBACK, drawn_run
@@ -16,10 +17,12 @@ from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
 from pipelines.generation.image_generation import load_drawing_parts
+from pipelines.training.metrics.credit.served import read_served
+from pipelines.training.repository.manifest import digest_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
-ASKER = str(SUPPORT / "swarm_asker.py")
+ASKER, COMPLAINER = str(SUPPORT / "swarm_asker.py"), str(SUPPORT / "complainer.py")
 PROMPTS = ("a small red star", "a large green circle")
 
 
@@ -178,6 +181,31 @@ def test_a_liar_is_named_and_what_it_has_drawn_is_drawn_again(run, commands, tmp
     (drawn,) = [line for line in theirs.stderr.splitlines() if "candidates drawn by" in line]
     assert "32 candidates drawn by giver-" in drawn and "liar" not in drawn
 
+    found = findings_of(commands, run, tmp_path)["complaints"]
+    assert found["status"] == "unknown" and "about liar by 1, who say that" in found["seen"]
+
+
+def findings_of(commands, run, folder):
+    """Return what `run check` finds, by name."""
+    done = commands.run("run", "check", run.name, "--json", folder=folder)
+    return {found["name"]: found for found in json.loads(done.stdout)["results"]}
+
+
+def test_a_complaint_is_shown_and_changes_nothing_for_others(run, commands, tmp_path):
+    """Somebody who has audited nothing complains about the only server: it is asked by everybody as before."""
+    server = run.serve().wait_for("serving")
+    revision = digest_file(run.folder / "run" / "model.safetensors").sha256
+    log, words = tmp_path / "complainer.log", [run.name, server["peer"], revision]
+    liar = ForkedProcess(fork_server(run.environment), COMPLAINER, words, log, run.environment)
+    assert liar.wait(120) == 0, log.read_text()
+    found = findings_of(commands, run, tmp_path)
+    assert "by 1, who say that 1000000 candidates are off" in found["complaints"]["seen"]
+    assert "Claims are no proof" in found["complaints"]["cure"]
+    assert found["servers"]["status"] == found["served checkpoint"]["status"] == "ok"
+    theirs = generate(commands, run, tmp_path, "--swarm", "--audit")
+    assert codes_of(theirs) == codes_of(generate(commands, run, tmp_path))
+    assert "did not draw what was asked for" not in theirs.stderr
+
 
 def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
     settings = json.loads((run.folder / "run" / "training_run.json").read_text())
@@ -224,6 +252,28 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(60) == 0, first.log.read_text()
         assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
+
+
+@pytest.mark.timeout(900)
+def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_path):
+    """Credit is in the run's repository, of the honest server alone; the false one is named by whoever audits."""
+    with drawn_run(hub, tmp_path, "credited-run") as run:
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("\n".join(PROMPTS))
+        run.end_entry()
+        state = ("--state-folder", tmp_path / "state")
+        entry = run.assist("--audit-prompts", prompts, "--audit-minutes", 0.2, *state)
+        run.serve_falsely()
+        run.serve()
+        words = ("run", "audit", run.name, "--prompts", prompts, "--candidates", 16)
+        done = commands.run(*words, folder=tmp_path, is_worker=True)
+        assert done.returncode == 0 and "giver-2: 16 candidates, all right" in done.stdout, done.stdout + done.stderr
+        assert "did not draw what was asked for" in done.stdout
+        right = entry.wait_for("audited", 500)["right"]
+        assert right == {"giver-2": 32}
+        (name,) = [name for name in run.api.list_repo_files(run.name) if "served-" in name]
+        held = read_served(Path(run.api.hf_hub_download(run.name, name, cache_dir=tmp_path / "cache")))
+        assert {user for _, user in held} == {"giver-2"} and sum(held.values()) % 32 == 0
 
 
 def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):

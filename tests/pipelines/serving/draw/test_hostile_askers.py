@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import random
 
 import pytest
 import torch
 from admission_material import running_service
-from drawn_runs import GRID, NUM_CODES, TEXT_LENGTH, drawn_run
+from drawn_runs import GRID, LOOPBACK, NUM_CODES, TEXT_LENGTH, drawn_run
 from hivemind.p2p import P2P, PeerID
 from published_runs import family_of, the_line
 from stream_peer import HOST
@@ -208,3 +209,60 @@ def test_where_an_authority_admits_nobody_else_is_answered(hub, commands, tmp_pa
         with pytest.raises(Refusal) as refusal:
             asyncio.run(refused())
         assert refusal.value.code == "not admitted"
+
+
+def test_many_peers_at_one_address_have_no_more_room_than_an_address_may_have(hub, tmp_path):
+    """Peer ids cost nothing: what the organiser grants an address is all that they get, and they are refused typed."""
+    with drawn_run(hub, tmp_path, "crowded-run") as run:
+        run.change(candidates_per_peer=4, candidates_per_address=6, streams_per_peer=2, streams_per_address=3)
+        ready = run.serve("--max-codes-per-second", 1).wait_for("serving")
+        wish = a_wish(run, every=1)
+
+        async def asked(stack, p2p, number=0):
+            """Open a conversation, and ask for so many candidates in it."""
+            conversation, _ = await open_conversation(p2p, ready["peer"], NAMESPACE, SERVICE, Introductions(None))
+            await stack.enter_async_context(conversation)
+            if number:
+                await conversation.send(*DrawRequest(wish=wish, candidates=range(number)).message())
+            return conversation
+
+        async def crowd():
+            async with contextlib.AsyncExitStack() as stack:
+                one, another = [
+                    await P2P.create(initial_peers=ready["addresses"], host_maddrs=[HOST], startup_timeout=120)
+                    for _ in range(2)
+                ]
+                stack.push_async_callback(one.shutdown)
+                stack.push_async_callback(another.shutdown)
+                assert "codes" in (await (await asked(stack, one, 4)).receive(PATIENCE)).tensors
+                with pytest.raises(Refusal, match="1 more candidates would be above 4 for one peer"):
+                    await (await asked(stack, one, 1)).receive(PATIENCE)
+                with pytest.raises(Refusal, match="4 more candidates would be above 6 for one address") as refused:
+                    await (await asked(stack, another, 4)).receive(PATIENCE)
+                assert refused.value.code == "busy"
+                assert "codes" in (await (await asked(stack, another, 2)).receive(PATIENCE)).tensors
+                await asked(stack, another)
+                with pytest.raises(Refusal, match="above 3 for one address"):
+                    await asked(stack, one)
+
+        asyncio.run(crowd())
+
+
+def test_where_everybody_may_draw_strangers_do_and_members_alone_serve(hub, commands, tmp_path):
+    with drawn_run(hub, tmp_path, "generous-run") as run, running_service(hub, run.name, tmp_path) as service:
+        address, key = service.address, public_text(service.key)
+        run.change(authorization_service=address, authorization_key=key, entry_addresses=(), who_may_draw="everybody")
+        run.assist()
+        run.serve()
+        words = ("generate", run.name, "a small red star", "--candidates", 2, "--keep", 2, "--device", "cpu", "--json")
+        here = commands.run(*words, folder=tmp_path)
+        theirs = commands.run(*words, "--swarm", folder=tmp_path, is_worker=True, token="")
+        assert theirs.returncode == 0, theirs.stderr
+        assert codes_of(theirs) == codes_of(here)
+        assert "2 candidates drawn by alice 2 " in theirs.stderr
+        refused = commands.run("serve", run.name, "--host", LOOPBACK, is_worker=True, token="")
+        assert "joining needs a Hub token" in the_line(refused)
+
+
+def codes_of(done):
+    return [one["image_codes"] for one in json.loads(done.stdout.splitlines()[0])["pictures"]]

@@ -17,7 +17,6 @@ from pipelines.swarm.streams.frames import (
     read_header,
     read_rest,
 )
-from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
 MOST_TENSOR_BYTES = 1000
@@ -100,15 +99,3 @@ def test_too_much_is_not_sent():
         written(dict(a="a" * MOST_MAP_BYTES))
     with pytest.raises(ValueError, match=r"is torch\.float64, expected one of float32"):
         written({}, dict(a=torch.ones(1, dtype=torch.float64)))
-
-
-def test_a_quota_is_kept_by_each_peer_and_by_all_and_forgets_who_has_given_back():
-    quota = Quota("bytes", per_peer=10, in_all=15)
-    quota.take("a", 10)
-    with pytest.raises(Refusal, match="1 more bytes would be above 10 for one peer"):
-        quota.take("a", 1)
-    with quota.taken_during("b", 5), pytest.raises(Refusal, match="above 15 for all together"):
-        quota.take("c", 1)
-    assert (quota.taken, quota.free, quota.taken_by("b"), len(quota._taken)) == (10, 5, 0, 1)
-    quota.give_back("a", 10)
-    assert (quota.taken, len(quota._taken)) == (0, 0)

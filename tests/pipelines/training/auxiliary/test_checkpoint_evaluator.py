@@ -158,12 +158,10 @@ def test_a_checkpoint_that_cannot_be_kept_is_published_all_the_same(evaluating, 
 
 def test_an_evaluation_has_the_threads_and_the_gpu_that_it_may_use():
     given = dict(HF_TOKEN="secret", OMP_NUM_THREADS="64", DALLE_COLLAB_WORKER="1", CUDA_VISIBLE_DEVICES="0")
-    on_cpu = bounded_environment(given, EvaluationOptions(interval_epochs=1, num_threads=3))
+    on_cpu = bounded_environment(given, num_threads=3, device="cpu")
     assert (on_cpu["OMP_NUM_THREADS"], on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["HF_TOKEN"]) == ("3", "", "secret")
     assert "DALLE_COLLAB_WORKER" not in on_cpu
-    assert (
-        bounded_environment(given, EvaluationOptions(interval_epochs=1, device="cuda"))["CUDA_VISIBLE_DEVICES"] == "0"
-    )
+    assert bounded_environment(given, num_threads=1, device="cuda")["CUDA_VISIBLE_DEVICES"] == "0"
     assert "secret" not in public_command("org/birds", COMMIT, EvaluationOptions(interval_epochs=1))
 
 

@@ -154,6 +154,27 @@ def test_through_an_outage_and_a_restart_every_due_checkpoint_is_published_in_or
 
 
 @pytest.mark.timeout(600)
+def test_a_run_with_a_bucket_continues_from_its_newest_checkpoint_until_a_rollback(publishing):
+    run = publishing("bucket-run", bucket="org/bucket-run-live")
+    records = [(epoch, 30 * epoch) for epoch in range(1, 10)]
+    run.publish(3, records=records[:3], bucket_epochs=[5])
+    assert run.titles() == ["Announce entry addresses", "Checkpoint of epoch 3"], "a bucket makes no commits"
+    newest = run.loaded()
+    assert (newest["epoch"], run.loaded("epoch-3")["epoch"], newest["history"]) == (5, 3, [1, 2, 3])
+    run.publish(until=3, records=records, bucket_epochs=[7])
+    assert (run.loaded()["epoch"], run.loaded()["history"]) == (7, list(range(1, 10))), "metrics are newer there, too"
+    run.publish(9, records=records)
+    assert run.loaded()["epoch"] == 9, "the repository's is newer now"
+    done = run.commands.run("run", "rollback", run.repository, "3", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert run.loaded()["epoch"] == 3, "what was discarded stays so in the bucket"
+    run.publish(until=3, bucket_epochs=[4], folder=str(run.folder / "other"))
+    assert run.loaded()["epoch"] == 4
+    run.material.api.delete_bucket("org/bucket-run-live")
+    assert run.loaded()["epoch"] == 3
+
+
+@pytest.mark.timeout(600)
 def test_two_publishers_never_publish_the_same_epoch_twice(publishing):
     run = publishing("fenced-run")
     assert run.publish(3, folder=str(run.folder / "one"))["published"] == 3

@@ -13,6 +13,7 @@ from swarm_of_processes import tiny_run
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker, is_due
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.training.metrics.reel import ProgressReel, read_index, take_over_reel, write_index
+from pipelines.training.metrics.stalls import StallNews
 from pipelines.training.metrics.trackers import Trackers, check_trackers
 from pipelines.training.run.task import mean_loss, num_samples
 from pipelines.training.tasks.text_to_image.image_code_stream import evaluation_split, held_out_mask
@@ -151,7 +152,13 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_refused_with_the_command(
 def test_a_tracker_gets_the_settings_every_epoch_once_and_the_evaluations(tmp_path):
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, register_tracker_class
 
-    logged = []
+    logged, alerts = [], []
+
+    class Page(list):
+        def alert(self, title, text):
+            alerts.append((title, text))
+
+    page = Page()
 
     class Notebook(GeneralTracker):
         name = "notebook"
@@ -163,7 +170,7 @@ def test_a_tracker_gets_the_settings_every_epoch_once_and_the_evaluations(tmp_pa
 
         @property
         def tracker(self):
-            return logged
+            return page
 
         def store_init_configuration(self, values):
             logged.append((self.run_name, values["target_batch_size"]))
@@ -191,10 +198,16 @@ def test_a_tracker_gets_the_settings_every_epoch_once_and_the_evaluations(tmp_pa
                 trackers.log_epoch(dict(figures, epoch=epoch, loss=5.0 / epoch))
             trackers.log_evaluation(1, 6.0)
             trackers.log_figures([figure])
+            for has_ended in (False, True):
+                trackers.log_stall(
+                    StallNews(epoch=2, has_ended=has_ended, seconds=300, usual_seconds=9, num_trainers=0)
+                )
     finally:
         LOGGER_TYPE_TO_CLASS.pop("notebook")
     assert logged == [
         ("birds", 32), (1, dict(figures, loss=5.0)), (2, dict(figures, loss=2.5)),
         (2, dict(held_out_loss=6.0, evaluated_epoch=1)), (2, {"checkpoint/cmmd": 0.5, "evaluated_epoch": 2}),
-        "finished",
+        (2, {"stalled": 1}), (2, {"stalled": 0}), "finished",
     ]  # fmt: skip
+    assert [title for title, _ in alerts] == ["birds has stalled", "birds goes on"]
+    assert "no epoch has ended for 300 s" in alerts[0][1]

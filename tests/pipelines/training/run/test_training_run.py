@@ -89,6 +89,12 @@ def test_every_generation_of_a_run_is_a_swarm_of_its_own():
         (dict(max_norm_ratio=float("inf")), "max_norm_ratio is inf"),
         (dict(num_clipping_iterations=0), "num_clipping_iterations is 0"),
         (dict(min_share_averaged=1.5), "min_share_averaged is 1.5; expected more than 0 and at most 1"),
+        (dict(who_may_draw="nobody"), "who_may_draw is 'nobody'; expected one of members, everybody"),
+        (dict(streams_per_peer=0), "streams_per_peer is 0; expected a number above 0"),
+        (
+            dict(candidates_per_peer=300),
+            "candidates_per_peer is 300 and candidates_per_address is 256; expected no more of one peer than of all",
+        ),
         (dict(format_version=3), r"training_run.json has format 3, this package knows 1 and 2. Update the package"),
     ],
     ids=str,

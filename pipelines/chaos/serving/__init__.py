@@ -1,0 +1,1 @@
+"""What serves the model in a chaos run, who uses it, and who only claims to serve it."""

@@ -1,0 +1,1 @@
+"""Commands that run as Jobs of the Hub instead of here."""

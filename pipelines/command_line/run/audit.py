@@ -1,0 +1,56 @@
+"""`dalle-collab run audit`: do the servers of a run draw what they are asked for?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def audit(
+    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    prompts: Annotated[Path, typer.Option(help="Text file with a prompt in each line; one of them is drawn.")],
+    candidates: Annotated[int, typer.Option(min=1, max=4096, help="Pictures to have drawn and checked.")] = 32,
+    precision: Annotated[str, typer.Option(help="Audit servers of this precision.")] = "float32",
+    patience: Annotated[float, typer.Option(help="Seconds to wait where nobody draws.")] = 60.0,
+    output: Annotated[Path | None, typer.Option(help="Also write the findings as JSON to this file.")] = None,
+) -> None:
+    """Have pictures drawn by a run's servers, like anybody who asks, and check every one of them with the weights.
+
+    The prompt is taken at random from a file, the seed is random: servers cannot know that they are audited as long as
+    the file is not published. Who draws something else is named, avoided from here and complained about. An entry
+    (`run assist --stay --audit-prompts FILE`) does so every hour and credits who draws right.
+
+    Examples:
+
+      dalle-collab run audit my-org/birds --prompts prompts.txt --candidates 64
+    """
+    import dataclasses
+    import json
+    import secrets
+
+    from hub_tools.atomic_files import write_text_whole
+    from pipelines.command_line.terminal.worker import become_worker
+    from pipelines.training.auxiliary.serving_audits import read_prompts
+
+    captions = read_prompts(prompts)
+    console = become_worker()
+    from pipelines.serving.draw.auditing_run import audit_servers
+
+    with console.status(f"Auditing the servers of {repository}") as status:
+        report = audit_servers(
+            repository,
+            secrets.choice(captions),
+            num_candidates=candidates,
+            seed=secrets.randbits(62),
+            precision=precision,
+            patience_seconds=patience,
+            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
+        )
+    for server in report.servers:
+        console.print(f"{server.username}: {server.num_right} candidates, all right", highlight=False, markup=False)
+    for complaint in report.complaints:
+        console.print(str(complaint), highlight=False, markup=False, soft_wrap=True)
+    if output is not None:
+        servers = [dataclasses.asdict(server) for server in report.servers]
+        accused = [complaint.server for complaint in report.complaints]
+        write_text_whole(output, json.dumps(dict(servers=servers, accused=accused)) + "\n")

@@ -1,0 +1,101 @@
+"""What a new run's settings mean for its dataset: passes, hours, and what the length of its texts costs."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import HfFileSystem
+
+from modeling_dalle_collab import DalleCollabConfig
+from pipelines.doctor.hub_checks import USER_ERRORS
+from pipelines.doctor.organiser_checks import passes_over
+from pipelines.doctor.run_examination import count_records, dataset_files
+from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.text_to_image.model import checked_configuration
+
+RATES = {"samples": (10, 100, 1000), "tokens": (10_000, 100_000, 1_000_000)}
+"""Per second, of all peers together."""
+
+MOST_SHARDS, MOST_CAPTIONS, MOST_CHARACTERS = 4, 512, 10_000
+"""What is read of a dataset for the lengths of its captions: of so many shards so many captions each."""
+
+UNREADABLE = (*USER_ERRORS, KeyError, pa.ArrowException)
+HELD_SHARE = 0.99
+LENGTH_STEP = 8
+WORTH_SAYING = 0.05
+
+
+def schedule_sentences(run: TrainingRun, num_records: int) -> list[str]:
+    """Return how many samples the schedule takes, how often it passes over the records, and how long that takes."""
+    total = run.num_epochs * run.samples_per_epoch
+    said = f"{run.num_epochs:,} epochs of {run.samples_per_epoch:,} {run.unit} are {total:,} {run.unit}"
+    if run.unit == "samples" and num_records:
+        said += f": {passes_over(run, num_records):,.1f} passes over {num_records:,} records"
+    hours = ", ".join(f"{total / rate / 3600:,.1f} h at {rate:,}" for rate in RATES[run.unit])
+    return [f"{said}.", f"At so many {run.unit} a second of all peers together, that takes {hours}."]
+
+
+def text_sentences(lengths: Sequence[int], config: DalleCollabConfig) -> list[str]:
+    """Return how long the captions are, in tokens, and what another `text_sequence_length` would cost or save."""
+    if not lengths:
+        return []
+    ordered, places = sorted(lengths), config.text_sequence_length
+    held = ordered[math.ceil(HELD_SHARE * len(ordered)) - 1]
+    fitting = max(LENGTH_STEP, LENGTH_STEP * math.ceil(held / LENGTH_STEP))
+    cut = sum(length > places for length in ordered) / len(ordered)
+    said = [
+        f"Captions: half have at most {ordered[(len(ordered) - 1) // 2]} tokens, {HELD_SHARE:.0%} at most {held}, the "
+        f"longest of {len(ordered):,} has {ordered[-1]}. The model reads {places} text tokens beside "
+        f"{config.num_image_codes} image codes."
+    ]
+    changed = _work(config, fitting) / _work(config, places) - 1
+    if fitting < places and -changed >= WORTH_SAYING:
+        longer = sum(length > fitting for length in ordered) / len(ordered)
+        said.append(
+            f"With --set text_sequence_length={fitting} a step is {-changed:.0%} less work, and {longer:.1%} of the "
+            "captions lose their end."
+        )
+    elif fitting > places:
+        said.append(
+            f"{cut:.1%} of the captions lose their end: --set text_sequence_length={fitting} would keep "
+            f"{HELD_SHARE:.0%} whole, for {changed:.0%} more work in a step."
+        )
+    return said
+
+
+def explain_run(run: TrainingRun, processor: Any) -> list[str]:
+    """Return sentences about a run that is being created, from samples of its dataset.
+
+    What cannot be read is said instead: it does not stop a run from being created.
+    """
+    try:
+        files = dataset_files(run) if run.unit == "samples" else []
+        said = schedule_sentences(run, count_records(files) if files else 0)
+        if run.task == "text-to-image":
+            tokenize = processor.tokenizer
+            captions = list(read_captions(files, HfFileSystem().open))
+            pieces = tokenize(captions, add_special_tokens=False, verbose=False)["input_ids"] if captions else []
+            said += text_sentences([len(ids) for ids in pieces], checked_configuration(run.model_config))
+    except UNREADABLE as error:
+        return [f"What the settings mean for {run.dataset_repository} cannot be said: {error}"]
+    return said
+
+
+def read_captions(files: Sequence[str], open_file: Callable[[str], Any]) -> Iterator[str]:
+    """Yield captions from the beginnings of some shards, spread over the dataset; very long ones are cut."""
+    for file in files[:: max(1, math.ceil(len(files) / MOST_SHARDS))][:MOST_SHARDS]:
+        with open_file(file) as opened:
+            batches = pq.ParquetFile(opened).iter_batches(MOST_CAPTIONS, columns=["caption"])
+            for batch in itertools.islice(batches, 1):
+                for caption in batch.column("caption").to_pylist():
+                    if isinstance(caption, str):
+                        yield caption[:MOST_CHARACTERS]
+
+
+def _work(config: DalleCollabConfig, text_sequence_length: int) -> float:
+    values = config.to_dict() | {"text_sequence_length": text_sequence_length}
+    return training_flops(DalleCollabConfig(**values), config.recompute)

@@ -1,0 +1,70 @@
+"""What an entry tells strangers about servers is believed as far as the run's authority has signed it."""
+
+import pytest
+from admission_material import admission
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+
+from pipelines.admission.tokens import TokenCheck, issue_token, public_text
+from pipelines.swarm.servers.server_list import MOST_BYTES, MOST_TOLD, believed
+
+NOW = 1000.0
+AUTHORITY, ANOTHER = (ed25519.Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
+CHECK = TokenCheck("run", public_text(AUTHORITY))
+
+
+def entry(authority=AUTHORITY, changes=None, **claims):
+    """Return owner, record and token of an admitted server, with changes of its record and of what is claimed."""
+    held = admission(NOW, **claims)
+    owner = RSASignatureValidator.PUBLIC_KEY_FORMAT.replace(b"_key_", held.record_key.encode())
+    record = dict(
+        peer_id=PeerID(bytes.fromhex(held.peer_id)).to_base58(), username="alice", state="online", revision="0" * 64,
+        epoch=3, precision="float32", package_version="0", draw_rate=5.0,
+    )  # fmt: skip
+    return [owner, record | (changes or {}), issue_token(held, authority)]
+
+
+def told(*entries):
+    return believed(MSGPackSerializer.dumps(list(entries)), CHECK, now=NOW)
+
+
+def test_an_admitted_server_is_found_with_what_it_says():
+    (record,) = told(entry()).values()
+    assert (record.username, record.draw_rate, record.state) == ("alice", 5.0, "online")
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        entry(ANOTHER),
+        entry(run_id="another"),
+        entry(expires_at=NOW - 1),
+        entry(changes=dict(username="bob")),
+        entry(changes=dict(peer_id=PeerID(b"\x12\x20" + bytes(32)).to_base58())),
+        entry(changes=dict(draw_rate=float("nan"))),
+        entry(changes=dict(first_layer=2**40)),
+        [b"x" * 5000, *entry()[1:]],
+        [*entry()[:2], None],
+        [*entry()[:2], "x" * 10_000],
+        [None, None, None],
+        [1],
+        None,
+        b"",
+        {},
+    ],
+    ids=str,
+)
+def test_what_no_admitted_server_says_of_itself_is_left_out_and_hides_nobody(lie):
+    assert len(told(lie, entry(), lie)) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", MSGPackSerializer.dumps({}), MSGPackSerializer.dumps([[]] * (MOST_TOLD + 1)), bytes(MOST_BYTES + 1)],
+    ids=["nothing", "no msgpack", "no list", "too many", "too long"],
+)
+def test_what_is_no_list_is_refused(data):
+    with pytest.raises(ValueError, match=r"no list of servers|expected at most"):
+        believed(data, CHECK, now=NOW)

@@ -1,0 +1,26 @@
+"""Complains about a server without having audited anything; usage: complainer.py ORG/RUN PEER REVISION."""
+
+import sys
+
+from hub_tools.endpoint import prepare_hub_client
+from pipelines.serving.entering import place_to_ask
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.servers.complaints import MOST_COMPLAINTS, ServerComplaint
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.repository.snapshot import RunSnapshot
+
+
+def main(repository: str, peer: str, revision: str) -> None:
+    guard_process_group()
+    prepare_hub_client()
+    network = NetworkOptions(client_mode=True, startup_timeout_seconds=240.0)
+    lie = ServerComplaint(
+        server=peer, revision=revision, precision="float32", num_audited=10**6, mean_excess=1.0, limit=1e-5, seed=0,
+        prompt=0, candidate=0, excess=1.0,
+    )  # fmt: skip
+    with place_to_ask(RunSnapshot.read(repository).run, repository, network) as place:
+        place.complain([lie] * (2 * MOST_COMPLAINTS))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
