@@ -69,6 +69,7 @@ class SwarmStudio:
     def wish(self, caption: str, **values: Any) -> Wish:
         """Return a wish for a caption or the beginning of a text; `values` are the fields of `Wish`."""
         medium = medium_of(self.config)
+        values.setdefault("options", medium.usual_options(self.config))
         return Wish(
             revision=self.revision,
             precision=self.precision,

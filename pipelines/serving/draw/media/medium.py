@@ -45,6 +45,9 @@ class Medium(Protocol):
     def check(self, ids: Tensor, given: Tensor | None, options: SamplingOptions, config: PretrainedConfig) -> None:
         """Raise ValueError unless a model of these sizes can draw behind (1, text) ids and (1, given) codes."""
 
+    def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
+        """Return the options of an asker who says nothing."""
+
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
         """Return the places of a finished candidate, given ones included."""
 

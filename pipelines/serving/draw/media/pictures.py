@@ -31,6 +31,10 @@ class Pictures:
         if given is not None:
             check_image_prompt(given, cast("DalleCollabConfig", config), CPU, batch=1)
 
+    def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
+        """See `Medium`."""
+        return SamplingOptions()
+
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
         """See `Medium`."""
         return min(options.num_image_codes or config.num_image_codes, config.num_image_codes)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipelines.serving.draw.requests import DrawRequest, Wish
 
 EVERY = 8
+USUAL_TOKENS = 64
 BYTES = 4
 VALUES_OF_A_POSITION = 16
 """Times the hidden size: what reading a prompt holds for each position besides keys and values."""
@@ -61,6 +62,10 @@ class Texts:
             raise ValueError(
                 f"The prompt has {ids.shape[1]} tokens and {new} more are wished for; this model reads {most} in all."
             )
+
+    def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
+        """See `Medium`: half of what the model can read is for the prompt."""
+        return SamplingOptions(num_image_codes=min(USUAL_TOKENS, config.max_position_embeddings // 2))
 
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
         """See `Medium`."""
