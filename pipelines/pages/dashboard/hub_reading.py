@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.one_line_errors import explain_error
-from hub_tools.run_files import REEL_FOLDER, REEL_INDEX_FILE
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.training.ledger.coverage import NewestPass, newest_pass
 from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
@@ -151,7 +151,8 @@ def read_hub(repository: str, before: HubView) -> HubView:
     if snapshot.commit == before.commit and not is_old:
         return HubView(**{**vars(before), "checkpoints": checkpoints, "read_at": now, "problem": ""})
     # Files are cached by content: of a new commit only the changed shards are downloaded.
-    folder = snapshot.download_matching(f"{REEL_FOLDER}/{REEL_INDEX_FILE}")
+    served_files = served_file("*")  # an entry commits them, also where the other metrics are in a bucket
+    folder = snapshot.download_matching(f"{REEL_FOLDER}/{REEL_INDEX_FILE}", f"{METRICS_FOLDER}/{served_files}")
     reel = read_index(folder / REEL_FOLDER)
     with published_metrics(snapshot) as metrics:
         return HubView(
@@ -162,7 +163,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
             figures=read_figures(metrics),
             newest_pass=newest_pass(read_state(metrics / STATE_FILE)),
             contributions=read_contributions(metrics).days,
-            served=read_served(*sorted(metrics.glob(served_file("*")))),
+            served=read_served(*sorted((folder / METRICS_FOLDER).glob(served_files))),
             checkpoints=checkpoints,
             weights_sha256=_weights(snapshot),
             num_layers=snapshot.num_layers,
