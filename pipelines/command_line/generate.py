@@ -1,9 +1,10 @@
-"""`dalle-collab generate`: draw pictures for prompts with a run's newest checkpoint."""
+"""`dalle-collab generate`: draw pictures, or write texts, for prompts with a run's newest checkpoint."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,9 @@ def generate(
         list[str] | None, typer.Argument(metavar="PROMPT", help="What the pictures should show.")
     ] = None,
     prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt per line.")] = None,
-    candidates: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
+    candidates: Annotated[
+        int | None, typer.Option(help="Pictures drawn for each prompt, by default 128, or texts, by default 1.")
+    ] = None,
     keep: Annotated[int, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first.")] = 4,
     top_k: Annotated[int, typer.Option(help="Sample from this many likeliest codes; 0 for all.")] = 256,
     top_p: Annotated[float | None, typer.Option(help="Sample from codes up to this total probability.")] = None,
@@ -55,17 +58,23 @@ def generate(
     swarm: Annotated[
         bool, typer.Option("--swarm", help="Have volunteers draw, who serve the run; no weights are downloaded.")
     ] = False,
-    precision: Annotated[str, typer.Option(help="With --swarm: float32, bfloat16 or int8 servers.")] = "float32",
-    audit: Annotated[
-        bool, typer.Option("--audit", help="With --swarm: download the weights and check a sample of the pictures.")
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Run the model across servers of its layers; no layers are downloaded.")
     ] = False,
-    patience: Annotated[float, typer.Option(help="With --swarm: seconds to wait for a server.")] = 60.0,
+    precision: Annotated[
+        str, typer.Option(help="With --swarm or --blocks: that of the servers: float32, bfloat16 or int8.")
+    ] = "float32",
+    audit: Annotated[
+        bool, typer.Option("--audit", help="With --swarm: download the weights and check a sample.")
+    ] = False,
+    patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
+    max_tokens: Annotated[int | None, typer.Option(help="Of a text: tokens at most; by default 64.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
 ) -> None:
     """Draw pictures for prompts and keep those that CLIP ranks first.
 
     Everything is read from the run's repository: the newest checkpoint, the tokenizer, which codec and which CLIP. The
-    grid shows each prompt with its pictures, best first.
+    grid shows each prompt with its pictures, best first. Of a run of text-generation the texts are printed instead.
 
     Examples:
 
@@ -78,15 +87,59 @@ def generate(
       dalle-collab generate my-org/birds "a robin on a branch" --complete robin.jpg --rows 12
 
       dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
+
+      dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8
+
+      dalle-collab generate my-org/gpt "The file is" --max-tokens 40 --swarm
     """
+    from pipelines.command_line.serving.text_writing import DEFAULT_TEXTS, DEFAULT_TOKENS, write_texts, writes_texts
     from pipelines.generation.generation_options import GenerationOptions, require_prompts
     from pipelines.generation.picture_grid import require_picture_path
 
     texts = [*(prompts or ()), *_read_prompts(prompts_file)]
     require_prompts(texts)
+    if swarm and blocks:
+        raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
+    if (audit and not swarm) or (precision != "float32" and not (swarm or blocks)):
+        raise ValueError("--audit and --precision are about the drawings of volunteers. Add --swarm.")
+    borrowed = dict(precision=precision, patience_seconds=patience) if blocks else None
+    if writes_texts(repository, revision):
+        about_pictures = {
+            "--keep": keep != 4,
+            "--guidance-scale": guidance_scale != 1,
+            "--complete": complete,
+            "--rows": rows,
+            "--output": output != Path("grid.png"),
+            "--mosaic": mosaic,
+            "--pictures": pictures,
+            "--clip": clip,
+            "--codec": codec,
+            "--weights": weights != "published",
+        }
+        if given := [name for name, value in about_pictures.items() if value]:
+            raise ValueError(f"{repository} writes texts, and {', '.join(given)} is about pictures. Leave it out.")
+        write_texts(
+            repository,
+            texts,
+            candidates=DEFAULT_TEXTS if candidates is None else candidates,
+            max_tokens=DEFAULT_TOKENS if max_tokens is None else max_tokens,
+            top_k=top_k,
+            top_p=top_p,
+            temperature=temperature,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            revision=revision,
+            volunteers=dict(precision=precision, audits=audit, patience_seconds=patience) if swarm else None,
+            across_blocks=borrowed,
+            as_json=as_json,
+        )
+        return
+    if max_tokens is not None:
+        raise ValueError(f"--max-tokens is about texts, and {repository} draws pictures. Leave it out.")
     require_picture_path(output)
     options = GenerationOptions(
-        num_candidates=candidates,
+        num_candidates=128 if candidates is None else candidates,
         keep=keep,
         top_k=top_k,
         top_p=top_p,
@@ -95,15 +148,13 @@ def generate(
         seed=seed,
         batch_size=batch_size,
     )
-    if not swarm and (audit or precision != "float32"):
-        raise ValueError("--audit and --precision are about the drawings of volunteers. Add --swarm.")
-    if swarm and weights != "published":
+    if (swarm or blocks) and weights != "published":
         raise ValueError(f"--weights is about drawing here. With --swarm ask for servers: --precision {weights}")
     picture = _read_picture(complete, rows)
     parts = dict(revision=revision, codec=codec, clip=clip)
     origins: list[dict[int, dict[str, object]]] = [{} for _ in texts]
     if swarm:
-        from pipelines.command_line.terminal.swarm_drawing import draw_at_volunteers
+        from pipelines.command_line.serving.swarm_drawing import draw_at_volunteers
 
         drawn, origins = draw_at_volunteers(
             repository,
@@ -118,7 +169,7 @@ def generate(
             **parts,
         )
     else:
-        drawn = _draw(repository, texts, options, picture, rows, device=device, weights=weights, **parts)
+        drawn = _draw(repository, texts, options, picture, rows, borrowed, device=device, weights=weights, **parts)
     _save_grid(texts, drawn, output, is_mosaic=mosaic)
     files = _save_pictures(drawn, pictures)
     if as_json:
@@ -142,19 +193,28 @@ def _draw(
     options: "GenerationOptions",
     picture: "Image | None",
     rows: int | None,
+    borrowed: Mapping[str, Any] | None,
     *,
     device: str,
     weights: str,
     **parts: str | None,
 ) -> "list[list[RankedImage]]":
-    from pipelines.generation.image_generation import load_text_to_image
+    """Draw here; `borrowed` are arguments of `model_across_blocks`, None: the layers are here, too."""
+    from pipelines.generation.image_generation import TextToImage, load_ranking_parts, load_text_to_image
     from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
-    bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
-    given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
-    with stage_progress() as on_progress:
+    with contextlib.ExitStack() as stack:
+        if borrowed is None:
+            bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
+        else:
+            from pipelines.command_line.serving.across_blocks import model_across_blocks
+
+            model = stack.enter_context(model_across_blocks(repository, revision=parts["revision"], **borrowed))
+            bundle = TextToImage(model=model, **vars(load_ranking_parts(repository, **parts)))
+        given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
+        on_progress = stack.enter_context(stage_progress())
         return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
 
 

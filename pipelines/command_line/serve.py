@@ -1,4 +1,4 @@
-"""`dalle-collab serve`: draw a run's pictures for others, or compute some of its layers."""
+"""`dalle-collab serve`: draw a run's pictures or write its texts for others, or compute some of its layers."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +9,16 @@ import typer
 def serve(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     precision: Annotated[
-        str, typer.Option(help="float32, bfloat16 or int8 (CPU); equal pictures are promised for float32 only.")
+        str, typer.Option(help="float32, bfloat16 or int8 (CPU, pictures); float32 servers alone draw equally.")
     ] = "float32",
     blocks: Annotated[
         str | None,
         typer.Option(help="Serve only these layers, such as 0:16, or auto: those that help most. Default: drawings."),
     ] = None,
-    memory: Annotated[float, typer.Option(help="GB for others' drawings or caches, beside the weights.")] = 4.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GB for others' drawings or caches, beside the weights; default: half of the free."),
+    ] = None,
     max_codes_per_second: Annotated[
         float | None, typer.Option(help="Give at most so much of this machine; default: all it can.")
     ] = None,
@@ -37,12 +40,13 @@ def serve(
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
 ) -> None:
-    """Draw pictures for others with a run's newest checkpoint; its name is all you need. Or serve some of its layers.
+    """Draw pictures or write texts for others with a run's newest checkpoint. Or serve some of its layers.
 
-    Who asks sends a prompt's text ids and a seed, and gets image codes. The run may be over: servers are found through
-    its auxiliary peer, or through each other. Newer checkpoints are served as they are published. Ctrl-C finishes what
-    has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2 resumes. With --http, programs on this
-    machine that speak OpenAI's images interface draw here too; they need the key that is printed.
+    The run's name is all you need. Who asks sends a prompt's ids and a seed, and gets image codes or tokens. The run
+    may be over: servers are found through its auxiliary peer, or through each other. Newer checkpoints are served as
+    they are published. Ctrl-C finishes what has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2
+    resumes. With --http, programs on this machine that speak OpenAI's interface for pictures or texts are served too;
+    they need the key that is printed.
 
     Examples:
 
@@ -56,7 +60,7 @@ def serve(
 
       dalle-collab serve my-org/birds --blocks 0:16
     """
-    from pipelines.command_line.terminal.drawing_server import run_drawing_server
+    from pipelines.command_line.serving.drawing_server import run_drawing_server
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.swarm.network_options import NetworkOptions
 
@@ -83,7 +87,7 @@ def serve(
         return
     if max_codes_per_second is not None or http is not None:
         raise ValueError("--max-codes-per-second and --http are about drawings and have no effect on --blocks.")
-    from pipelines.command_line.block_server import run_block_server
+    from pipelines.command_line.serving.block_server import run_block_server
 
     options.pop("most_codes_per_second")
     run_block_server(repository, network, options | {"blocks": blocks}, events=EventFile(events))

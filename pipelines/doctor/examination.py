@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
+from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
 from pipelines.admission.dht_gate import authorizer_of
 from pipelines.admission.tokens import TokenCheck
@@ -20,7 +21,7 @@ from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.link_checks import check_round
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
-from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs
+from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs, server_needs
 from pipelines.swarm.dialling import parse_address, port_objection
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
@@ -36,6 +37,7 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
+CURE_OF_SERVERS = "Close other programs, or serve some layers alone: --blocks auto"
 SECONDS_TO_SEEK_ADMISSION = 10.0
 """A joining peer is more patient; the doctor should answer soon."""
 
@@ -115,6 +117,27 @@ def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: Comput
     )
     hub, clock_offset = hub_checks.check_hub(examination.now)
     return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
+
+
+def quick_checks_of_server(snapshot: RunSnapshot, device: str, *, holds_all: bool) -> list[CheckResult]:
+    """Return the findings that take about a second, of a machine that serves a run's model.
+
+    `holds_all`: it downloads the weights and has them in memory; a server of some layers reads those alone.
+    """
+    machine, (hub, clock_offset) = read_machine(device), hub_checks.check_hub(time.time)
+    found = [
+        hub,
+        machine_checks.check_platform(machine),
+        *check_versions(snapshot.run, machine),
+        machine_checks.check_open_files(machine),
+        swarm_checks.check_clock({}, clock_offset),
+    ]
+    if holds_all and hub.status != "fail":
+        needs = server_needs(checkpoint_bytes(snapshot, WEIGHTS_FILE), device)
+        on_device = (machine_checks.check_memory(machine, needs), machine_checks.check_gpu_memory(machine, needs))
+        found += [dataclasses.replace(one, cure=one.cure and CURE_OF_SERVERS) for one in on_device if one is not None]
+        found.append(machine_checks.check_disk(machine, needs))
+    return found
 
 
 def is_certain(result: CheckResult) -> bool:

@@ -50,7 +50,19 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
     )
 
 
-def checkpoint_bytes(snapshot: RunSnapshot) -> int:
-    """Return the bytes of the files in the run's repository: what a newcomer may have to download."""
+def server_needs(weights_bytes: int, device: str) -> PeerNeeds:
+    """Return the bytes that a server of a run's model needs besides what it gives to others."""
+    on_gpu = device.startswith("cuda")
+    return PeerNeeds(
+        memory=PROGRAM_BYTES + weights_bytes,
+        shared_memory=None,
+        gpu_memory=weights_bytes if on_gpu else None,
+        disk=SPARE_DISK_BYTES + weights_bytes,
+        explanation=f"weights of {weights_bytes / 1e9:.2g} GB",
+    )
+
+
+def checkpoint_bytes(snapshot: RunSnapshot, name: str | None = None) -> int:
+    """Return the bytes of the files in the run's repository: what a newcomer may have to download; or of one file."""
     info = HfApi().model_info(snapshot.repository, revision=snapshot.commit, files_metadata=True)
-    return sum(sibling.size or 0 for sibling in info.siblings or ())
+    return sum(sibling.size or 0 for sibling in info.siblings or () if name in (None, sibling.rfilename))

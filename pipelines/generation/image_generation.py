@@ -61,6 +61,22 @@ class TextToImage(DrawingParts):
     """Ranks pictures by how well they fit the prompt."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankingParts:
+    """What turns a prompt's image codes into ranked pictures, wherever they were drawn; all on one device."""
+
+    name: str
+    """Repository or folder it was loaded from."""
+    processor: DalleCollabProcessor
+    """Turns prompts into text ids."""
+    codec: VQGANCodec
+    """Turns image codes into pictures."""
+    reranker: ClipReranker
+    """Ranks pictures by how well they fit the prompt."""
+    epoch: int | None = None
+    """Epoch at which the run published it; None if unknown."""
+
+
 def load_drawing_parts(
     repository_or_folder: str | Path,
     *,
@@ -83,7 +99,7 @@ def load_drawing_parts(
     if weights not in WEIGHTS:
         raise ValueError(f"weights is {weights!r}, expected one of {', '.join(WEIGHTS)}.")
     name = str(repository_or_folder)
-    folder = _model_folder(name, revision, MODEL_FILES)
+    folder = model_folder(name, revision, MODEL_FILES)
     _require_checkpoint(folder, name)
     processor = DalleCollabProcessor.from_pretrained(folder)
     model = _load_model(folder, name).to(device).eval()
@@ -112,21 +128,34 @@ def load_text_to_image(
     return TextToImage(**vars(parts), reranker=load_reranker(parts.processor, clip, device))
 
 
-def load_codec_and_reranker(
+def load_ranking_parts(
     repository_or_folder: str | Path,
     *,
     revision: str | None = None,
     codec: str | Path | None = None,
     clip: str | Path | None = None,
     device: torch.device | str = "cpu",
-) -> tuple[VQGANCodec, ClipReranker]:
-    """Load the codec and the CLIP of a run without its weights, as `load_text_to_image` would; the same errors."""
+) -> RankingParts:
+    """Load all but the model of what `load_text_to_image` loads, without its weights; the same errors."""
     name = str(repository_or_folder)
-    processor = DalleCollabProcessor.from_pretrained(_model_folder(name, revision, PROCESSOR_FILES))
-    return _load_codec(processor, name, codec, device), load_reranker(processor, clip, device)
+    folder = model_folder(name, revision, PROCESSOR_FILES)
+    processor = DalleCollabProcessor.from_pretrained(folder)
+    return RankingParts(
+        name=name,
+        processor=processor,
+        codec=_load_codec(processor, name, codec, device),
+        reranker=load_reranker(processor, clip, device),
+        epoch=_epoch_of(folder),
+    )
 
 
-def _model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+def model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    """Return a folder with these files of a repository, at a commit, or the folder that was named.
+
+    Raises:
+        ValueError: the name is neither.
+        OSError: the Hub cannot be reached, or has no such repository.
+    """
     folder = local_folder(name, revision=revision, expected="a folder or a Hub repository ORG/RUN")
     if folder is not None:
         return folder

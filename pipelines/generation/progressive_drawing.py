@@ -4,7 +4,7 @@ Axis names: `candidate`, `number` (codes so far), `image` (the codes of one pict
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
-from pipelines.generation.image_generation import TextToImage
+from pipelines.generation.image_generation import RankingParts, TextToImage
 from pipelines.generation.text_to_image import RankedImage, rank_candidates
 from pipelines.image_codes.thumbnails import to_picture
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 NUM_PREVIEWED = 4
 PREVIEWS_PER_PICTURE = 8
@@ -52,6 +53,10 @@ class Drawing:
     """`(embedding,)` float32 of length 1, by the CLIP that ranked."""
     picture_embeddings: np.ndarray = field(repr=False)
     """`(candidate, embedding)` float32 of length 1, in the order of `pictures`."""
+    drawn_by: Mapping[int, str] = field(default_factory=dict)
+    """Who has drawn each candidate, by its number: strangers' text; empty if it was this machine."""
+    remarks: Sequence[str] = ()
+    """Sentences about that."""
 
 
 def draw_progressively(
@@ -69,18 +74,43 @@ def draw_progressively(
         before = time.monotonic()
         yield preview
         watched += time.monotonic() - before
-    ranked = rank_candidates(bundle, prompt, torch.cat(batches), options)
-    pictures = bundle.codec.decode(_codes_of(ranked).to(bundle.model.device))
     num_given = 0 if image_prompt is None else len(image_prompt)
-    yield Drawing(
+    seconds = time.monotonic() - started - watched
+    yield finished_drawing(bundle, prompt, torch.cat(batches), options, num_given=num_given, seconds=seconds)
+
+
+def finished_drawing(
+    bundle: RankingParts | TextToImage,
+    prompt: str,
+    image_codes: torch.Tensor,
+    options: GenerationOptions,
+    *,
+    num_given: int,
+    seconds: float,
+) -> Drawing:
+    """Return what came of drawing `image_codes: (candidate, image)` for `seconds`; the first `num_given` were given."""
+    started, device = time.monotonic(), next(bundle.codec.parameters()).device
+    ranked = rank_candidates(bundle, prompt, image_codes.to(device), options)
+    pictures = bundle.codec.decode(torch.stack([picture.image_codes for picture in ranked]).to(device))
+    return Drawing(
         prompt=prompt,
         pictures=ranked,
-        share_drawn=1 - num_given / bundle.model.config.num_image_codes,
+        share_drawn=1 - num_given / image_codes.shape[1],
         num_tokens_cut=_num_tokens_cut(bundle, prompt),
         prompt_embedding=bundle.reranker.text_embeddings([prompt])[0].float().cpu().numpy(),
         picture_embeddings=bundle.reranker.image_embeddings(pictures).float().cpu().numpy(),
-        seconds=time.monotonic() - started - watched,
+        seconds=seconds + time.monotonic() - started,
     )
+
+
+def unfinished_pictures(codec: VQGANCodec, codes: Sequence[torch.Tensor]) -> list[Image.Image]:
+    """Decode what is there of some pictures, (number,) int64 each, the rest in grey; only complete rows count."""
+    sizes = codec.config
+    padded = [torch.nn.functional.pad(own, (0, sizes.num_codes - len(own))) for own in codes]
+    images = codec.decode(torch.stack(padded).to(next(codec.parameters()).device))  # (candidate, 3, height, width)
+    for image, own in zip(images, codes, strict=True):
+        image[:, len(own) // sizes.grid_size * (sizes.image_size // sizes.grid_size) :] = NOT_DRAWN_YET
+    return [to_picture(image) for image in images]
 
 
 def _draw_batches(
@@ -110,27 +140,13 @@ def _draw_batches(
         )
         for codes in stream:  # (1, candidate, number)
             yield Preview(
-                pictures=_unfinished_pictures(bundle, codes[0, :NUM_PREVIEWED]) if first == 0 else None,
+                pictures=unfinished_pictures(bundle.codec, list(codes[0, :NUM_PREVIEWED])) if first == 0 else None,
                 num_done=first * num_new + batch_size * (codes.shape[2] - num_given),
                 num_total=options.num_candidates * num_new,
             )
         batches.append(codes[0].clone())
 
 
-def _unfinished_pictures(bundle: TextToImage, codes: torch.Tensor) -> list[Image.Image]:
-    """Decode `codes: (candidate, number)`, undrawn parts in grey; only complete rows of codes count."""
-    sizes = bundle.codec.config
-    missing = sizes.num_codes - codes.shape[1]
-    images = bundle.codec.decode(torch.nn.functional.pad(codes, (0, missing)))  # (candidate, 3, height, width)
-    first_missing = codes.shape[1] // sizes.grid_size * (sizes.image_size // sizes.grid_size)
-    images[:, :, first_missing:] = NOT_DRAWN_YET
-    return [to_picture(image) for image in images]
-
-
-def _codes_of(ranked: Sequence[RankedImage]) -> torch.Tensor:
-    return torch.stack([picture.image_codes for picture in ranked])
-
-
-def _num_tokens_cut(bundle: TextToImage, prompt: str) -> int:
+def _num_tokens_cut(bundle: RankingParts | TextToImage, prompt: str) -> int:
     num_tokens = len(bundle.processor.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
     return max(0, num_tokens - bundle.processor.text_sequence_length)

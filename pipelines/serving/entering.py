@@ -30,6 +30,14 @@ from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 logger = logging.getLogger(__name__)
 
 
+Check = Callable[[RunSnapshot, str], None]
+"""Raises ValueError if a machine cannot serve a run on a torch device."""
+
+
+def check_nothing(_snapshot: RunSnapshot, _device: str) -> None:
+    """Object to nothing; see `Check`."""
+
+
 class NothingToServeError(ValueError):
     """The run has published no weights yet."""
 

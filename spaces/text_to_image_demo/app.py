@@ -16,13 +16,16 @@ from gradio.utils import get_upload_folder
 from PIL import Image, ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
+from pipelines.generation.image_generation import load_ranking_parts, load_text_to_image
 from pipelines.generation.picture_grid import keep_picture
 from pipelines.generation.training_index import BUILD_COMMAND
 from pipelines.generation.uploaded_picture import read_picture
 from pipelines.pages.drawing.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
 from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
 from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
+from pipelines.pages.drawing.volunteers.volunteers import VolunteerOptions, Volunteers
 from pipelines.pages.page_style import PAGE_STYLE
+from pipelines.serving.draw.requests import PRECISIONS
 from pipelines.torch_devices import torch_device
 
 GPU_SECONDS = 120
@@ -30,6 +33,7 @@ SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 LARGEST_UPLOAD = "20mb"
 PREVIEW_SIDE = 256
 EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
+VOLUNTEERS_DRAW = " Volunteers draw on their machines: they can read your prompt, and their names are their own words."
 STYLE = """
 #drawn .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
 #drawn .grid-container, #seen .grid-container { padding-top: var(--size-6); }
@@ -65,6 +69,8 @@ class SpaceSettings:
     """Prompts to try."""
     device: str = "cpu"
     """Torch device."""
+    volunteers: VolunteerOptions | None = None
+    """How volunteers are asked to draw; None: the Space draws itself."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
@@ -72,7 +78,9 @@ class SpaceSettings:
         repository = environment.get("MODEL_REPOSITORY", "").strip()
         if not repository:
             raise ValueError("MODEL_REPOSITORY is not set. Name the run: MODEL_REPOSITORY=ORG/RUN")
-        examples = environment.get("EXAMPLES", EXAMPLES).split("|")
+        examples, volunteers = environment.get("EXAMPLES", EXAMPLES).split("|"), _volunteers(environment, repository)
+        # ZeroGPU lends a GPU to what draws here; who only ranks needs none.
+        device = "cpu" if volunteers and environment.get("SPACES_ZERO_GPU") else environment.get("DEVICE", "auto")
         return cls(
             model_repository=repository,
             codec=environment.get("CODEC_REPOSITORY") or None,
@@ -81,25 +89,34 @@ class SpaceSettings:
             max_candidates=_count(environment, "MAX_CANDIDATES", 128),
             max_queue=_count(environment, "MAX_QUEUE", 32),
             examples=tuple(example.strip() for example in examples if example.strip()),
-            device=torch_device(environment.get("DEVICE", "auto")),
+            device=torch_device(device),
+            volunteers=volunteers,
         )
 
 
 def build_interface(settings: SpaceSettings) -> gr.Blocks:
     """Return the page; the checkpoint is loaded at the first prompt."""
     checkpoints = PublishedCheckpoints(
-        settings.model_repository, codec=settings.codec, clip=settings.clip, device=settings.device
+        settings.model_repository,
+        codec=settings.codec,
+        clip=settings.clip,
+        device=settings.device,
+        load=load_ranking_parts if settings.volunteers else load_text_to_image,
     )
     desk = DrawingDesk(
         checkpoints,
         max_candidates=settings.max_candidates,
         training_index=settings.training_index,
         on_gpu=on_gpu,
+        volunteers=settings.volunteers and Volunteers(settings.model_repository, settings.volunteers),
     )
+    who = VOLUNTEERS_DRAW if settings.volunteers else ""
     with gr.Blocks(
         title="Text to image, trained together", delete_cache=(SECONDS_PER_HOUR, SECONDS_PER_DAY)
     ) as interface:
-        gr.Markdown(f"# Text to image, trained together\nDrawn by the checkpoints of `{settings.model_repository}`.")
+        gr.Markdown(
+            f"# Text to image, trained together\nDrawn by the checkpoints of `{settings.model_repository}`.{who}"
+        )
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 inputs, draw_button, stop_button = _build_inputs(settings)
@@ -213,6 +230,8 @@ def _wire_drawing(
         rows: float = 0,
     ) -> Iterator[tuple[Any, str]]:
         """Draw pictures for a caption with the run's model; return the best ones, ranked by CLIP.
+
+        Where volunteers draw, names in the answer are strangers' words.
 
         Args:
             prompt: what the pictures show, in a few words
@@ -328,6 +347,22 @@ def _file(picture: Image.Image) -> str:
 
 def _default_candidates(settings: SpaceSettings) -> int:
     return min(32, settings.max_candidates)
+
+
+def _volunteers(environment: Mapping[str, str], repository: str) -> VolunteerOptions | None:
+    precision, audit = environment.get("SWARM", "").strip(), environment.get("AUDIT", "").strip()
+    if audit not in ("", "yes"):
+        raise ValueError(f"AUDIT is {audit!r}, expected yes, or nothing.")
+    if not precision:
+        if audit:
+            raise ValueError("AUDIT is about the drawings of volunteers. Have them draw with SWARM=float32")
+        return None
+    if precision not in PRECISIONS:
+        raise ValueError(f"SWARM is {precision!r}, expected the precision of servers: {', '.join(PRECISIONS)}.")
+    if Path(repository).is_dir():
+        raise ValueError(f"MODEL_REPOSITORY is the folder {repository}: volunteers serve a run on the Hub, ORG/RUN.")
+    patience = _count(environment, "PATIENCE", 60)
+    return VolunteerOptions(precision=precision, audits=bool(audit), patience_seconds=patience)
 
 
 def _count(environment: Mapping[str, str], name: str, default: int) -> int:

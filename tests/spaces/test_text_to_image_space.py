@@ -3,7 +3,6 @@
 It draws from a run on an embedded Hub of its own, with two published epochs and an index of the training data.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 import torch
 from agent_client import use_tools
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from drawing_page import press_draw, press_draw_until, wait_for_status
 from huggingface_hub import HfApi, constants
 from PIL import Image
 from tiny_run_parts import write_tiny_clip_and_codec
@@ -149,7 +149,8 @@ def test_the_bundle_holds_all_it_needs_and_nothing_of_other_stages(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
     assert {"app.py", "pipelines/generation/text_to_image.py", "pipelines/image_codes/vqgan_codec.py"} <= files
     assert "pipelines/generation/training_index.py" in files
-    assert not [file for file in files if file.startswith(("pipelines/training", "pipelines/data_preparation"))]
+    foreign = ("pipelines/training/auxiliary", "pipelines/training/tasks", "pipelines/data_preparation")
+    assert not [file for file in files if file.startswith(foreign)]
 
 
 def test_a_program_gets_ranked_pictures_and_the_same_ones_for_the_same_seed(client, published_run):
@@ -219,27 +220,6 @@ def test_a_space_without_a_run_says_which_setting_is_missing(bundle):
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "MODEL_REPOSITORY is not set. Name the run: MODEL_REPOSITORY=ORG/RUN"
     assert "Traceback" not in result.stderr
-
-
-def wait_for_status(page, pattern, seconds=120):
-    from playwright.sync_api import expect
-
-    expect(page.get_by_label("Status")).to_have_value(re.compile(pattern), timeout=1000 * seconds)
-
-
-def press_draw(page, prompt=None):
-    if prompt is not None:
-        page.get_by_label("Prompt", exact=True).fill(prompt)
-    page.get_by_role("button", name="Draw", exact=True).click()
-
-
-def press_draw_until(page, prompt, pattern):
-    """Press again as a person would: the page ignores a press while the end of the last drawing is on its way."""
-    for _ in range(10):
-        press_draw(page, prompt)
-        with contextlib.suppress(AssertionError):
-            return wait_for_status(page, pattern, seconds=10)
-    raise AssertionError(f"no status {pattern!r}: {page.get_by_label('Status').input_value()}")
 
 
 def drawn_files(page):

@@ -12,7 +12,9 @@ import torch
 from entry_peers import started_entry_peers
 from forked_processes import ForkedProcess, fork_server
 from huggingface_hub import HfApi, constants
+from language_material import ALBERT, GPT2, tiny_tokenizer
 from tiny_run_parts import write_tiny_clip_and_codec
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
@@ -57,7 +59,20 @@ def write_run_folder(folder: Path, name: str) -> None:
     write_weights(folder / "run", tiny_model(len(tokenizer)), epoch=3)
 
 
-def write_weights(folder: Path, model: DalleCollabForConditionalGeneration, *, epoch: int) -> None:
+def write_language_folder(folder: Path, task: str) -> None:
+    """Write a whole language run with an untrained model, as `run`."""
+    tokenizer = tiny_tokenizer(task)
+    tokenizer.save_pretrained(folder / "run")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    if task == "fill-mask":
+        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**ALBERT | sizes))
+    else:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2 | sizes))
+    write_weights(folder / "run", model.eval(), epoch=3)
+
+
+def write_weights(folder: Path, model: PreTrainedModel, *, epoch: int) -> None:
     """Write a checkpoint's weights and state into a run's folder."""
     model.save_pretrained(folder)
     (folder / "run_state.json").write_text(json.dumps(dict(epoch=epoch, run_id="drawn")), encoding="utf-8")
@@ -66,16 +81,22 @@ def write_weights(folder: Path, model: DalleCollabForConditionalGeneration, *, e
 class DrawnRun:
     """A finished run on the embedded Hub with an entry peer, and servers of it as processes."""
 
-    def __init__(self, hub: LocalHub, folder: Path, entry: list[str], name: str) -> None:
+    def __init__(self, hub: LocalHub, folder: Path, entry: list[str], name: str, task: str) -> None:
         constants.HF_HUB_DISABLE_XET = True
         self.hub, self.folder, self.name, self.entry = hub, folder, f"org/{name}", entry
         self.end_entry: Callable[[], None] = lambda: None
         """Ends the entry peer before its time."""
 
         self.api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
-        write_run_folder(folder, name)
+        if task == "text-to-image":
+            write_run_folder(folder, name)
+            parts = {"run": self.name, "codec": f"{self.name}-codec", "clip": f"{self.name}-clip"}
+        else:
+            write_language_folder(folder, task)
+            parts = {"run": self.name}
         run = TrainingRun(
             run_id="drawn",
+            task=task,
             dataset_repository="made/up",
             dataset_revision="none",
             num_epochs=3,
@@ -83,7 +104,7 @@ class DrawnRun:
             entry_addresses=tuple(entry),
         )
         (folder / "run" / "training_run.json").write_text(run.to_json(), encoding="utf-8")
-        for part, repository in (("run", self.name), ("codec", f"{self.name}-codec"), ("clip", f"{self.name}-clip")):
+        for part, repository in parts.items():
             self.api.create_repo(repository)
             self.api.upload_folder(repo_id=repository, folder_path=folder / part)
         self.environment = {**hub.environment(hub.alice_token), "OMP_NUM_THREADS": "1"}
@@ -169,11 +190,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def drawn_run(hub: LocalHub, folder: Path, name: str) -> Iterator[DrawnRun]:
+def drawn_run(hub: LocalHub, folder: Path, name: str, task: str = "text-to-image") -> Iterator[DrawnRun]:
     """Publish a finished run and start its entry peer for the length of the block."""
     with contextlib.ExitStack() as entry:
         addresses = entry.enter_context(started_entry_peers(folder, entry={}))
-        run = DrawnRun(hub, folder, addresses["entry"], name)
+        run = DrawnRun(hub, folder, addresses["entry"], name, task)
         run.end_entry = entry.close
         try:
             yield run

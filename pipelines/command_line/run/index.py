@@ -36,7 +36,7 @@ def index(
 
       dalle-collab run index my-org/birds --dataset ./shards --every 10 --output birds-index
     """
-    from pipelines.generation.image_generation import load_codec_and_reranker
+    from pipelines.generation.image_generation import load_ranking_parts
     from pipelines.generation.training_index_building import build_training_index
     from pipelines.image_codes.dataset_shards import find_dataset
     from pipelines.stage_progress import stage_progress
@@ -45,10 +45,10 @@ def index(
     if private and publish is None:
         raise ValueError("--private has no effect, as the index is not published. Add: --publish ORG/NAME")
     source = find_dataset(*_dataset_of(run)) if dataset is None else find_dataset(dataset)
-    loaded_codec, reranker = load_codec_and_reranker(run, codec=codec, clip=clip, device=torch_device(device))
+    parts = load_ranking_parts(run, codec=codec, clip=clip, device=torch_device(device))
     with stage_progress() as on_progress:
         report = build_training_index(
-            source, loaded_codec, reranker, output, every=every, batch_size=batch_size, on_progress=on_progress
+            source, parts.codec, parts.reranker, output, every=every, batch_size=batch_size, on_progress=on_progress
         )
     typer.echo(
         f"{output}: {report.num_records:,} records in {report.num_parts} parts ({report.num_parts_kept} from before), "

@@ -3,21 +3,31 @@
 import logging
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from PIL import Image
 
 from hub_tools.one_line_errors import explain_error
 from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.progressive_drawing import Drawing, Preview, draw_progressively
-from pipelines.generation.text_to_image import encode_upper_part
+from pipelines.generation.image_generation import RankingParts, TextToImage
+from pipelines.generation.progressive_drawing import (
+    PREVIEWS_PER_PICTURE,
+    Drawing,
+    Preview,
+    draw_progressively,
+    finished_drawing,
+    unfinished_pictures,
+)
+from pipelines.generation.text_to_image import RankedImage, encode_upper_part
 from pipelines.generation.uploaded_picture import read_picture
 from pipelines.image_codes.thumbnails import enlarged
 from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
 from pipelines.pages.drawing.drawing_speed import DrawingSpeed, TimedDrawing, in_words
 from pipelines.pages.drawing.published_checkpoints import HUB_ERRORS, Checkpoint, PublishedCheckpoints
 from pipelines.pages.drawing.seen_in_training import OpenedIndex, SeenInTraining, TrainingPicture, look_up
+from pipelines.pages.drawing.volunteers.volunteers import DrawnByVolunteers, Progress, Volunteers
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +61,8 @@ class Shown:
 class DrawingDesk:
     """Draws for the visitors of a page, one at a time.
 
-    `on_gpu` wraps what computes, for hosts that lend a GPU for the duration of one call.
+    `on_gpu` wraps what computes, for hosts that lend a GPU for the duration of one call. With `volunteers` those draw,
+    and `checkpoints` may hold what ranks their pictures alone.
     """
 
     def __init__(
@@ -61,9 +72,10 @@ class DrawingDesk:
         max_candidates: int,
         training_index: str | None = None,
         on_gpu: Callable[[Callable], Callable] = lambda function: function,
+        volunteers: Volunteers | None = None,
     ) -> None:
-        self.checkpoints, self.max_candidates = checkpoints, max_candidates
-        self.speed = DrawingSpeed(str(checkpoints.device))
+        self.checkpoints, self.max_candidates, self.volunteers = checkpoints, max_candidates, volunteers
+        self.speed = DrawingSpeed("volunteers' machines" if volunteers else str(checkpoints.device))
         self.index = OpenedIndex(training_index)
         self._draw_on_gpu = on_gpu(self._draw_loaded)
 
@@ -101,12 +113,13 @@ class DrawingDesk:
         rows: int,
     ) -> Iterator[Shown]:
         started, shown = time.monotonic(), Shown(message="")
-        for step in self._draw_on_gpu(checkpoint.commit or NEWEST, request.prompt, options, picture, rows):
+        draw = self._draw_on_gpu if self.volunteers is None else self._draw_at_volunteers
+        for step in draw(checkpoint.commit or NEWEST, request.prompt, options, picture, rows):
             if isinstance(step, Preview):
                 shown = _on_the_way(step, time.monotonic() - started)
             elif isinstance(step, Drawing):
                 self.speed.record(_timed(step, options))
-                shown = _finished(step, request, options, checkpoint, is_completed=picture is not None)
+                shown = _finished(step, request, options, checkpoint, picture is not None, self.volunteers)
             elif isinstance(step, SeenInTraining):
                 shown = replace(shown, seen=step, seen_message=step.sentence())
             else:
@@ -117,14 +130,44 @@ class DrawingDesk:
         self, version: str, prompt: str, options: GenerationOptions, picture: Image.Image | None, rows: int
     ) -> Iterator[Preview | Drawing | SeenInTraining | str]:
         """Draw and look up the neighbours, or say why not; arguments and result can be sent to another process."""
-        bundle, given = self.checkpoints.get(version).bundle, None
-        if picture is not None:
-            given = encode_upper_part(bundle.codec, picture, rows or bundle.codec.config.grid_size // 2)
+        bundle = self.checkpoints.get(version).bundle
+        assert isinstance(bundle, TextToImage), "without volunteers the model is loaded"
+        given = _given_codes(bundle, picture, rows)
         for step in draw_progressively(bundle, prompt, options, image_prompt=given):
             yield step
+        yield from self._neighbours(bundle, step)
+
+    def _draw_at_volunteers(
+        self, version: str, prompt: str, options: GenerationOptions, picture: Image.Image | None, rows: int
+    ) -> Iterator[Preview | Drawing | SeenInTraining | str]:
+        """Do the same with the codes that volunteers draw."""
+        assert self.volunteers is not None, "only called with volunteers"
+        checkpoint, started, num_shown = self.checkpoints.get(version), time.monotonic(), 0
+        bundle = checkpoint.bundle
+        given = _given_codes(bundle, picture, rows)
+        for step in self.volunteers.draw(checkpoint.commit, prompt, options, given):
+            if isinstance(step, Progress):
+                num_known, pictures = sum(map(len, step.known)), None
+                if num_known - num_shown >= bundle.codec.config.num_codes / PREVIEWS_PER_PICTURE:
+                    num_shown, pictures = num_known, unfinished_pictures(bundle.codec, step.known)
+                yield Preview(pictures=pictures, num_done=step.num_done, num_total=step.num_total)
+        assert isinstance(step, DrawnByVolunteers), "it is the last step"
+        drawing = finished_drawing(
+            bundle,
+            prompt,
+            step.image_codes,
+            options,
+            num_given=0 if given is None else len(given),
+            seconds=time.monotonic() - started,
+        )
+        drawing = replace(drawing, drawn_by=dict(enumerate(step.drawn_by)), remarks=step.remarks)
+        yield drawing
+        yield from self._neighbours(bundle, drawing)
+
+    def _neighbours(self, bundle: TextToImage | RankingParts, drawing: Drawing) -> Iterator[SeenInTraining | str]:
         if self.index.name is not None:
             try:
-                yield look_up(self.index.get(), bundle, step)
+                yield look_up(self.index.get(), bundle, drawing)
             except VISITORS_ERRORS as error:
                 logger.warning("The training index cannot be used: %s", error)
                 yield explain_error(error)
@@ -150,7 +193,16 @@ def with_words(pictures: Sequence[TrainingPicture]) -> list[Labelled]:
     ]
 
 
+def _given_codes(bundle: TextToImage | RankingParts, picture: Image.Image | None, rows: int) -> torch.Tensor | None:
+    """Return the codes of a picture's upper part, (given,) int64; None without a picture."""
+    if picture is None:
+        return None
+    return encode_upper_part(bundle.codec, picture, rows or bundle.codec.config.grid_size // 2)
+
+
 def _on_the_way(step: Preview, seconds: float) -> Shown:
+    if not step.num_done:
+        return Shown(message="Asking volunteers to draw ...")
     left = seconds / step.num_done * (step.num_total - step.num_done)
     what = f"about {in_words(left)} left" if step.num_done < step.num_total else "CLIP is ranking the pictures"
     pictures = None
@@ -160,20 +212,36 @@ def _on_the_way(step: Preview, seconds: float) -> Shown:
 
 
 def _finished(
-    drawing: Drawing, request: DrawingRequest, options: GenerationOptions, checkpoint: Checkpoint, *, is_completed: bool
+    drawing: Drawing,
+    request: DrawingRequest,
+    options: GenerationOptions,
+    checkpoint: Checkpoint,
+    is_completed: bool,
+    volunteers: Volunteers | None,
 ) -> Shown:
-    drawn = [(enlarged(picture.image), f"CLIP {picture.score:.2f}") for picture in drawing.pictures]
-    message = (
-        f"The best {len(drawn)} of {options.num_candidates} candidates, best first. {_source(drawing, checkpoint)}"
+    drawn = [(enlarged(picture.image), _caption(picture, drawing.drawn_by)) for picture in drawing.pictures]
+    message = " ".join(
+        [
+            f"The best {len(drawn)} of {options.num_candidates} candidates, best first.",
+            _source(drawing, checkpoint),
+            *drawing.remarks,
+        ]
     )
     if drawing.num_tokens_cut:
         message += f" The prompt is too long: the model did not read its last {drawing.num_tokens_cut} tokens."
     link_message = "The link does not include the picture that was completed." if is_completed else ""
+    if volunteers is not None and volunteers.options.precision != "float32":
+        link_message += f" In {volunteers.options.precision} another volunteer may draw slightly other pictures."
     try:
         query = replace(request, checkpoint=checkpoint.commit or NEWEST).to_query()
     except ValueError as error:
         query, link_message = "", str(error)
-    return Shown(message=message, pictures=drawn, drawn=drawn, query=query, link_message=link_message)
+    return Shown(message=message, pictures=drawn, drawn=drawn, query=query, link_message=link_message.strip())
+
+
+def _caption(picture: RankedImage, drawn_by: Mapping[int, str]) -> str:
+    by = drawn_by.get(picture.candidate_index)
+    return f"CLIP {picture.score:.2f}" + (f", drawn by {by}" if by else "")
 
 
 def _source(drawing: Drawing, checkpoint: Checkpoint) -> str:

@@ -12,7 +12,7 @@ import httpx2
 import torch
 from huggingface_hub import HfApi
 
-from pipelines.generation.image_generation import TextToImage, load_text_to_image
+from pipelines.generation.image_generation import RankingParts, TextToImage, load_text_to_image
 from pipelines.pages.drawing.drawing_request import NEWEST
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ SECONDS_BETWEEN_LISTS = 60.0
 class Checkpoint(NamedTuple):
     """A checkpoint that is loaded."""
 
-    bundle: TextToImage
-    """What draws."""
+    bundle: TextToImage | RankingParts
+    """What draws, or only ranks what volunteers draw."""
     commit: str | None
     """Commit of the run's repository; None for a folder."""
 
@@ -47,11 +47,12 @@ class PublishedCheckpoints:
         codec: str | None = None,
         clip: str | None = None,
         device: torch.device | str = "cpu",
+        load: Callable[..., TextToImage | RankingParts] = load_text_to_image,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = repository_or_folder
         self.codec, self.clip, self.device = codec, clip, device
-        self._clock = clock
+        self._load, self._clock = load, clock
         self._loaded: Checkpoint | None = None
         self._newest_commit: str | None = None
         self._epochs: tuple[float, list[str]] | None = None
@@ -60,15 +61,13 @@ class PublishedCheckpoints:
     def get(self, version: str = NEWEST) -> Checkpoint:
         """Return the newest checkpoint, or that of a tag or commit.
 
-        Raises what `load_text_to_image` raises, or one of `HUB_ERRORS`; the next call then tries again. While the Hub
+        Raises what `load` raises, or one of `HUB_ERRORS`; the next call then tries again. While the Hub
         cannot be reached, the newest checkpoint is the one that was the newest before.
         """
         with self._lock:
             commit = self._commit(version)
             if self._loaded is None or commit != self._loaded.commit:
-                bundle = load_text_to_image(
-                    self.name, revision=commit, codec=self.codec, clip=self.clip, device=self.device
-                )
+                bundle = self._load(self.name, revision=commit, codec=self.codec, clip=self.clip, device=self.device)
                 self._loaded = Checkpoint(bundle, commit)
             return self._loaded
 

@@ -36,12 +36,13 @@ class BlockFetch:
     """The newest checkpoint that was looked at."""
 
     epoch: int
+    memory: Quota
+    """What clients may take, of all checkpoints together; to be set before anything is loaded."""
 
-    def __init__(self, snapshot: RunSnapshot, precision: str, device: str, memory: Quota) -> None:
-        """`memory` is what clients may take, of all checkpoints together."""
+    def __init__(self, snapshot: RunSnapshot, precision: str, device: str) -> None:
         self.found_new_generation = False
         self._run, self._repository, self._keys = snapshot.run, snapshot.repository, TrustedKeys(snapshot.run)
-        self._precision, self._device, self._memory = precision, device, memory
+        self._precision, self._device = precision, device
         self._revision = ""
 
     def look(self) -> bool:
@@ -66,7 +67,7 @@ class BlockFetch:
     def load(self, layers: range) -> ServedLayers:
         """Read these layers, and measure them."""
         span = load_span(self.model, layers, device=self._device, weights=self._precision)
-        server = BlockServer(span=span, revision=self.model.revision, memory=self._memory)
+        server = BlockServer(span=span, revision=self.model.revision, memory=self.memory)
         return ServedLayers(server=server, epoch=self.epoch, rate=measured_rate(server))
 
 

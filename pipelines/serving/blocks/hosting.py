@@ -13,14 +13,14 @@ from typing import Any
 import httpx2
 import torch
 
-from pipelines.doctor.machine import available_memory, free_gpu_memory
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.blocks.fetching import BlockFetch, ServedLayers, layers_that_fit
 from pipelines.serving.blocks.placement import MoveWatch, choose_span
 from pipelines.serving.blocks.routing import ServedSpan, holes
 from pipelines.serving.blocks.service import BlocksService
-from pipelines.serving.blocks.spans import check_layers, stack_shape
-from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop
+from pipelines.serving.blocks.spans import check_layers, stack_shape, tensor_prefixes
+from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, open_loop
+from pipelines.serving.memory import free_memory, memory_for_others
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.servers.server_record import SERVER_SECONDS, ServerRecord
@@ -58,8 +58,8 @@ class BlockOptions:
     precision: str = "float32"
     device: str = "auto"
     cpu_threads: int | None = None
-    memory_gigabytes: float = 4.0
-    """For others' caches and passes, beside the weights."""
+    memory_gigabytes: float | None = None
+    """For others' caches and passes, beside the weights; None: half of what is free, of which `auto` leaves as much."""
 
     weights_gigabytes: float | None = None
     """With `auto`: for the weights, which some processors need twice. None: what is free beside the caches."""
@@ -229,12 +229,16 @@ class Announcing:
         )
 
 
-def _room_for_weights(options: BlockOptions, device: str) -> float:
+def _room_for_weights(options: BlockOptions, free: int | None) -> float:
     """Return the bytes for weights that are kept twice: as they are, and laid out for products of few rows."""
     if options.weights_gigabytes is not None:
         return options.weights_gigabytes * 1e9 / 2
-    free = free_gpu_memory(device) or available_memory()
-    return math.inf if free is None else (SHARE_OF_FREE_MEMORY * free - options.memory_gigabytes * 1e9) / 2
+    return math.inf if free is None else (SHARE_OF_FREE_MEMORY * free - _for_others(options, free, 0)) / 2
+
+
+def _for_others(options: BlockOptions, free: int | None, weights: float) -> int:
+    """Return the bytes for caches beside weights that are yet to be loaded."""
+    return memory_for_others(options.memory_gigabytes, None if free is None else free - 2 * weights)
 
 
 @contextlib.contextmanager
@@ -244,12 +248,14 @@ def serve_blocks(
     network: NetworkOptions = NetworkOptions(),
     options: BlockOptions = BlockOptions(),
     hear: Hear = hear_nothing,
+    check: Check = check_nothing,
     takes_signals: bool = False,
 ) -> Iterator[tuple[BlockPeer, threading.Event]]:
     """Serve some layers of a run's model; yield the server, and what ends its `follow` when it is set.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
-    `choosing`, `loading`, `serving`, and `serves` with each newer checkpoint or other layers.
+    `choosing`, `loading`, `serving`, and `serves` with each newer checkpoint or other layers. `check` may object with a
+    ValueError.
 
     Raises:
         ValueError: the run has no weights yet, no entry address, no such layers, or a model of another kind.
@@ -259,21 +265,20 @@ def serve_blocks(
     """
     device = torch_device(options.device)
     torch.set_num_threads(options.cpu_threads or num_cores())
-    snapshot = RunSnapshot.read(repository)
-    size = int(options.memory_gigabytes * 1e9)
-    memory = Quota("bytes of caches", per_peer=int(SHARE_OF_ONE_PEER * size), in_all=size)
-    fetch = BlockFetch(snapshot, options.precision, device, memory)
+    snapshot, free = RunSnapshot.read(repository), free_memory(device)
+    fetch = BlockFetch(snapshot, options.precision, device)
     fetch.look()
     model = fetch.model
     shape, layers = stack_shape(model.config), options.layers()
     check_layers(model, layers or range(shape.num_layers))
+    check(snapshot, device)
     with contextlib.ExitStack() as stack:
         hear("asking", run=snapshot.run)
         place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
         if layers is None:
             hear("choosing")
             seen = served_spans(place.records.servers())
-            length = layers_that_fit(model, _room_for_weights(options, device))
+            length = layers_that_fit(model, _room_for_weights(options, free))
             layers = choose_span(
                 [span for span in seen if span.revision == model.revision], shape.num_layers, length, ASSUMED_RATE
             )
@@ -284,6 +289,8 @@ def serve_blocks(
             state="joining", revision=model.revision, epoch=fetch.epoch, layer_rate=ASSUMED_RATE,
             first_layer=layers.start, end_layer=layers.stop,
         )  # fmt: skip
+        size = _for_others(options, free, model.num_bytes(tensor_prefixes(model.config, layers)))
+        fetch.memory = Quota("bytes of caches", per_peer=int(SHARE_OF_ONE_PEER * size), in_all=size)
         first = fetch.load(layers)
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
         loop = stack.enter_context(open_loop(place))

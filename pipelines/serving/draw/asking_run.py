@@ -1,21 +1,25 @@
 """Drawing at a run's servers as a library call: the recipe of who asks, from the run's name to the candidates."""
 
+import asyncio
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.atomic_files import write_text_whole
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.generation.image_generation import PROCESSOR_FILES, load_drawing_parts
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.generation.generation_options import GenerationOptions
+from pipelines.generation.image_generation import PROCESSOR_FILES
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
 from pipelines.serving.draw.evidence import excesses, honest_excesses
+from pipelines.serving.draw.media.choice import medium_of, medium_of_task
 from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
 from pipelines.serving.entering import place_to_ask, weights_name
 from pipelines.swarm.network_options import NetworkOptions
@@ -32,37 +36,46 @@ from pipelines.training.repository.snapshot import RunSnapshot
 AVOIDED_FILE = "avoided_servers.json"
 """On this machine: servers that were found to draw something else, and until when they are avoided."""
 
+MOST_NAME_CHARACTERS = 48
+
 NUM_FOR_HONESTY = 32
 """Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
 
 
 @dataclass(kw_only=True)
 class SwarmStudio:
-    """A run's processor and configuration, and servers that draw for it."""
+    """A run's processor and configuration, and servers that draw for it, pictures or texts."""
 
     revision: str
     """SHA-256 of the weights that are asked for."""
 
-    processor: DalleCollabProcessor
-    config: DalleCollabConfig
+    processor: Any
+    """Turns prompts into ids; of a language run its tokenizer."""
+
+    config: PretrainedConfig
     precision: str
     is_audited: bool
     """Whether candidates are checked; who does not hold the model cannot."""
 
+    start: Callable[..., Future[Drawn]]
+    """`SwarmDrawing.draw`, to be called from any thread; cancelling the future stops the drawing."""
+
     draw: Callable[..., Drawn]
-    """`SwarmDrawing.draw`, to be called from the thread that has opened the studio."""
+    """The same, and waits."""
 
     servers: Callable[[], list[DrawingServer]]
     """Return who draws now, of any checkpoint and precision."""
 
     def wish(self, caption: str, **values: Any) -> Wish:
-        """Return a wish for a caption; `values` are the fields of `Wish`."""
+        """Return a wish for a caption or the beginning of a text; `values` are the fields of `Wish`."""
+        medium = medium_of(self.config)
+        values.setdefault("options", medium.usual_options(self.config))
         return Wish(
             revision=self.revision,
             precision=self.precision,
-            tokenizer=tokenizer_name(self.processor),
-            input_ids=torch.as_tensor(self.processor(text=[caption])["input_ids"]),
-            every=self.config.image_grid_size,
+            tokenizer=tokenizer_name(self.processor, self.config),
+            input_ids=medium.ids_of(self.processor, caption),
+            every=medium.every(self.config),
             **values,
         )
 
@@ -70,7 +83,7 @@ class SwarmStudio:
 class Auditor:
     """Checks candidates with the model; in another thread than the streams'."""
 
-    def __init__(self, model: DalleCollabForConditionalGeneration, precision: str, book: AuditBook) -> None:
+    def __init__(self, model: PreTrainedModel, precision: str, book: AuditBook) -> None:
         self.model, self._precision, self._book = model, precision, book
 
     def audit(self, wish: Wish, numbers: Sequence[int], codes: Tensor) -> list[float]:
@@ -83,20 +96,10 @@ class Auditor:
         if self._book.knows(self._precision):
             return
         rounded = copy.deepcopy(self.model)
-        if self._precision == "int8":
-            rounded.use_int8_weights()
-        else:
-            rounded.bfloat16()
+        medium_of(rounded.config).rounded(rounded, self._precision)
         numbers = wish.numbers(range(NUM_FOR_HONESTY), self.model.config)
-        given = None if wish.image_prompt is None else wish.image_prompt
-        codes = self.model.generate_image_codes(
-            wish.input_ids.to(self.model.device),
-            num_candidates=NUM_FOR_HONESTY,
-            seed=wish.seed,
-            image_prompt=given,
-            **vars(wish.options),
-        )[0]
-        measured = honest_excesses(self.model, rounded, wish, numbers, codes.cpu()).tolist()
+        codes = drawn_here(self.model, wish, range(NUM_FOR_HONESTY))
+        measured = honest_excesses(self.model, rounded, wish, numbers, codes).tolist()
         self._book.learn(self._precision, Honesty.of(measured))
 
 
@@ -113,13 +116,13 @@ def open_studio(
     network: NetworkOptions = NetworkOptions(client_mode=True),
     hear: Hear = hear_nothing,
 ) -> Iterator[SwarmStudio]:
-    """Enter a run's swarm to have its pictures drawn by others; only the processor is downloaded.
+    """Enter a run's swarm to have its pictures or texts drawn by others; only the processor is downloaded.
 
     With `audits` the model is too, and a share of the candidates is checked. Call it in the main thread of a process
     that has no other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
 
     Raises:
-        ValueError: the run has no weights yet, no entry address, or draws no pictures.
+        ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
         AdmissionRefusedError: the run's authority does not admit this user.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
@@ -127,8 +130,8 @@ def open_studio(
     newest = snapshot if revision is None else RunSnapshot.read(repository)
     snapshot = snapshot.trusting(TrustedKeys(newest.run))
     weights = weights_name(snapshot)
-    folder = snapshot.download_matching(*PROCESSOR_FILES)
-    processor, config = DalleCollabProcessor.from_pretrained(folder), DalleCollabConfig.from_pretrained(folder)
+    folder = snapshot.download_matching(*PROCESSOR_FILES, "*.jinja")
+    processor, config = medium_of_task(repository, newest.run.task).read(folder)
     book, avoided = AuditBook({}), local_folder("serving", repository) / AVOIDED_FILE
     if avoided.is_file():
         book.remember(avoided.read_text(encoding="utf-8"))
@@ -147,9 +150,9 @@ def open_studio(
         def servers() -> list[DrawingServer]:
             return drawing_servers(place.servers())
 
-        def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
+        async def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
             if auditor is not None:
-                auditor.learn_honesty(wish)
+                await asyncio.to_thread(auditor.learn_honesty, wish)
             drawing = SwarmDrawing(
                 servers,
                 open_stream,
@@ -160,10 +163,10 @@ def open_studio(
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
-            drawn = place.loop.call(drawing.draw(wish, candidates, **callbacks))
+            drawn = await drawing.draw(wish, candidates, **callbacks)
             if drawn.complaints:
                 found.extend(map(_published, drawn.complaints))
-                place.complain(found)
+                await asyncio.to_thread(place.complain, found)
                 avoided.parent.mkdir(parents=True, exist_ok=True)
                 write_text_whole(avoided, book.to_json())
             return drawn
@@ -176,7 +179,8 @@ def open_studio(
             config=config,
             precision=precision,
             is_audited=auditor is not None,
-            draw=draw,
+            start=lambda *asked, **callbacks: place.loop.start(draw(*asked, **callbacks)),
+            draw=lambda *asked, **callbacks: place.loop.call(draw(*asked, **callbacks)),
             servers=servers,
         )
 
@@ -199,7 +203,7 @@ def drawing_servers(records: Mapping[bytes, ServerRecord]) -> list[DrawingServer
         if record.state == "online" and record.draw_rate > 0:
             found[record.peer_id] = DrawingServer(
                 peer=record.peer_id,
-                name=printable(record.username).strip() or record.peer_id[-8:],
+                name=shown_name(record.username) or record.peer_id[-8:],
                 revision=record.revision,
                 epoch=record.epoch,
                 precision=record.precision,
@@ -208,8 +212,35 @@ def drawing_servers(records: Mapping[bytes, ServerRecord]) -> list[DrawingServer
     return list(found.values())
 
 
-def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> DalleCollabForConditionalGeneration:
+def shown_name(text: str) -> str:
+    """Return a stranger's name as it may be shown: in one line, without marks that turn or hide text, and short."""
+    shown = " ".join(printable(text).split())
+    return shown if len(shown) <= MOST_NAME_CHARACTERS else shown[: MOST_NAME_CHARACTERS - 1] + "…"
+
+
+def sampling_of(options: GenerationOptions) -> SamplingOptions:
+    """Return what of a drawing's options goes into a wish."""
+    return SamplingOptions(
+        top_k=options.top_k,
+        top_p=options.top_p,
+        temperature=options.temperature,
+        guidance_scale=options.guidance_scale,
+    )
+
+
+def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_once: bool = True) -> Tensor:
+    """Return what an honest server draws that computes as this model does: (candidate, place) int64.
+
+    `reads_once`: candidates share what was read of the prompt; a model whose layers are elsewhere cannot copy it.
+    """
+    numbers, number = wish.numbers(candidates, model.config), len(candidates)
+    wishes, each = ([wish], number) if reads_once else ([wish] * number, 1)
+    *_, codes = medium_of(model.config).stream(model, wishes, numbers, each)
+    return codes.flatten(0, 1).cpu()
+
+
+def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> PreTrainedModel:
     from pipelines.serving.draw.serving_run import downloaded_model
 
-    folder: Path = downloaded_model(snapshot)
-    return load_drawing_parts(folder, device=device).model
+    medium = medium_of_task(repository, snapshot.run.task)
+    return medium.load(downloaded_model(snapshot), precision="float32", device=device).model

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hub_tools.run_files import WEIGHTS_FILE
-from pipelines.generation.image_generation import DrawingParts, load_drawing_parts
+from pipelines.serving.draw.media.medium import Medium, Parts
 from pipelines.serving.draw.requests import PRECISIONS, Wish, tokenizer_name
 from pipelines.swarm.streams.refusals import Refusal
 from pipelines.training.repository.manifest import digest_file
@@ -28,24 +28,20 @@ class ServedCheckpoint:
     """SHA-256 of the weights' file."""
 
     epoch: int
-    parts: DrawingParts
+    parts: Parts
     tokenizer: str
     loaded_at: float = field(default_factory=time.monotonic)
 
 
-def load_served(folder: Path, name: str, *, precision: str, device: str) -> ServedCheckpoint:
-    """Load a checkpoint from its folder; raises as `load_drawing_parts`."""
+def load_served(folder: Path, name: str, medium: Medium, *, precision: str, device: str) -> ServedCheckpoint:
+    """Load a checkpoint from its folder; raises as `Medium.load`."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}.")
-    weights = "int8" if precision == "int8" else "published"
-    parts = load_drawing_parts(folder, device=device, weights=weights)
-    if precision == "bfloat16":
-        parts.model.bfloat16()
+    parts = medium.load(folder, precision=precision, device=device)
     revision = digest_file(folder / WEIGHTS_FILE).sha256
     logger.debug("Loaded epoch %s of %s in %s.", parts.epoch, name, precision)
-    return ServedCheckpoint(
-        revision=revision, epoch=parts.epoch or 0, parts=parts, tokenizer=tokenizer_name(parts.processor)
-    )
+    tokenizer = tokenizer_name(parts.processor, parts.model.config)
+    return ServedCheckpoint(revision=revision, epoch=parts.epoch or 0, parts=parts, tokenizer=tokenizer)
 
 
 class ServedCheckpoints:
@@ -108,7 +104,7 @@ class ServedCheckpoints:
         if wish.tokenizer != held.tokenizer:
             raise Refusal(
                 "invalid",
-                "The text ids are of another tokenizer than the run's, so other pictures would be drawn. Take the "
+                "The text ids are of another tokenizer than the run's, so something else would be drawn. Take the "
                 "processor from the run's repository.",
             )
         return held

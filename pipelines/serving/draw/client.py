@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from modeling_dalle_collab.configuration_dalle_collab import DalleCollabConfig
 from pipelines.serving.draw.allotment import Allotment, Part
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Evidence, to_audit
+from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
 from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
@@ -98,7 +99,7 @@ class SwarmDrawing:
         self,
         find_servers: Callable[[], Sequence[DrawingServer]],
         open_stream: Callable[[str], Awaitable[Conversation]],
-        config: DalleCollabConfig,
+        config: PretrainedConfig,
         *,
         audit: Audit | None = None,
         share_audited: float = SHARE_AUDITED,
@@ -124,11 +125,19 @@ class SwarmDrawing:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_codes: Callable[[int, Tensor], None] = lambda number, codes: None,
     ) -> Drawn:
-        """Return all candidates of a wish; `on_codes` gets what is there of one, for previews.
+        """Return all candidates of a wish.
+
+        `on_progress` is told how many codes are there and how many in all; `on_codes` gets a candidate's number and
+        what is there of it, (number,) int64, for previews.
 
         Raises:
+            ValueError: no server would take the wish.
             NobodyDrawsError: nobody has drawn for too long.
         """
+        try:
+            DrawRequest.from_message(*DrawRequest(wish=wish, candidates=range(1)).message(), self._config)
+        except Refusal as refusal:
+            raise ValueError(refusal.text) from refusal
         drawing = _OneDrawing(self, wish, candidates, on_progress, on_codes)
         return await drawing.run()
 
@@ -270,7 +279,8 @@ class _OneDrawing:
             usual, heard = 0.5 * usual + 0.5 * (time.monotonic() - heard), time.monotonic()
             self._last_news = heard
             part.share_done = (codes.shape[1] - self.wish.num_given) / (self.places - self.wish.num_given)
-            self._on_codes(part.candidates.start, codes[0])
+            for candidate, row in zip(part.candidates, codes, strict=True):
+                self._on_codes(candidate, row)
             self._report()
 
     def _checked(self, tensors: Mapping[str, Tensor], number: int, num_known: int) -> Tensor:
@@ -280,7 +290,7 @@ class _OneDrawing:
             raise Refusal("malformed", "It sent something that is not the codes of these candidates.")
         if not 0 < codes.shape[1] <= self.places - num_known:
             raise Refusal("malformed", "It sent more codes than there are places.")
-        if int(codes.min()) < 0 or int(codes.max()) >= self.swarm._config.codebook_size:
+        if int(codes.min()) < 0 or int(codes.max()) >= medium_of(self.swarm._config).num_symbols(self.swarm._config):
             raise Refusal("malformed", "It sent codes that do not exist.")
         return codes.long()
 
@@ -332,8 +342,8 @@ class _OneDrawing:
 
     def _report(self) -> None:
         begun = sum(part.share_done * len(part.candidates) for part in self.allotment.parts)
-        done = min(self._total, len(self.drawn) + int(begun))
-        self._on_progress(done, self._total)
+        done, new_places = min(self._total, len(self.drawn) + begun), self.places - self.wish.num_given
+        self._on_progress(int(done * new_places), self._total * new_places)
 
     def _why_nobody(self) -> str:
         wish = self.wish
@@ -341,6 +351,5 @@ class _OneDrawing:
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (
             f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {wish.revision[:12]} in "
-            f"{wish.precision} answers{others}.{refusals} To draw without them leave out --swarm; to give: "
-            f"dalle-collab serve {self.swarm._repository}"
+            f"{wish.precision} answers{others}.{refusals} To give: dalle-collab serve {self.swarm._repository}"
         )

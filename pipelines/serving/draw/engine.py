@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Job:
     """One request that waits or is drawn."""
 
     asker: Hashable
-    model: DalleCollabForConditionalGeneration
+    model: PreTrainedModel
     request: DrawRequest
     tell: Callable[[Tensor | Exception | None], None]
     """Called in the engine's thread with new codes, (candidate, places) int32; at last with None, or an error."""
@@ -43,7 +44,8 @@ class Job:
     def kind(self) -> tuple[Hashable, ...]:
         """Jobs of the same kind can share a batch."""
         wish = self.request.wish
-        return (id(self.model), len(self.request.candidates), wish.num_given, wish.every, wish.options)
+        lengths = (len(self.request.candidates), wish.input_ids.shape[1], wish.num_given, wish.every)
+        return (id(self.model), *lengths, wish.options)
 
 
 class DrawEngine:
@@ -165,17 +167,8 @@ def _fits(batch: Sequence[Job], job: Job) -> bool:
 def _streamed(batch: Sequence[Job]) -> Iterator[Tensor]:
     """Yield the codes of equal jobs so far: (job, candidate, number) int64."""
     model, wishes = batch[0].model, [job.request.wish for job in batch]
-    device = model.device
-    given = [wish.image_prompt for wish in wishes if wish.image_prompt is not None]
     numbers = [job.request.wish.numbers(job.request.candidates, model.config) for job in batch]
-    return model.stream_image_codes(
-        torch.cat([wish.input_ids for wish in wishes]).to(device),
-        every=wishes[0].every,
-        num_candidates=len(batch[0].request.candidates),
-        numbers=torch.cat(numbers),
-        image_prompt=torch.cat(given).to(device) if given else None,
-        **vars(wishes[0].options),
-    )
+    return medium_of(model.config).stream(model, wishes, torch.cat(numbers), len(batch[0].request.candidates))
 
 
 class _Pace:

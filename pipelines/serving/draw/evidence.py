@@ -2,29 +2,34 @@
 
 A code is right if its candidate's random number lies in the code's interval of the cumulative probabilities; the
 distance from that interval is 0 for an honest server up to rounding. The mean over a candidate's places is its
-*excess*.
+*excess*. Tokens of a text are codes as well.
 """
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, choose_codes, keep_likely
+from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import Wish
+
+MOST_LOGITS = 2**27
+"""Of one pass: half a gigabyte, and the same a few times more where they are sorted and summed."""
 
 
 @torch.no_grad()
 def excesses(
-    model: DalleCollabForConditionalGeneration, wish: Wish, numbers: Tensor, codes: Tensor, *, batch_size: int = 16
+    model: PreTrainedModel, wish: Wish, numbers: Tensor, codes: Tensor, *, batch_size: int | None = None
 ) -> Tensor:
     """Return how far candidates are from what was wished for: (candidate,) float64.
 
-    `numbers`, (candidate, image) float64, are those of `Wish.numbers`; `codes`, (candidate, places) int64, are all
+    `numbers`, (candidate, place) float64, are those of `Wish.numbers`; `codes`, (candidate, place) int64, are all
     codes of each candidate, given ones included. The model must be the wish's own, in float32.
     """
-    parts = []
+    medium, parts = medium_of(model.config), []
+    batch_size = batch_size or max(1, MOST_LOGITS // (codes.shape[1] * medium.num_symbols(model.config)))
     for some_codes, some_numbers in zip(codes.split(batch_size), numbers.split(batch_size), strict=True):
-        logits = logits_behind(model, wish, some_codes)  # (candidate, place, code)
+        logits = medium.logits_behind(model, wish, some_codes)  # (candidate, place, code)
         places = slice(wish.num_given, codes.shape[1])
         distances = distances_from(
             logits[:, places].flatten(0, 1),
@@ -32,26 +37,9 @@ def excesses(
             some_codes[:, places].flatten().to(logits.device),
             wish.options,
         )
-        parts.append(distances.view(len(some_codes), -1).mean(dim=1).cpu())
+        new = some_codes[:, places]
+        parts.append(medium.means(distances.view(new.shape), new, model.config).cpu())
     return torch.cat(parts)
-
-
-@torch.no_grad()
-def logits_behind(model: DalleCollabForConditionalGeneration, wish: Wish, codes: Tensor) -> Tensor:
-    """Return the logits from which each place's code was chosen, guided if wished: (candidate, place, code) float32."""
-    missing = model.config.num_image_codes - codes.shape[1]
-    whole = torch.nn.functional.pad(codes, (0, missing)).to(model.device)
-    text = wish.input_ids.to(model.device).expand(len(codes), -1)
-
-    def image_logits(input_ids: Tensor) -> Tensor:
-        hidden = model.model(input_ids, whole).last_hidden_state
-        return model.block_logits(hidden)[1][:, : codes.shape[1]].float()
-
-    logits, scale = image_logits(text), wish.options.guidance_scale
-    if scale == 1:
-        return logits
-    null = image_logits(torch.full_like(text, model.config.pad_token_id))
-    return null + (logits - null) * scale
 
 
 def distances_from(logits: Tensor, numbers: Tensor, codes: Tensor, options: SamplingOptions) -> Tensor:
@@ -72,8 +60,8 @@ def distances_from(logits: Tensor, numbers: Tensor, codes: Tensor, options: Samp
 
 @torch.no_grad()
 def honest_excesses(
-    exact: DalleCollabForConditionalGeneration,
-    rounded: DalleCollabForConditionalGeneration,
+    exact: PreTrainedModel,
+    rounded: PreTrainedModel,
     wish: Wish,
     numbers: Tensor,
     codes: Tensor,
@@ -82,8 +70,10 @@ def honest_excesses(
 
     At every place, after the same codes, it chooses by its own logits; that is one pass, where drawing takes hundreds.
     """
-    places = slice(wish.num_given, codes.shape[1])
+    places, medium = slice(wish.num_given, codes.shape[1]), medium_of(exact.config)
     drawn = numbers[:, places].flatten().to(exact.device)
-    chosen = choose_codes(logits_behind(rounded, wish, codes)[:, places].flatten(0, 1), drawn, wish.options)
-    logits = logits_behind(exact, wish, codes)[:, places].flatten(0, 1)
-    return distances_from(logits, drawn, chosen, wish.options).view(len(codes), -1).mean(dim=1).cpu()
+    chosen = choose_codes(medium.logits_behind(rounded, wish, codes)[:, places].flatten(0, 1), drawn, wish.options)
+    logits = medium.logits_behind(exact, wish, codes)[:, places].flatten(0, 1)
+    new = codes[:, places]
+    distances = distances_from(logits, drawn, chosen, wish.options).view(new.shape)
+    return medium.means(distances, new, exact.config).cpu()

@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from modeling_dalle_collab.configuration_dalle_collab import DalleCollabConfig
-from modeling_dalle_collab.inputs_dalle_collab import check_image_prompt, check_text
-from modeling_dalle_collab.processing_dalle_collab import DalleCollabProcessor
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_numbers
+from pipelines.serving.draw.media.choice import medium_of
 from pipelines.swarm.streams.refusals import Refusal
 
 SERVICE = "draw"
@@ -25,8 +23,6 @@ MOST_PROMPTS = 2**16
 
 MOST_TENSOR_BYTES = 2**20
 """Of one request: text ids and image prompt."""
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +39,7 @@ class Wish:
     """See `tokenizer_name`."""
 
     input_ids: Tensor
-    """(1, text) int64."""
+    """(1, text) int64: the prompt."""
 
     prompt: int = 0
     """The prompt's place among those that are drawn together; it goes into the random numbers."""
@@ -51,23 +47,24 @@ class Wish:
     seed: int = 0
     options: SamplingOptions = field(default_factory=SamplingOptions)
     image_prompt: Tensor | None = None
-    """(1, given) int64: the first codes of every candidate."""
+    """(1, given) int64: the first codes of every candidate; None for texts."""
 
     every: int = 32
-    """Codes are sent each time that so many places more are drawn."""
+    """Codes are sent each time that so many places more are drawn; a server may send them more often."""
 
     @property
     def num_given(self) -> int:
         """Places whose codes are given."""
         return 0 if self.image_prompt is None else self.image_prompt.shape[1]
 
-    def num_places(self, config: DalleCollabConfig) -> int:
+    def num_places(self, config: PretrainedConfig) -> int:
         """Return the places of a finished candidate, given ones included."""
-        return min(self.options.num_image_codes or config.num_image_codes, config.num_image_codes)
+        return medium_of(config).num_places(self.options, config)
 
-    def numbers(self, candidates: range, config: DalleCollabConfig) -> Tensor:
-        """Return the candidates' random numbers: (candidate, image) float64."""
-        return candidate_numbers(self.seed, range(self.prompt, self.prompt + 1), candidates, config.num_image_codes)
+    def numbers(self, candidates: range, config: PretrainedConfig) -> Tensor:
+        """Return the candidates' random numbers: (candidate, place) float64."""
+        length = medium_of(config).num_numbers(self.options, config)
+        return candidate_numbers(self.seed, range(self.prompt, self.prompt + 1), candidates, length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,7 @@ class DrawRequest:
 
     @classmethod
     def from_message(
-        cls, body: Mapping[str, Any], tensors: Mapping[str, Tensor], config: DalleCollabConfig
+        cls, body: Mapping[str, Any], tensors: Mapping[str, Tensor], config: PretrainedConfig
     ) -> "DrawRequest":
         """Check a stranger's message for a model; raises `Refusal` for what does not exist or is out of range."""
         text, given = tensors.get("input_ids"), tensors.get("image_prompt")
@@ -106,11 +103,10 @@ class DrawRequest:
             raise Refusal("invalid", "Expected input_ids of one prompt, and nothing besides but an image_prompt.")
         first = _whole(body, "first", 0, MOST_CANDIDATE_NUMBER)
         number = _whole(body, "number", 1, MOST_CANDIDATES)
+        medium = medium_of(config)
         try:
-            check_text(text, config, CPU)
-            if given is not None:
-                check_image_prompt(given, config, CPU, batch=1)
             options = SamplingOptions.from_mapping(_sampling(body))
+            medium.check(text, given, options, config)
         except (ValueError, TypeError) as error:
             raise Refusal("invalid", str(error)) from error
         wish = Wish(
@@ -122,7 +118,8 @@ class DrawRequest:
             seed=_whole(body, "seed", -(2**63), 2**63 - 1),
             options=options,
             image_prompt=None if given is None else given.long(),
-            every=_whole(body, "every", 1, 2**16),
+            # An asker's turn ends when there is something to send: who wants to hear rarely gets no longer turns.
+            every=min(_whole(body, "every", 1, 2**16), medium.every(config)),
         )
         if wish.num_given >= wish.num_places(config):
             raise Refusal("invalid", f"{wish.num_given} of {wish.num_places(config)} codes are given: nothing is left.")
@@ -139,19 +136,9 @@ SAMPLING: dict[str, tuple[type, ...]] = {
 """The sampling options that an asker chooses, with their types; how the server computes is its own affair."""
 
 
-def tokenizer_name(processor: DalleCollabProcessor) -> str:
-    """Return a digest of all that turns text into ids: text ids of another tokenizer would draw something else."""
-    rules = processor.tokenizer.backend_tokenizer.to_str()
-    named = f"{processor.text_sequence_length} {processor.pad_token_id} {rules}"
-    return hashlib.sha256(named.encode()).hexdigest()
-
-
-def needed_bytes(config: DalleCollabConfig, num_samples: int, *, is_guided: bool, bytes_per_value: int = 4) -> int:
-    """Return what drawing so many samples takes at most: keys and values of all layers, and logits."""
-    places = config.num_image_codes + config.text_block_length
-    kept = 2 * config.num_hidden_layers * places * config.num_attention_heads * config.head_dim * bytes_per_value
-    logits = 16 * config.codebook_size * 8  # of a window's places, sorted and summed in float64
-    return num_samples * (kept * (2 if is_guided else 1) + 4 * logits)
+def tokenizer_name(processor: Any, config: PretrainedConfig) -> str:
+    """Return a digest of all that turns a prompt into ids: those of another tokenizer would draw something else."""
+    return hashlib.sha256(medium_of(config).rules_of(processor).encode()).hexdigest()
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pipelines.serving.draw.checkpoints import ServedCheckpoints
 from pipelines.serving.draw.engine import DrawEngine, Job
-from pipelines.serving.draw.requests import MOST_TENSOR_BYTES, SERVICE, DrawRequest, needed_bytes
+from pipelines.serving.draw.media.choice import medium_of
+from pipelines.serving.draw.requests import MOST_TENSOR_BYTES, SERVICE, DrawRequest
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
@@ -54,7 +55,7 @@ class DrawService:
         checkpoint = self.checkpoints.find(asked.wish)
         used.add(checkpoint.revision)
         asker, number, model = conversation.asker, len(asked.candidates), checkpoint.parts.model
-        bytes_needed = needed_bytes(model.config, number, is_guided=asked.wish.options.guidance_scale != 1)
+        bytes_needed = medium_of(model.config).needed_bytes(asked, model.config)
         news: asyncio.Queue[Tensor | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 

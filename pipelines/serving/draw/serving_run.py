@@ -11,14 +11,16 @@ from pathlib import Path
 
 import httpx2
 import torch
+from transformers import PreTrainedModel
 
-from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.generation.image_generation import MODEL_FILES
 from pipelines.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoints, load_served
 from pipelines.serving.draw.engine import DrawEngine
-from pipelines.serving.draw.requests import MOST_CANDIDATES, PRECISIONS, needed_bytes
+from pipelines.serving.draw.media.choice import medium_of, medium_of_task
+from pipelines.serving.draw.requests import MOST_CANDIDATES, PRECISIONS
 from pipelines.serving.draw.service import DrawService
-from pipelines.serving.entering import PlaceInSwarm, entered_swarm, open_loop, weights_name
+from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, open_loop, weights_name
+from pipelines.serving.memory import free_memory, memory_for_others
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.servers.server_record import SERVER_SECONDS, ServerRecord
@@ -34,6 +36,9 @@ from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.versions import package_version
 
 logger = logging.getLogger(__name__)
+
+SERVED_FILES = (*MODEL_FILES, "*.jinja")
+"""Of a checkpoint; templates are for chats."""
 
 SECONDS_TO_FINISH = 30.0
 """What those who are being served get when a server leaves."""
@@ -53,8 +58,8 @@ class ServingOptions:
     """One of `PRECISIONS`. Equal pictures are promised among float32 servers only."""
 
     cpu_threads: int | None = None
-    memory_gigabytes: float = 4.0
-    """For others' drawings, beside the weights."""
+    memory_gigabytes: float | None = None
+    """For others' drawings, beside the weights; None: half of what is free then."""
 
     most_codes_per_second: float | None = None
     """What this machine gives at most; None: all it can."""
@@ -100,6 +105,7 @@ class DrawingPeer:
         hear: Hear,
     ) -> None:
         self.repository, self.service, self.rate, self.hear = repository, service, rate, hear
+        self.medium = medium_of(service.checkpoints.current.parts.model.config)
         self.peer_id = place.dht.peer_id.to_base58()
         self.username = _name_of(place, options)
         self.found_new_generation = False
@@ -180,8 +186,8 @@ class Fetch:
         """
         snapshot = snapshot.trusting(self._keys)
         weights_name(snapshot)  # refuses what is not signed, or not there, before it is downloaded
-        folder = downloaded_model(snapshot)
-        return load_served(folder, self._repository, precision=self._options.precision, device=self._device)
+        folder, medium = downloaded_model(snapshot), medium_of_task(self._repository, self._run.task)
+        return load_served(folder, self._repository, medium, precision=self._options.precision, device=self._device)
 
     def newer(self, current: ServedCheckpoint) -> ServedCheckpoint | None:
         """Return the newest checkpoint if it is another than the current one."""
@@ -201,15 +207,16 @@ def serve_run(
     network: NetworkOptions = NetworkOptions(),
     options: ServingOptions = ServingOptions(),
     hear: Hear = hear_nothing,
+    check: Check = check_nothing,
     takes_signals: bool = False,
 ) -> Iterator[tuple[DrawingPeer, threading.Event]]:
     """Draw a run's pictures for others; yield the server, and what ends its `follow` when it is set.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
-    `loading`, `measuring`, `serving`, and `serves` with each newer checkpoint.
+    `loading`, `measuring`, `serving`, and `serves` with each newer checkpoint. `check` may object with a ValueError.
 
     Raises:
-        ValueError: the run has no weights yet, no entry address, or draws no pictures.
+        ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
@@ -217,12 +224,9 @@ def serve_run(
     torch.set_num_threads(options.cpu_threads or num_cores())
     torch.backends.cudnn.allow_tf32 = False  # float32 is a promise to those who ask
     snapshot = RunSnapshot.read(repository)
-    if snapshot.run.task != "text-to-image":
-        raise ValueError(
-            f"{repository} is a run of {snapshot.run.task}, which draws no pictures. Serve its layers: "
-            f"dalle-collab serve {repository} --blocks auto"
-        )
+    medium_of_task(repository, snapshot.run.task)
     weights = weights_name(snapshot)
+    check(snapshot, device)
     with contextlib.ExitStack() as stack:
         hear("asking", run=snapshot.run)
         place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
@@ -243,7 +247,7 @@ def serve_run(
         hear("measuring")
         rate = measured_rate(first.parts.model)
         rate = min(rate, options.most_codes_per_second or rate)
-        memory = int(options.memory_gigabytes * 1e9)
+        memory = memory_for_others(options.memory_gigabytes, free_memory(device))
         _check_room(first.parts.model, memory)
         engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
@@ -279,32 +283,29 @@ def _name_of(place: PlaceInSwarm, options: ServingOptions) -> str:
     return place.admission.username if place.admission.has_authority else options.name or hub_username()
 
 
-def measured_rate(model: DalleCollabForConditionalGeneration) -> float:
+def measured_rate(model: PreTrainedModel) -> float:
     """Return the codes a second of some candidates together, measured for a few seconds."""
-    input_ids = torch.full((1, model.config.text_sequence_length), model.config.pad_token_id, device=model.device)
-    stream = model.stream_image_codes(input_ids, every=1, num_candidates=MEASURED_CANDIDATES)
-    next(stream)
-    started, places = time.monotonic(), 1
-    first = places
-    for codes in stream:
-        places = codes.shape[2]
-        if time.monotonic() - started > SECONDS_OF_MEASURING:
-            break
-    return MEASURED_CANDIDATES * max(1, places - first) / max(time.monotonic() - started, 1e-6)
+    drawing = medium_of(model.config).measuring(model, MEASURED_CANDIDATES)
+    first = last = next(drawing)
+    started = time.monotonic()
+    while time.monotonic() - started < SECONDS_OF_MEASURING and (places := next(drawing, None)) is not None:
+        last = places
+    return MEASURED_CANDIDATES * max(1, last - first) / max(time.monotonic() - started, 1e-6)
 
 
-def _check_room(model: DalleCollabForConditionalGeneration, memory: int) -> None:
-    least = needed_bytes(model.config, 1, is_guided=True)
+def _check_room(model: PreTrainedModel, memory: int) -> None:
+    medium = medium_of(model.config)
+    least = medium.most_bytes_of_one(model.config)
     if memory < least:
         raise ValueError(
-            f"There are {memory / 1e9:.2g} GB for drawings, and one picture of this run takes {least / 1e9:.2g}. "
-            f"Give more: --memory {8 * least / 1e9:.2g}"
+            f"There are {memory / 1e9:.2g} GB for drawings, and one {medium.product} of this run takes "
+            f"{least / 1e9:.2g}. Give more: --memory {8 * least / 1e9:.2g}"
         )
 
 
 def downloaded_model(snapshot: RunSnapshot) -> Path:
     """Download what is needed for drawing, check it against the signed manifest, and return its folder."""
-    folder = snapshot.download_matching(*MODEL_FILES)
+    folder = snapshot.download_matching(*SERVED_FILES)
     manifest = snapshot.manifest
     if manifest is None and (snapshot.keys.entries or snapshot.run.organiser_key):
         raise CheckpointRefusedError(
@@ -313,7 +314,7 @@ def downloaded_model(snapshot: RunSnapshot) -> Path:
         )
     for name, expected in ({} if manifest is None else manifest.files).items():
         path = folder / name
-        is_needed = any(path.match(pattern) for pattern in MODEL_FILES)
+        is_needed = any(path.match(pattern) for pattern in SERVED_FILES)
         if is_needed and (not path.is_file() or digest_file(path).sha256 != expected.sha256):
             raise CheckpointRefusedError(
                 f"{name} of {snapshot.repository} at {snapshot.commit[:12]} is not what the run's publisher signed. "

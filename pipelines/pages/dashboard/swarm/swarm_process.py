@@ -1,21 +1,15 @@
 """Keeps the process that reads the swarm running, and its last snapshot."""
 
-import contextlib
 import json
 import logging
-import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import hub_tools
 from pipelines.pages.dashboard.swarm import swarm_watch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
+from pipelines.pages.line_program import LineProgram
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -54,7 +48,7 @@ class SwarmReader:
     ) -> None:
         self._repository, self._read_run, self._on_look = repository, read_run, on_look
         self._view, self._stop = SwarmView(), threading.Event()
-        self._process: subprocess.Popen[str] | None = None
+        self._program: LineProgram | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True, name="swarm reader")
 
     def __enter__(self) -> "SwarmReader":
@@ -118,37 +112,14 @@ class SwarmReader:
 
     def _start(self, run: TrainingRun) -> "queue.Queue[str | None]":
         self._say("Joining the swarm as a client." if self._view.snapshot is None else "Joining the swarm again.")
-        process = subprocess.Popen(
-            [sys.executable, "-m", swarm_watch.__name__],
-            # The folder that holds the packages: this works from a bundle, a checkout and an installation.
-            cwd=Path(hub_tools.__file__).resolve().parents[1],
-            env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._process = process
-        settings = dict(repository=self._repository, run=json.loads(run.to_json()))
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(settings) + "\n")
-            process.stdin.close()
         lines: queue.Queue[str | None] = queue.Queue()
-
-        def read() -> None:
-            for line in process.stdout:
-                lines.put(line)
-            process.stdout.close()
-            lines.put(None)
-
-        threading.Thread(target=read, daemon=True, name="swarm lines").start()
+        self._program = LineProgram(swarm_watch.__name__, lines.put)
+        self._program.send(dict(repository=self._repository, run=json.loads(run.to_json())))
         return lines
 
     def _end(self) -> None:
-        if (process := self._process) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if self._program is not None:
+            self._program.end()
 
     def _say(self, problem: str) -> None:
         self._view = SwarmView(snapshot=self._view.snapshot, problem=problem)

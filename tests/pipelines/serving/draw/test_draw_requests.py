@@ -5,7 +5,8 @@ import torch
 from drawn_runs import GRID, NUM_CODES, TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_numbers
-from pipelines.serving.draw.requests import MOST_CANDIDATES, DrawRequest, Wish, needed_bytes
+from pipelines.serving.draw.media.pictures import needed_bytes
+from pipelines.serving.draw.requests import MOST_CANDIDATES, DrawRequest, Wish
 from pipelines.swarm.streams.refusals import Refusal
 
 CONFIG = tiny_model(32).config
@@ -36,6 +37,11 @@ def test_a_request_arrives_as_it_was_sent():
     assert read.wish.num_given == 3 and read.wish.num_places(CONFIG) == GRID**2
     expected = candidate_numbers(-7, range(2, 3), range(5, 9), GRID**2)
     assert torch.equal(read.wish.numbers(read.candidates, CONFIG), expected)
+
+
+def test_who_wants_to_hear_rarely_gets_no_longer_turns():
+    body, tensors = a_request().message()
+    assert DrawRequest.from_message(body | dict(every=2**16), tensors, CONFIG).wish.every == GRID
 
 
 @pytest.mark.parametrize(

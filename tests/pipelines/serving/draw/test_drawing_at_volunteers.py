@@ -222,6 +222,19 @@ def test_a_run_without_weights_is_served_by_nobody(run, commands, tmp_path):
     assert poor.returncode == 1 and "one picture of this run takes" in line and "--memory" in line
 
 
+def test_a_machine_that_the_run_does_not_fit_reads_so_before_anything_is_downloaded(run, commands):
+    before = json.loads((run.folder / "run" / "training_run.json").read_text())["required_versions"]
+    run.change(required_versions={"python": ">=4"})
+    try:
+        for options in ((), ("--blocks", "0:1")):
+            refused = commands.run("serve", run.name, "--host", LOOPBACK, *options, is_worker=True)
+            line = refused.stderr.strip().splitlines()[-1]
+            assert refused.returncode == 1 and "version of python: " in line and "expected >=4" in line
+            assert f"dalle-collab doctor {run.name}" in line
+    finally:
+        run.change(required_versions=before)
+
+
 def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, commands, tmp_path):
     """All trainers have left, and so has the entry that the run's settings name."""
     with drawn_run(hub, tmp_path, "orphaned-run") as run:

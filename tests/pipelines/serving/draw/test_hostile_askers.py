@@ -13,7 +13,7 @@ from hivemind.p2p import P2P, PeerID
 from published_runs import family_of, the_line
 from stream_peer import HOST
 
-from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.admission.tokens import public_text
 from pipelines.serving.draw.requests import SERVICE, DrawRequest, Wish, tokenizer_name
 from pipelines.swarm.streams.asking import open_conversation
@@ -44,7 +44,7 @@ def a_wish(run, words=1, **values):
     return Wish(
         revision=digest_file(run.folder / "run" / "model.safetensors").sha256,
         precision="float32",
-        tokenizer=tokenizer_name(processor),
+        tokenizer=tokenizer_name(processor, DalleCollabConfig.from_pretrained(run.folder / "run")),
         input_ids=torch.full((1, TEXT_LENGTH), words),
         **values,
     )

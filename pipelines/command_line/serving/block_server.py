@@ -1,15 +1,19 @@
 """A server of some layers on the terminal: output for people, and events for programs."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
+
+if TYPE_CHECKING:
+    from pipelines.training.repository.snapshot import RunSnapshot
 
 
 def run_block_server(
@@ -17,11 +21,15 @@ def run_block_server(
 ) -> None:
     """Serve layers of a run's model until a signal asks to stop or the options' limit is reached."""
     console = become_worker()
+    from pipelines.doctor.examination import quick_checks_of_server
     from pipelines.serving.blocks.hosting import BlockOptions, serve_blocks
     from pipelines.swarm.servers.layers import fill_command
 
     chosen = BlockOptions(**options)
     with console.status(f"Reading {repository}") as status:
+
+        def check(snapshot: "RunSnapshot", on_device: str) -> None:
+            report_obstacles(console, repository, quick_checks_of_server(snapshot, on_device, holds_all=False))
 
         def hear(event: str, **values: Any) -> None:
             if event == "asking":
@@ -49,7 +57,10 @@ def run_block_server(
             else:
                 status.update(f"{event.capitalize()} {repository}")
 
-        with serve_blocks(repository, network=network, options=chosen, hear=hear, takes_signals=True) as (peer, stop):
+        with serve_blocks(repository, network=network, options=chosen, hear=hear, check=check, takes_signals=True) as (
+            peer,
+            stop,
+        ):
             for report in peer.follow(stop):
                 missing = ", ".join(f"{hole.start}:{hole.stop}" for hole in report.missing)
                 status.update(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
@@ -16,6 +17,7 @@ from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 if TYPE_CHECKING:
     from pipelines.serving.draw.serving_run import DrawingPeer
+    from pipelines.training.repository.snapshot import RunSnapshot
 
 
 def run_drawing_server(
@@ -23,10 +25,14 @@ def run_drawing_server(
 ) -> None:
     """Serve a run's drawings until a signal asks to stop or the options' limit is reached; also on a port here."""
     console = become_worker()
+    from pipelines.doctor.examination import quick_checks_of_server
     from pipelines.serving.draw.serving_run import ServingOptions, serve_run
 
     chosen = ServingOptions(**options)
     with console.status(f"Reading {repository}") as status:
+
+        def check(snapshot: "RunSnapshot", on_device: str) -> None:
+            report_obstacles(console, repository, quick_checks_of_server(snapshot, on_device, holds_all=True))
 
         def hear(event: str, **values: Any) -> None:
             if event == "asking":
@@ -35,9 +41,9 @@ def run_drawing_server(
                 peer = values["peer"]
                 current = peer.service.checkpoints.current
                 console.print(
-                    f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} codes a "
-                    f"second, {current.parts.model.config.num_image_codes} a picture, as {peer.username}. "
-                    f'Others draw with: dalle-collab generate {repository} "..." --swarm',
+                    f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} "
+                    f"{peer.medium.unit} a second as {peer.username}. Others get {peer.medium.product}s with: "
+                    f'dalle-collab generate {repository} "..." --swarm',
                     soft_wrap=True,
                     highlight=False,
                 )
@@ -52,17 +58,20 @@ def run_drawing_server(
                 status.update(f"{event.capitalize()} {repository}")
 
         with (
-            serve_run(repository, network=network, options=chosen, hear=hear, takes_signals=True) as (peer, stop),
+            serve_run(repository, network=network, options=chosen, hear=hear, check=check, takes_signals=True) as (
+                peer,
+                stop,
+            ),
             _also_over_http(console, repository, peer, http, events),
         ):
             for report in peer.follow(stop):
                 status.update(
-                    f"epoch {report.epoch}  {report.num_drawn} pictures drawn  {report.num_askers} asking  "
-                    f"{report.free_places} places free"
+                    f"epoch {report.epoch}  {report.num_drawn} {peer.medium.product}s drawn  "
+                    f"{report.num_askers} asking  {report.free_places} places free"
                 )
                 events.write_report(report)
     events.happened("left", num_drawn=peer.report().num_drawn)
-    console.print(f"Left {repository}: drew {peer.report().num_drawn} pictures for others.")
+    console.print(f"Left {repository}: {peer.report().num_drawn} {peer.medium.product}s for others.")
     if peer.found_new_generation:
         console.print(f"{repository} was rolled back: serving its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)
@@ -77,12 +86,15 @@ def _also_over_http(
         yield
         return
     from hub_tools.http_serving import application_in_background
-    from pipelines.serving.draw.local_http import LOOPBACK, LocalDrawing, build_application, key_in
+    from pipelines.serving.draw.http.application import LOOPBACK, build_application, key_in
+    from pipelines.serving.draw.http.local_drawing import LocalDrawing
+    from pipelines.serving.draw.media.pictures import PICTURES
     from pipelines.training.repository.organiser import local_folder
 
     key_file = local_folder("serving", repository) / "http.key"
     drawing = LocalDrawing(peer.service.checkpoints, peer.service.engine)
-    application = build_application(repository, key_in(key_file), drawing.pictures)
+    draws = dict(pictures=drawing.pictures) if peer.medium is PICTURES else dict(texts=drawing.texts)
+    application = build_application(repository, key_in(key_file), **draws)
     command = f"dalle-collab serve {repository}"
     with application_in_background(application, LOOPBACK, port, command=command) as address:
         console.print(

@@ -1,0 +1,194 @@
+"""Texts of a language run on the terminal: written here, or by volunteers' servers."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pipelines.command_line.terminal.worker import become_worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+
+    Written = list[tuple[Tensor, dict[int, dict[str, object]]]]
+    """For each prompt (candidate, place) tokens, and what is known of who has written which candidate."""
+
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
+DEFAULT_TEXTS, DEFAULT_TOKENS = 1, 64
+
+
+def writes_texts(repository: str, revision: str | None) -> bool:
+    """Whether a repository or folder has a causal language model; False, too, where that cannot be read."""
+    import httpx2
+    from huggingface_hub import hf_hub_download
+
+    from hub_tools.places import local_folder
+
+    try:
+        folder = local_folder(repository, revision=revision, expected="a folder or a Hub repository ORG/RUN")
+        file = folder / "config.json" if folder else hf_hub_download(repository, "config.json", revision=revision)
+        classes = json.loads(Path(file).read_text(encoding="utf-8")).get("architectures") or ()
+    except (OSError, ValueError, AttributeError, httpx2.HTTPError):
+        return False
+    return any(str(name).endswith(CAUSAL_CLASSES) for name in classes)
+
+
+def write_texts(
+    repository: str,
+    prompts: list[str],
+    *,
+    candidates: int,
+    max_tokens: int,
+    seed: int,
+    batch_size: int,
+    device: str,
+    revision: str | None,
+    volunteers: Mapping[str, Any] | None,
+    across_blocks: Mapping[str, Any] | None,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Print the texts behind each prompt.
+
+    `volunteers` are arguments of `open_studio` besides, `across_blocks` of `model_across_blocks`; with neither the
+    texts are written here.
+    """
+    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+
+    for name, value in (("--candidates", candidates), ("--batch-size", batch_size), ("--max-tokens", max_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected at least 1.")
+    options = SamplingOptions(num_image_codes=max_tokens, **sampling)
+    wished = (repository, prompts, options, candidates, seed, revision, device)
+    if volunteers is not None:
+        tokenizer, config, written = _write_at_volunteers(*wished, **volunteers)
+    else:
+        tokenizer, config, written = _write_here(*wished, batch_size, across_blocks)
+    from pipelines.serving.draw.media.texts import finished_text
+
+    for prompt, (tokens, origins) in zip(prompts, written, strict=True):
+        texts = [finished_text(tokenizer, row, config) for row in tokens]
+        if as_json:
+            described = [
+                dict(candidate=number, text=text.text, tokens=row[: text.num_tokens].tolist(), has_ended=text.has_ended)
+                | origins.get(number, {})
+                for number, (row, text) in enumerate(zip(tokens, texts, strict=True))
+            ]
+            typer.echo(json.dumps(dict(prompt=prompt, texts=described), ensure_ascii=False))
+        else:
+            for text in texts:
+                typer.echo(prompt + text.text)
+
+
+def _write_here(
+    repository: str,
+    prompts: list[str],
+    options: "SamplingOptions",
+    candidates: int,
+    seed: int,
+    revision: str | None,
+    device: str,
+    batch_size: int,
+    across_blocks: Mapping[str, Any] | None,
+) -> "tuple[Any, Any, Written]":
+    with contextlib.ExitStack() as stack:
+        model = None
+        if across_blocks is not None:
+            from pipelines.command_line.serving.across_blocks import model_across_blocks
+
+            model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
+        return _written(repository, prompts, options, candidates, seed, revision, device, batch_size, model)
+
+
+def _written(
+    repository: str,
+    prompts: list[str],
+    options: "SamplingOptions",
+    candidates: int,
+    seed: int,
+    revision: str | None,
+    device: str,
+    batch_size: int,
+    model: Any,
+) -> "tuple[Any, Any, Written]":
+    import torch
+
+    from pipelines.generation.image_generation import PROCESSOR_FILES, model_folder
+    from pipelines.serving.draw.asking_run import drawn_here
+    from pipelines.serving.draw.media.texts import EVERY, TEXTS
+    from pipelines.serving.draw.requests import Wish
+    from pipelines.serving.draw.serving_run import SERVED_FILES
+    from pipelines.torch_devices import torch_device
+
+    if model is None:
+        folder = model_folder(repository, revision, SERVED_FILES)
+        parts = TEXTS.load(folder, precision="float32", device=torch_device(device))
+        tokenizer, model, is_here = parts.processor, parts.model, True
+    else:
+        folder = model_folder(repository, revision, (*PROCESSOR_FILES, "*.jinja"))
+        (tokenizer, _), is_here = TEXTS.read(folder), False
+    config, written = model.config, []
+    for index, prompt in enumerate(prompts):
+        ids = TEXTS.ids_of(tokenizer, prompt)
+        TEXTS.check(ids, None, options, config)
+        own = dict(revision="", precision="float32", tokenizer="", every=EVERY)
+        wish = Wish(input_ids=ids, prompt=index, seed=seed, options=options, **own)
+        numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
+        rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
+        written.append((torch.cat(rows), {}))
+    return tokenizer, config, written
+
+
+def _write_at_volunteers(
+    repository: str,
+    prompts: list[str],
+    options: "SamplingOptions",
+    candidates: int,
+    seed: int,
+    revision: str | None,
+    device: str,
+    **how: Any,
+) -> "tuple[Any, Any, Written]":
+    console = become_worker()
+    import torch
+
+    from pipelines.command_line.serving.swarm_drawing import say_what_came
+    from pipelines.serving.draw.asking_run import open_studio
+    from pipelines.serving.draw.who_drew import origin_of
+    from pipelines.stage_progress import stage_progress
+    from pipelines.torch_devices import torch_device
+
+    with (
+        console.status(f"Reading {repository}") as status,
+        open_studio(
+            repository,
+            revision=revision,
+            device=torch_device(device),
+            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
+            **how,
+        ) as studio,
+    ):
+        status.stop()
+        drawn = []
+        with stage_progress(console) as on_progress:
+            for index, prompt in enumerate(prompts):
+                wish = studio.wish(prompt, prompt=index, seed=seed, options=options)
+
+                def report(done: int, total: int, before: int = index) -> None:
+                    on_progress("writing", before * total + done, len(prompts) * total, "tokens")
+
+                drawn.append(studio.draw(wish, range(candidates), on_progress=report))
+        say_what_came(console, drawn, is_audited=studio.is_audited)
+        written = [
+            (
+                torch.stack([one.codes for one in each.candidates]),
+                {one.number: origin_of(one) for one in each.candidates},
+            )
+            for each in drawn
+        ]
+        return studio.processor, studio.config, written

@@ -1,0 +1,1 @@
+"""What a served model makes: pictures of image codes, or texts of tokens, which are called codes here, too."""

@@ -1,0 +1,50 @@
+"""`generate --blocks` makes what a machine with all layers makes; real commands, real servers, an embedded Hub."""
+
+import json
+
+import pytest
+from drawn_runs import drawn_run
+from published_runs import the_line
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+
+
+def generated(commands, run, folder, *options):
+    """Return what was printed of the prompt, and what was said."""
+    words = ("generate", run.name, "a small red star", "--device", "cpu", "--json", "--seed", 3, *options)
+    done = commands.run(*words, folder=folder, is_worker="--blocks" in options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path):
+    with drawn_run(hub, tmp_path, "lent-run") as run:
+        run.serve("--blocks", "0:2")
+        words = ("generate", run.name, "a star", "--blocks", "--patience", 2, "--device", "cpu")
+        none = commands.run(*words, folder=tmp_path, is_worker=True)
+        line = none.stderr.strip().splitlines()[-1]
+        assert none.returncode == 1 and f"dalle-collab serve {run.name} --blocks 2:3" in line
+        run.serve("--blocks", "2:3")
+        options = ("--candidates", 6, "--keep", 6, "--guidance-scale", 2)
+        theirs, said = generated(commands, run, tmp_path, *options, "--blocks")
+        assert theirs == generated(commands, run, tmp_path, *options)[0]
+        assert "Layers 0:2 at " in said and ", 2:3 at " in said and "Unchecked." in said
+
+
+def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
+    with drawn_run(hub, tmp_path, "lent-language", "text-generation") as run:
+        for layers in ("0:1", "1:2"):
+            run.serve("--blocks", layers)
+        options = ("--candidates", 5, "--max-tokens", 30, "--batch-size", 3)
+        theirs, said = generated(commands, run, tmp_path, *options, "--blocks")
+        assert theirs == generated(commands, run, tmp_path, *options)[0] and len(theirs["texts"]) == 5
+        assert "Layers 0:1 at " in said and ", 1:2 at " in said
+
+
+def test_options_that_exclude_each_other_are_one_line(hub, commands, tmp_path):
+    for options, said in (
+        (("--swarm", "--blocks"), "Choose one of them."),
+        (("--blocks", "--audit"), "Add --swarm."),
+        (("--blocks", "--weights", "int8"), "--weights is about drawing here."),
+    ):
+        assert said in the_line(commands.run("generate", "org/none", "a star", *options, folder=tmp_path))
