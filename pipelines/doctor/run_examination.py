@@ -13,7 +13,7 @@ from hub_tools.run_files import CARD_FILE
 from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
-from pipelines.doctor.server_checks import check_complaints, check_servers
+from pipelines.doctor.serving.server_checks import check_complaints, check_servers
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe_result import SwarmFinding
 from pipelines.training.metrics.history import read_history

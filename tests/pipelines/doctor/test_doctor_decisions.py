@@ -21,7 +21,7 @@ from pipelines.doctor.machine_checks import (
     check_versions,
 )
 from pipelines.doctor.peer_needs import peer_needs
-from pipelines.doctor.server_checks import check_complaints, check_servers
+from pipelines.doctor.serving.server_checks import check_complaints, check_servers
 from pipelines.doctor.swarm_checks import (
     check_clock,
     check_daemon,

@@ -267,8 +267,8 @@ def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_
         run.serve()
         words = ("run", "audit", run.name, "--prompts", prompts, "--candidates", 16)
         done = commands.run(*words, folder=tmp_path, is_worker=True)
-        assert done.returncode == 0 and "giver-2: 16 candidates, all right" in done.stdout, done.stdout + done.stderr
-        assert "did not draw what was asked for" in done.stdout
+        assert done.returncode == 0 and "giver-2: 16 candidates, all right" in done.stderr, done.stdout + done.stderr
+        assert "did not draw what was asked for" in done.stderr
         right = entry.wait_for("audited", 500)["right"]
         assert right == {"giver-2": 32}
         (name,) = [name for name in run.api.list_repo_files(run.name) if "served-" in name]

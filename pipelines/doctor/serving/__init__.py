@@ -1,0 +1,1 @@
+"""Who serves the run's model: what its organiser is told."""
