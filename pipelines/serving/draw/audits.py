@@ -149,7 +149,7 @@ class AuditBook:
         if not record.pool:
             return None
         mean, limit = sum(record.pool) / len(record.pool), self._honesty[precision].limit(len(record.pool))
-        if mean <= limit:
+        if not mean > limit:  # also where it is no number: then the auditor's own model is damaged
             return None
         # Each ban is twice as long as the one before. Its pool starts anew, so that it can prove itself afterwards.
         record.banned_until = now + min(BAN_SECONDS * 2 ** min(record.num_bans, 30), MOST_BAN_SECONDS)

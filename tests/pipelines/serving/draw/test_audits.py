@@ -97,6 +97,11 @@ def test_bans_are_local_and_twice_as_long_each_time():
     assert book.knows("float32") and not book.knows("int8")
 
 
+def test_a_damaged_model_of_the_auditor_accuses_nobody():
+    book = AuditBook({})
+    assert book.note("honest", "float32", [float("nan")], 0.0) is None and not book.is_banned("honest", 0.0)
+
+
 def test_bans_are_remembered_and_a_damaged_memory_is_forgotten():
     book = AuditBook({})
     first = book.note("liar", "float32", [0.1], 0.0)
