@@ -254,9 +254,24 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
 
 
-@pytest.mark.timeout(900)
-def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_path):
-    """Credit is in the run's repository, of the honest server alone; the false one is named by whoever audits."""
+def test_an_audit_checks_every_picture_and_names_who_draws_something_else(run, commands, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS))
+    liar = run.serve_falsely().wait_for("serving")["peer"]
+    honest = f"giver-{len(run.servers)}"
+    run.serve("--max-codes-per-second", 100)
+    words = ("run", "audit", run.name, "--prompts", prompts, "--candidates", 16, "--output", "audit.json")
+    done = commands.run(*words, folder=tmp_path, is_worker=True)
+    assert done.returncode == 0 and f"{honest}: 16 candidates, all right" in done.stderr, done.stdout + done.stderr
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert [(one["username"], one["num_right"]) for one in found["servers"]] == [(honest, 16)]
+    assert found["accused"] == [liar] and f"{liar} did not draw what was asked for" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_an_entry_audits_servers_and_credits_who_draws_right(hub, tmp_path):
+    """Credit is in the run's repository, of the honest server alone. Its audits have the lowest priority: they wait."""
     with drawn_run(hub, tmp_path, "credited-run") as run:
         prompts = tmp_path / "prompts.txt"
         prompts.write_text("\n".join(PROMPTS))
@@ -265,11 +280,7 @@ def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_
         entry = run.assist("--audit-prompts", prompts, "--audit-minutes", 0.2, *state)
         run.serve_falsely()
         run.serve()
-        words = ("run", "audit", run.name, "--prompts", prompts, "--candidates", 16)
-        done = commands.run(*words, folder=tmp_path, is_worker=True)
-        assert done.returncode == 0 and "giver-2: 16 candidates, all right" in done.stderr, done.stdout + done.stderr
-        assert "did not draw what was asked for" in done.stderr
-        right = entry.wait_for("audited", 500)["right"]
+        right = entry.wait_for("audited", 1200)["right"]
         assert right == {"giver-2": 32}
         (name,) = [name for name in run.api.list_repo_files(run.name) if "served-" in name]
         held = read_served(Path(run.api.hf_hub_download(run.name, name, cache_dir=tmp_path / "cache")))
