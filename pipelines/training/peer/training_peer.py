@@ -272,13 +272,28 @@ class TrainingPeer:
                 self._rest(stop)
             if stop.is_set() or self.optimizer.local_epoch >= limit or clock() >= deadline:
                 break
-            yield self.step(batch)
+            started = clock()
+            report = self.step(batch)
+            seconds = clock() - started
+            yield report
+            if not report.ended_epoch:  # the seconds of a round are not computing
+                self._take_break(seconds * (100 / self.compute.max_load - 1), stop)
         self.optimizer.wait_for_updates()
         if self.optimizer.local_epoch >= self.run.num_epochs:
             self._hand_over(stop)
 
+    def _take_break(self, seconds: float, stop: threading.Event) -> None:
+        """Let the device rest; not when the swarm has enough samples, because the others then wait for this peer."""
+        end = time.monotonic() + seconds
+        while (rest := end - time.monotonic()) > 0 and not (
+            self.pause_switch.is_on or self.optimizer.tracker.ready_to_update_epoch
+        ):
+            if stop.wait(min(rest, SECONDS_BETWEEN_LOOKS)):
+                return
+
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
+        torch.cuda.empty_cache()  # what micro-batches took; the model stays
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
