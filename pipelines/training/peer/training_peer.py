@@ -36,7 +36,7 @@ from pipelines.training.gradients.computation import (
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
-from pipelines.training.peer.pausing import PauseSwitch
+from pipelines.training.peer.pausing import PauseSwitch, take_break
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import Batch, NamedBatch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
@@ -277,19 +277,11 @@ class TrainingPeer:
             seconds = clock() - started
             yield report
             if not report.ended_epoch:  # the seconds of a round are not computing
-                self._take_break(seconds * (100 / self.compute.max_load - 1), stop)
+                rest = seconds * (100 / self.compute.max_load - 1)
+                take_break(rest, stop, lambda: self.pause_switch.is_on or self.optimizer.is_awaited)
         self.optimizer.wait_for_updates()
         if self.optimizer.local_epoch >= self.run.num_epochs:
             self._hand_over(stop)
-
-    def _take_break(self, seconds: float, stop: threading.Event) -> None:
-        """Let the device rest; not when the swarm has enough samples, because the others then wait for this peer."""
-        end = time.monotonic() + seconds
-        while (rest := end - time.monotonic()) > 0 and not (
-            self.pause_switch.is_on or self.optimizer.tracker.ready_to_update_epoch
-        ):
-            if stop.wait(min(rest, SECONDS_BETWEEN_LOOKS)):
-                return
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
