@@ -42,6 +42,9 @@ def join(
     shuffle_buffer: Annotated[int, typer.Option(help="Records in the shuffle buffer.")] = 2048,
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
+    max_load: Annotated[
+        float, typer.Option(help="Compute for at most this share of the time, in percent; the device rests in between.")
+    ] = 100.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append a JSON line per epoch and per event (such as joining) to this file.")
@@ -107,5 +110,6 @@ def join(
         shuffle_buffer_size=shuffle_buffer,
         max_epochs=max_epochs,
         max_hours=max_hours,
+        max_load=max_load,
     )
     run_training_peer(repository, network, compute, events=EventFile(events, step_seconds=event_seconds))

@@ -71,10 +71,11 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             hours: float,
             upload: float,
             client_mode: bool,
+            load: float,
             profile: gr.OAuthProfile | None,
             token: gr.OAuthToken | None,
         ) -> object:
-            fields = run, micro_batch, device, hours, upload, client_mode
+            fields = run, micro_batch, device, hours, upload, client_mode, load
             own_token = get_token() or (token.token if token is not None and on_hub else None)
             return press(lambda: act(JoinSettings.from_fields(*fields, host_addresses=hosts), own_token), profile)
 
@@ -138,6 +139,7 @@ def _fields(run: str, on_hub: bool) -> list[gr.components.Component]:
             gr.Number(0, label="Leave after (hours; 0: stay)", minimum=0),
             gr.Number(0, label="Upload limit (Mbit/s; 0: none)", minimum=0),
             gr.Checkbox(on_hub, label="Client mode: peers cannot connect to this machine (firewall, Space)"),
+            gr.Slider(5, 100, value=100, step=5, label="Share of the time that it computes (%)"),
         ]
 
 

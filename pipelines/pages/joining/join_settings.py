@@ -31,6 +31,9 @@ class JoinSettings:
     upload_mbit: float | None = None
     """Upload at most this many Mbit/s."""
 
+    max_load: float | None = None
+    """Compute for at most this share of the time, in percent."""
+
     client_mode: bool = False
     """Accept no connections, as behind a firewall."""
 
@@ -39,7 +42,10 @@ class JoinSettings:
 
     def __post_init__(self) -> None:
         check_run_name(self.repository)
-        ComputeOptions(micro_batch_size=self.micro_batch_size, max_hours=self.max_hours, max_epochs=self.max_epochs)
+        load = {} if self.max_load is None else dict(max_load=self.max_load)
+        ComputeOptions(
+            micro_batch_size=self.micro_batch_size, max_hours=self.max_hours, max_epochs=self.max_epochs, **load
+        )
         NetworkOptions(bandwidth_limit_mbit=self.upload_mbit)
         kind, _, number = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
@@ -54,6 +60,7 @@ class JoinSettings:
         max_hours: float | None,
         upload_mbit: float | None,
         client_mode: bool,
+        max_load: float | None = None,
         *,
         host_addresses: tuple[str, ...] = (),
     ) -> Self:
@@ -68,12 +75,18 @@ class JoinSettings:
             max_hours=max_hours or None,
             upload_mbit=upload_mbit or None,
             client_mode=bool(client_mode),
+            max_load=max_load or None,
             host_addresses=host_addresses,
         )
 
     def join_arguments(self) -> list[str]:
         """Return the arguments of `dalle-collab` with which this machine joins."""
-        limits = {"--max-hours": self.max_hours, "--max-epochs": self.max_epochs, "--bandwidth-limit": self.upload_mbit}
+        limits = {
+            "--max-hours": self.max_hours,
+            "--max-epochs": self.max_epochs,
+            "--bandwidth-limit": self.upload_mbit,
+            "--max-load": None if self.max_load == 100 else self.max_load,
+        }
         given = [part for name, value in limits.items() if value is not None for part in (name, str(value))]
         return ["join", *self._shared_arguments(), *given]
 

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -41,6 +42,14 @@ class PauseSwitch:
         while not stop.is_set() and not self._going_on.wait(SECONDS_BETWEEN_LOOKS):
             pass
         self.on_rest(False)
+
+
+def take_break(seconds: float, stop: threading.Event, is_over: Callable[[], bool]) -> None:
+    """Let the device rest for so long; less when `stop` is set or the break `is_over` for another reason."""
+    end = time.monotonic() + seconds
+    while (rest := end - time.monotonic()) > 0 and not is_over():
+        if stop.wait(min(rest, SECONDS_BETWEEN_LOOKS)):
+            return
 
 
 @contextlib.contextmanager

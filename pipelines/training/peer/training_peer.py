@@ -36,7 +36,7 @@ from pipelines.training.gradients.computation import (
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
-from pipelines.training.peer.pausing import PauseSwitch
+from pipelines.training.peer.pausing import PauseSwitch, take_break
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import Batch, NamedBatch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
@@ -272,13 +272,20 @@ class TrainingPeer:
                 self._rest(stop)
             if stop.is_set() or self.optimizer.local_epoch >= limit or clock() >= deadline:
                 break
-            yield self.step(batch)
+            started = clock()
+            report = self.step(batch)
+            seconds = clock() - started
+            yield report
+            if not report.ended_epoch:  # the seconds of a round are not computing
+                rest = seconds * (100 / self.compute.max_load - 1)
+                take_break(rest, stop, lambda: self.pause_switch.is_on or self.optimizer.is_awaited)
         self.optimizer.wait_for_updates()
         if self.optimizer.local_epoch >= self.run.num_epochs:
             self._hand_over(stop)
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
+        torch.cuda.empty_cache()  # what micro-batches took; the model stays
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():

@@ -38,8 +38,13 @@ class ComputeOptions:
     max_hours: float | None = None
     """Leave the run, cleanly, after this many hours."""
 
+    max_load: float = 100.0
+    """Compute for at most this share of the time, in percent: after each micro-batch the device rests."""
+
     def __post_init__(self) -> None:
         check_counts(self, "micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs")
         check_positive(self, "max_hours")
+        if not 1 <= self.max_load <= 100:
+            raise ValueError(f"max_load is {self.max_load}; expected a percentage from 1 to 100.")
         check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         check_choice("compile", self.compile, ("auto", "on", "off"))

@@ -157,6 +157,11 @@ class SwarmOptimizer:
         gradients = [parameter.grad for parameter in self.grad_averager.parameters]
         return sketcher.sketch(gradients, batch_size) if sketcher is not None else None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the swarm has enough samples, so that the others wait for this peer's next step."""
+        return self.tracker.ready_to_update_epoch
+
     def drop(self, batch: NamedBatch | None) -> None:
         """Note that a batch's records are in no gradient: they are read again."""
         if batch is not None:

@@ -54,7 +54,7 @@ def test_an_admitted_server_is_found_with_what_it_says():
         b"",
         {},
     ],
-    ids=str,
+    ids=lambda lie: type(lie).__name__,
 )
 def test_what_no_admitted_server_says_of_itself_is_left_out_and_hides_nobody(lie):
     assert len(told(lie, entry(), lie)) == 1

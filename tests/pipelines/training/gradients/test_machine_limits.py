@@ -282,6 +282,8 @@ def test_a_peer_leaves_after_its_own_limit_of_epochs_or_at_the_end_of_the_run():
         (ComputeOptions, dict(compile="yes"), "compile is 'yes'"),
         (NetworkOptions, dict(bandwidth_limit_mbit=0.0), "bandwidth_limit_mbit is 0.0; expected a number above 0"),
         (ComputeOptions, dict(max_hours=-1.0), "max_hours is -1.0"),
+        (ComputeOptions, dict(max_load=0), "max_load is 0; expected a percentage from 1 to 100"),
+        (ComputeOptions, dict(max_load=float("nan")), "max_load is nan"),
         (NetworkOptions, dict(client_mode=True, use_relay=True), "Choose one of --client-mode and --relay"),
     ],
 )
