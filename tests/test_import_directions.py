@@ -23,7 +23,7 @@ CARD = "pipelines.training.card"
 TASKS = "pipelines.training.tasks"
 BLOCKS = ("pipelines.image_codes.dataset_shards", "pipelines.image_codes.shard_blocks")
 STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
-DEVICES, PROGRESS = "pipelines.torch_devices", "pipelines.stage_progress"
+DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -43,7 +43,7 @@ MAY_IMPORT = {
     f"{MEMORY}.models": (),
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
     OPTIMIZERS: (RUN,),
-    GRADIENTS: (RUN,),
+    GRADIENTS: (RUN, THREADS),
     REPOSITORY: (RUN, HUB),
     REDUCE: (RUN,),
     f"{AVERAGING}.wire": (RUN, REDUCE),
@@ -59,14 +59,14 @@ MAY_IMPORT = {
     STREAMING: (RUN, HUB),
     TASK: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
     LANGUAGE: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
-    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, LEDGER, SWARM_OPTIMIZER, DEVICES),
+    PEER: (RUN, REPOSITORY, ADMISSION, GRADIENTS, SWARM, AVERAGING, STATE, LEDGER, SWARM_OPTIMIZER, DEVICES, THREADS),
     AUXILIARY: (
         *(RUN, PEER, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, CARD, STATE, LEDGER, SWARM_OPTIMIZER, HUB),
     ),
     TASKS: (RUN, GRADIENTS),
     "pipelines.data_preparation": (CODES, HUB),
     "pipelines.clip": (CODES, PROGRESS, HUB),
-    "pipelines.generation": ("pipelines.clip", CODES, PROGRESS, *LIBRARIES),
+    "pipelines.generation": ("pipelines.clip", CODES, PROGRESS, DEVICES, THREADS, *LIBRARIES),
     "pipelines.evaluation": (
         "pipelines.generation",
         "pipelines.clip",

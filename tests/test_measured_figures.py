@@ -312,8 +312,39 @@ def test_the_growth_over_many_epochs_is_as_measured():
     assert all(grown.get("anonymous KiB", 0) < 10 for grown in soak["growth_per_epoch"].values())
 
 
+def test_drawing_in_fewer_passes_is_as_measured():
+    rows = measured("decoding")
+    shares = {row["case"]: row["ours"] for row in rows if row["metric"] == "passes a code"}
+    differ = {row["case"]: row["ours"] for row in rows if row["metric"].startswith("pictures that part")}
+    for name, window in [*(("default", window) for window in (2, 4, 8, 16)), ("top-p 0.9", 16), ("guidance 2", 16)]:
+        case = f"trained on scenes, {name}{' sampling' * (name == 'default')}, window {window}"
+        label = f"{name}, {window} codes in a pass"
+        check_quoted(f"| {label} | {_short(shares[case])} | {differ[case]:.0f} |", "measurements")
+    for row in rows:
+        if row["case"].startswith("paper") and row["metric"].startswith("image codes, passes x"):
+            _, weights, number, *_ = row["case"].split(", ")
+            line = f"| {weights}, {number.split()[0]} | {_short(row['ours'])} | {_short(row['floor'])} |"
+            check_quoted(line, "measurements")
+    (loss,) = [row for row in rows if row["metric"] == "held-out loss"]
+    change = (loss["ours"] / loss["peer"] - 1) * 100
+    check_quoted(f"held-out loss of {loss['peer']:.4f} by {change:.3f} %.", "measurements")
+
+
+@pytest.mark.parametrize("situation", ["quiet", "a core is busy", "quiet again"])
+def test_training_beside_other_programs_is_as_measured(situation):
+    rows = [row for row in measured("training") if row["case"].endswith(f"micro-batches of 4, {situation}")]
+    rates = {row["metric"]: _short(row["ours"]) for row in rows}
+    adaptive = rates["adaptive threads beside the best number"]
+    check_quoted(f"| {situation} | {adaptive} | {rates['1 thread']} | {rates['2 threads']} |", "measurements")
+
+
+def test_sparse_peers_over_slow_links_are_as_measured():
+    (row,) = [row for row in measured("training") if row["metric"].startswith("goodput, links of 2 Mbit/s")]
+    check_quoted(f"trained {_short(row['ours'] / row['peer'])} times as many samples", "measurements")
+
+
 NOT_CHECKED = {
-    *("dashboard", "decoding", "drawing_audits", "drawing_servers", "line", "training", "waiting"),
+    *("dashboard", "drawing_audits", "drawing_servers", "line", "waiting"),
     *("averaging_codecs_cells", "sparse_rounds_language", "sparse_rounds_pictures"),
     *("simulation", "two_anchors"),
 }

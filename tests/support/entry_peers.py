@@ -34,7 +34,7 @@ def started_entry_peers(folder: Path, **peers: dict) -> Iterator[dict[str, list[
         yield json.loads(line)
     finally:
         process.stdin.close()
-        process.wait(30)
+        process.wait(120)
         process.stdout.close()
 
 
