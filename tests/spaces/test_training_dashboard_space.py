@@ -98,7 +98,7 @@ def test_programs_get_the_run_its_peers_and_its_history(client, filled):
 
 def test_an_agent_reads_the_run_and_its_peers(filled):
     tools, (run, board) = use_tools(filled, ("run_values", {}), ("leaderboard_values", dict(span="week")))
-    kinds = ("run", "peer", "leaderboard", "history", "evaluation", "alert", "checkpoint", "server")
+    kinds = ("run", "peer", "leaderboard", "history", "evaluation", "alert", "checkpoint", "server", "serving")
     assert set(tools) == {f"{kind}_values" for kind in kinds}, "what the page polls is no tool"
     assert not run.isError and f'"epoch": {EPOCH}' in run.content[0].text.replace("'", '"')
     assert not board.isError and tools["leaderboard_values"].description
