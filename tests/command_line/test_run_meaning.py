@@ -9,8 +9,7 @@ import pytest
 from swarm_of_processes import tiny_run
 
 from modeling_dalle_collab import DalleCollabConfig
-from pipelines.doctor.organiser_checks import passes_over
-from pipelines.doctor.run_meaning import (
+from pipelines.command_line.run.run_meaning import (
     MOST_CAPTIONS,
     MOST_CHARACTERS,
     MOST_SHARDS,
@@ -19,6 +18,7 @@ from pipelines.doctor.run_meaning import (
     schedule_sentences,
     text_sentences,
 )
+from pipelines.doctor.organiser_checks import passes_over
 
 
 def config(text_sequence_length=256, grid=8):
