@@ -9,7 +9,7 @@ import pytest
 from swarm_of_processes import tiny_run
 
 from modeling_dalle_collab import DalleCollabConfig
-from pipelines.command_line.run.run_meaning import (
+from pipelines.command_line.explaining.run_meaning import (
     MOST_CAPTIONS,
     MOST_CHARACTERS,
     MOST_SHARDS,

@@ -68,7 +68,7 @@ def create(
     """
     import tempfile
 
-    from pipelines.command_line.run.run_meaning import explain_run
+    from pipelines.command_line.explaining.run_meaning import explain_run
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.task import RunRequest
