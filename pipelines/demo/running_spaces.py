@@ -85,7 +85,9 @@ class RunningSpaces:
         else:
             bundle_space(name, bundle)
             command = [sys.executable, "app.py"]
-        environment = {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1", **settings}
+        # One port: where another program was faster, Gradio would take the next page's.
+        ports = {"GRADIO_SERVER_PORT": str(port), "GRADIO_NUM_PORTS": "1"}
+        environment = {**ports, "GRADIO_SERVER_NAME": "127.0.0.1", **settings}
         if name == "text_to_image_demo" and self._plan.examples:
             environment["EXAMPLES"] = self._plan.examples
         token = self._plan.token if name == "join_training" else ""
