@@ -1,12 +1,16 @@
 """What a round of a run will take on a link, and what this machine remembers of its link."""
 
 import json
+import logging
 import math
 from pathlib import Path
 
+from hub_tools.atomic_files import write_text_whole
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
 from pipelines.training.averaging.bandwidth.shares import Link
 from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
 
 BYTES_PER_VALUE = {"none": 4, "float16": 2, "blockwise_8bit": 1}
 """On the wire, by the run's `averaging_compression`."""
@@ -42,11 +46,12 @@ def sparse_bytes(num_parameters: int, values_per_chunk: int) -> float:
 
 
 def remember_link(file: Path, link: Link) -> None:
-    """Write down what a link was measured to carry, for the next time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(dict(up=link.up, down=link.down)), encoding="utf-8")
-    partial.replace(file)
+    """Write down what a link was measured to carry, for the next time; where that fails, it is measured again then."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_whole(file, json.dumps(dict(up=link.up, down=link.down)))
+    except OSError as error:
+        logger.warning("What this link carries cannot be remembered: %s", error)
 
 
 def remembered_link(file: Path) -> Link | None:

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -188,6 +189,27 @@ def test_a_link_is_remembered_and_a_damaged_file_is_not_believed(tmp_path):
     for text in ("", "[]", '{"up": 1}', '{"up": -1, "down": 5}', '{"up": NaN, "down": 5}', '{"up": "a", "down": 5}'):
         file.write_text(text, encoding="utf-8")
         assert remembered_link(file) is None
+
+
+def test_peers_of_one_machine_may_remember_their_link_at_the_same_time(tmp_path):
+    file, go = tmp_path / "link.json", threading.Barrier(8)
+
+    def remember(number):
+        go.wait()
+        for _ in range(200):
+            remember_link(file, Link(up=number + 1.0, down=1.0))
+        return number
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(remember, range(8))) == list(range(8))
+    assert remembered_link(file).down == 1.0
+    assert [path.name for path in tmp_path.iterdir()] == ["link.json"]
+
+
+def test_a_link_that_cannot_be_remembered_ends_no_training(tmp_path, caplog):
+    (tmp_path / "folder").write_text("a file", encoding="utf-8")
+    remember_link(tmp_path / "folder" / "link.json", Link(up=1.0, down=1.0))
+    assert "cannot be remembered" in caplog.text
 
 
 @pytest.mark.parametrize(
