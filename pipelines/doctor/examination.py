@@ -18,7 +18,7 @@ from pipelines.admission.tokens import TokenCheck
 from pipelines.doctor import hub_checks, machine_checks, swarm_checks
 from pipelines.doctor.admission_checks import check_admission
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
-from pipelines.doctor.link_checks import check_round
+from pipelines.doctor.link_checks import check_round, remembered_link
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs, server_needs
@@ -26,7 +26,6 @@ from pipelines.swarm.dialling import parse_address, port_objection
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probe_result import SwarmFinding
-from pipelines.training.averaging.bandwidth.estimate import remembered_link
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.repository.organiser import link_file
 from pipelines.training.repository.snapshot import RunSnapshot

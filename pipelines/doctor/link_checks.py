@@ -1,9 +1,17 @@
-"""How long a round of averaging will take on this machine's link."""
+"""How long a round of averaging will take on this machine's link, and what is remembered of the link."""
 
+import json
+import logging
+import math
+from pathlib import Path
+
+from hub_tools.atomic_files import write_text_whole
 from pipelines.doctor.check_result import CheckResult, ok, unknown
 from pipelines.training.averaging.bandwidth.estimate import round_line
 from pipelines.training.averaging.bandwidth.shares import Link
 from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
 
 NAME = "averaging round"
 
@@ -22,3 +30,22 @@ def check_round(
     return ok(
         NAME, "not measured yet: training does so in its first rounds, or name the rate with --bandwidth-limit MBIT"
     )
+
+
+def remember_link(file: Path, link: Link) -> None:
+    """Write down what a link was measured to carry, for the next time; where that fails, it is measured again then."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_whole(file, json.dumps(dict(up=link.up, down=link.down)))
+    except OSError as error:
+        logger.warning("What this link carries cannot be remembered: %s", error)
+
+
+def remembered_link(file: Path) -> Link | None:
+    """Return what was written down last; None: nothing that can be read."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        rates = float(values["up"]), float(values["down"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return Link(up=rates[0], down=rates[1]) if all(0 < rate < math.inf for rate in rates) else None

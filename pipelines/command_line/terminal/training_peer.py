@@ -71,7 +71,8 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
 
 def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer: Any) -> Iterator[Any]:
     """Pass reports on; say once what a round takes on this link, and remember what it was measured to carry."""
-    from pipelines.training.averaging.bandwidth.estimate import remember_link, round_line
+    from pipelines.doctor.link_checks import remember_link
+    from pipelines.training.averaging.bandwidth.estimate import round_line
     from pipelines.training.averaging.bandwidth.shares import Link
     from pipelines.training.repository.organiser import link_file
 

@@ -1,16 +1,10 @@
-"""What a round of a run will take on a link, and what this machine remembers of its link."""
+"""What a round of a run will take on a link."""
 
-import json
-import logging
 import math
-from pathlib import Path
 
-from hub_tools.atomic_files import write_text_whole
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
 from pipelines.training.averaging.bandwidth.shares import Link
 from pipelines.training.run.training_run import TrainingRun
-
-logger = logging.getLogger(__name__)
 
 BYTES_PER_VALUE = {"none": 4, "float16": 2, "blockwise_8bit": 1}
 """On the wire, by the run's `averaging_compression`."""
@@ -43,22 +37,3 @@ def sparse_bytes(num_parameters: int, values_per_chunk: int) -> float:
     """Return about how many bytes a contribution to a sparse round has."""
     bits = math.log2(SPARSE_CHUNK / values_per_chunk) + SPARSE_BITS_BESIDE_INDEX
     return num_parameters * values_per_chunk / SPARSE_CHUNK * bits / 8
-
-
-def remember_link(file: Path, link: Link) -> None:
-    """Write down what a link was measured to carry, for the next time; where that fails, it is measured again then."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_whole(file, json.dumps(dict(up=link.up, down=link.down)))
-    except OSError as error:
-        logger.warning("What this link carries cannot be remembered: %s", error)
-
-
-def remembered_link(file: Path) -> Link | None:
-    """Return what was written down last; None: nothing that can be read."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        rates = float(values["up"]), float(values["down"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return Link(up=rates[0], down=rates[1]) if all(0 < rate < math.inf for rate in rates) else None

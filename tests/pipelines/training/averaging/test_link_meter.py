@@ -10,13 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipelines.doctor.link_checks import remember_link, remembered_link
 from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
-from pipelines.training.averaging.bandwidth.estimate import (
-    remember_link,
-    remembered_link,
-    round_line,
-    sparse_bytes,
-)
+from pipelines.training.averaging.bandwidth.estimate import round_line, sparse_bytes
 from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
 from pipelines.training.averaging.bandwidth.shares import Link, Member
 from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
