@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(900)]
+# What it is made of, servers that die and one that lies, is tested with the servers.
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.long, pytest.mark.timeout(900)]
 
 SECONDS = 110
 SCRIPT = [
