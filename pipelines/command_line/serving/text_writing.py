@@ -102,46 +102,32 @@ def _write_here(
             from pipelines.command_line.serving.across_blocks import model_across_blocks
 
             model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
-        return _written(repository, prompts, options, candidates, seed, revision, device, batch_size, model)
+        import torch
 
+        from pipelines.generation.image_generation import PROCESSOR_FILES, model_folder
+        from pipelines.serving.draw.asking_run import drawn_here
+        from pipelines.serving.draw.media.texts import EVERY, TEXTS
+        from pipelines.serving.draw.requests import Wish
+        from pipelines.serving.draw.serving_run import SERVED_FILES
+        from pipelines.torch_devices import torch_device
 
-def _written(
-    repository: str,
-    prompts: list[str],
-    options: "SamplingOptions",
-    candidates: int,
-    seed: int,
-    revision: str | None,
-    device: str,
-    batch_size: int,
-    model: Any,
-) -> "tuple[Any, Any, Written]":
-    import torch
-
-    from pipelines.generation.image_generation import PROCESSOR_FILES, model_folder
-    from pipelines.serving.draw.asking_run import drawn_here
-    from pipelines.serving.draw.media.texts import EVERY, TEXTS
-    from pipelines.serving.draw.requests import Wish
-    from pipelines.serving.draw.serving_run import SERVED_FILES
-    from pipelines.torch_devices import torch_device
-
-    if model is None:
-        folder = model_folder(repository, revision, SERVED_FILES)
-        parts = TEXTS.load(folder, precision="float32", device=torch_device(device))
-        tokenizer, model, is_here = parts.processor, parts.model, True
-    else:
-        folder = model_folder(repository, revision, (*PROCESSOR_FILES, "*.jinja"))
-        (tokenizer, _), is_here = TEXTS.read(folder), False
-    config, written = model.config, []
-    for index, prompt in enumerate(prompts):
-        ids = TEXTS.ids_of(tokenizer, prompt)
-        TEXTS.check(ids, None, options, config)
-        own = dict(revision="", precision="float32", tokenizer="", every=EVERY)
-        wish = Wish(input_ids=ids, prompt=index, seed=seed, options=options, **own)
-        numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
-        rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
-        written.append((torch.cat(rows), {}))
-    return tokenizer, config, written
+        if model is None:
+            folder = model_folder(repository, revision, SERVED_FILES)
+            parts = TEXTS.load(folder, precision="float32", device=torch_device(device))
+            tokenizer, model, is_here = parts.processor, parts.model, True
+        else:
+            folder = model_folder(repository, revision, (*PROCESSOR_FILES, "*.jinja"))
+            (tokenizer, _), is_here = TEXTS.read(folder), False
+        config, written = model.config, []
+        for index, prompt in enumerate(prompts):
+            ids = TEXTS.ids_of(tokenizer, prompt)
+            TEXTS.check(ids, None, options, config)
+            own = dict(revision="", precision="float32", tokenizer="", every=EVERY)
+            wish = Wish(input_ids=ids, prompt=index, seed=seed, options=options, **own)
+            numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
+            rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
+            written.append((torch.cat(rows), {}))
+        return tokenizer, config, written
 
 
 def _write_at_volunteers(
