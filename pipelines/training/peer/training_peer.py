@@ -23,7 +23,7 @@ from pipelines.swarm.records import (
     sender_name,
 )
 from pipelines.thread_choice import halves
-from pipelines.torch_devices import describe_device, num_cores
+from pipelines.torch_devices import cap_gpu_memory, describe_device, num_cores, off_the_gpu
 from pipelines.training.averaging.reduce.suspects import Suspect
 from pipelines.training.gradients.adaptive_threads import AdaptiveThreads
 from pipelines.training.gradients.computation import (
@@ -112,6 +112,7 @@ class TrainingPeer:
     ) -> None:
         """`lease`: of the records that this peer is told to train on; None: nobody tells it."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
+        cap_gpu_memory(compute.device, compute.max_gpu_memory)
         self.model = task.new_model().to(compute.device)
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self.num_samples = 0
@@ -183,6 +184,7 @@ class TrainingPeer:
             precision=self._precision,
             compiled=self._is_compiled,
             cpu_threads=self.compute.cpu_threads,
+            max_gpu_memory=self.compute.max_gpu_memory,
             store=self._parts.enter_context(meeting_place()),
         )
         return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
@@ -285,10 +287,11 @@ class TrainingPeer:
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
-        torch.cuda.empty_cache()  # what micro-batches took; the model stays
+        bring_back = off_the_gpu(self.optimizer.grad_averager.own_tensors())
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
+            bring_back()
             self.optimizer.resume()
             logger.info("Resumed at epoch %d.", self.optimizer.local_epoch)
 
