@@ -287,7 +287,7 @@ class TrainingPeer:
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
-        bring_back = off_the_gpu(self.optimizer.grad_averager.own_tensors())
+        bring_back = off_the_gpu(self.optimizer.own_tensors())
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
