@@ -1,15 +1,11 @@
 """The torch devices of this machine: the one that a person named, checked, and their names for people."""
 
-import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-logger = logging.getLogger(__name__)
-
 MAX_DESCRIPTION_CHARACTERS = 64
-GIBIBYTE = 2**30
 
 
 def torch_device(name: str) -> str:
@@ -30,39 +26,6 @@ def torch_devices(names: str) -> tuple[str, ...]:
     if names == "auto" and torch.cuda.is_available():
         return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     return tuple(torch_device(name.strip()) for name in names.split(","))
-
-
-def cap_gpu_memory(device: str, gibibytes: float | None) -> None:
-    """Let this process's tensors take at most so many GiB of a GPU; None: all that is free.
-
-    What is more raises torch.OutOfMemoryError. On a CPU the log says that there is nothing to cap.
-    """
-    if gibibytes is None:
-        return
-    if torch.device(device).type != "cuda":
-        logger.warning(
-            "--max-gpu-memory %g has no effect: there is no GPU to cap, this peer is on %s.", gibibytes, device
-        )
-        return
-    with torch.cuda.device(device):
-        total = torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gibibytes * GIBIBYTE / total))
-
-
-def off_the_gpu(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """Move tensors from GPUs to the CPU and give their memory to other programs; return what brings them back.
-
-    They stay the same objects, which optimizers and modules know; nobody may compute with them meanwhile.
-    """
-    moved = [(tensor, tensor.device) for tensor in tensors if tensor.device.type == "cuda"]
-    _move((tensor, torch.device("cpu")) for tensor, _ in moved)
-    torch.cuda.empty_cache()
-    return lambda: _move(moved)
-
-
-def _move(targets: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
-    for tensor, device in targets:
-        tensor.data = tensor.data.to(device)
 
 
 def wanted_threads(cpu_threads: int | None, environment: Mapping[str, str]) -> int | None:

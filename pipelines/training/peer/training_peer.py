@@ -23,7 +23,7 @@ from pipelines.swarm.records import (
     sender_name,
 )
 from pipelines.thread_choice import halves
-from pipelines.torch_devices import cap_gpu_memory, describe_device, num_cores, off_the_gpu
+from pipelines.torch_devices import describe_device, num_cores
 from pipelines.training.averaging.reduce.suspects import Suspect
 from pipelines.training.gradients.adaptive_threads import AdaptiveThreads
 from pipelines.training.gradients.computation import (
@@ -33,6 +33,7 @@ from pipelines.training.gradients.computation import (
     is_worth_compiling,
     resolve_precision,
 )
+from pipelines.training.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch

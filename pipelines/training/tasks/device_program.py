@@ -9,9 +9,9 @@ import sys
 
 import torch
 
-from pipelines.torch_devices import cap_gpu_memory
 from pipelines.training.gradients.computation import GradientComputation
 from pipelines.training.gradients.device_group import DevicePlan, join_process_group, serve
+from pipelines.training.gradients.gpu_memory import cap_gpu_memory
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
