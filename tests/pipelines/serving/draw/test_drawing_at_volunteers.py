@@ -57,7 +57,7 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
     theirs = generate(commands, run, tmp_path, "--swarm", prompts=PROMPTS)
     assert codes_of(theirs) == here
     assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
-    assert "Unchecked: only who holds the model can check" in theirs.stderr
+    assert "Unchecked: drawings are checked with the model's weights" in theirs.stderr
     checked = commands.run("doctor", run.name, "--host", LOOPBACK, "--json", folder=tmp_path)
     assert "2 servers of its model" in checked.stdout, checked.stdout + checked.stderr
     for one in json.loads(theirs.stdout.splitlines()[0])["pictures"]:
