@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from document_links import linked_files
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("architecture.md", "protocol.md")
@@ -131,8 +132,7 @@ def test_what_the_pages_of_the_site_link_to_is_in_it(site):
         there |= (found := set(ROOT.glob(pattern)))
         assert found, f"mkdocs.yml names {pattern}, which is not there"
     for page in named:
-        links = re.findall(r"\]\((?!\w+:)([^)#\s]+)", page.read_text(encoding="utf-8"))
-        assert {link for link in links if (page.parent / link).resolve() not in there} == set(), page.name
+        assert {link for link in linked_files(page) if (page.parent / link).resolve() not in there} == set(), page.name
 
 
 def test_the_site_is_built_with_pinned_versions():

@@ -23,7 +23,7 @@ from pipelines.generation.text_to_image import generate_images_for_prompts
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_NAME = "<img src=x onerror=document.title='hacked'>\u202e[a](javascript:alert)"
 SHOWN_NAME = "<img src=x onerror=document.title='hacked'> [a]…"
-UNCHECKED = "Unchecked: only who holds the model can check drawings."
+UNCHECKED = "Unchecked: drawings are checked with the model's weights."
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,7 +92,7 @@ def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
     assert not drawn.isError and SHOWN_NAME in text and UNCHECKED in text and "\u202e" not in text
 
 
-@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, client, expected, blow):
     victim, _ = (run.serve("--max-codes-per-second", 40) for _ in range(2))
     job = client.submit("a red star", 16, 4, 8, 1.0, 1.0, 3, api_name="/draw")
@@ -108,7 +108,7 @@ def test_whoever_dies_or_stops_the_pictures_are_the_same(run, client, expected, 
 def test_where_nobody_serves_one_line_says_so_and_the_page_draws_when_somebody_does(run, client, expected):
     pictures, message = draw(client)
     assert pictures == [] and message.startswith("Nobody has drawn for 8 s: no server of checkpoint ")
-    assert message.endswith(f"To give: dalle-collab serve {run.name}") and "\n" not in message
+    assert message.endswith(f"To serve it yourself: dalle-collab serve {run.name}") and "\n" not in message
     pictures, message = draw(client, seed=2**64)
     assert pictures == [] and message.startswith(f"seed is {2**64}, expected a whole number from ")
     run.serve()
@@ -122,6 +122,7 @@ def askers(space):
     return [pid for pid in found if b"asking_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.long
 def test_a_killed_program_is_one_line_and_nothing_outlives_the_page(run, bundle, environment, tmp_path):
     import gradio_client
 
@@ -145,6 +146,7 @@ def test_a_killed_program_is_one_line_and_nothing_outlives_the_page(run, bundle,
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_liar_is_named_on_a_page_that_checks(run, bundle, environment, expected, tmp_path):
     import gradio_client
 
@@ -159,7 +161,7 @@ def test_a_liar_is_named_on_a_page_that_checks(run, bundle, environment, expecte
 
 
 @needs_browser
-@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long)])
 def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, size, tmp_path):
     run.serve("--name", HOSTILE_NAME, "--max-codes-per-second", 40)
     with watched_page(address, size) as page:
