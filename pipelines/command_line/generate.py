@@ -65,7 +65,11 @@ def generate(
         str, typer.Option(help="With --swarm or --blocks: that of the servers: float32, bfloat16 or int8.")
     ] = "float32",
     audit: Annotated[
-        bool, typer.Option("--audit", help="With --swarm: download the weights and check a sample.")
+        bool,
+        typer.Option(
+            "--audit",
+            help="With --swarm: download the weights and check a sample; with --blocks: other servers repeat prompts.",
+        ),
     ] = False,
     patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
     max_tokens: Annotated[int | None, typer.Option(help="Of a text: tokens at most; by default 64.")] = None,
@@ -88,7 +92,7 @@ def generate(
 
       dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
 
-      dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8
+      dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8 --audit
 
       dalle-collab generate my-org/gpt "The file is" --max-tokens 40 --swarm
     """
@@ -100,9 +104,10 @@ def generate(
     require_prompts(texts)
     if swarm and blocks:
         raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
-    if (audit and not swarm) or (precision != "float32" and not (swarm or blocks)):
-        raise ValueError("--audit and --precision are about the drawings of volunteers. Add --swarm.")
-    borrowed = dict(precision=precision, patience_seconds=patience) if blocks else None
+    if (audit or precision != "float32") and not (swarm or blocks):
+        raise ValueError("--audit and --precision are about what volunteers compute. Add --swarm or --blocks.")
+    volunteers = dict(precision=precision, audits=audit, patience_seconds=patience)
+    borrowed = volunteers if blocks else None
     if writes_texts(repository, revision):
         about_pictures = {
             "--keep": keep != 4,
@@ -130,7 +135,7 @@ def generate(
             batch_size=batch_size,
             device=device,
             revision=revision,
-            volunteers=dict(precision=precision, audits=audit, patience_seconds=patience) if swarm else None,
+            volunteers=volunteers if swarm else None,
             across_blocks=borrowed,
             as_json=as_json,
         )

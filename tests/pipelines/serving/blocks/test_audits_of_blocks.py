@@ -7,11 +7,13 @@ import torch
 from block_links import MortalSwarm
 from tiny_models import tiny_dalle, tiny_language_model
 
-from pipelines.serving.blocks.client.audits import BlockAudits
+from modeling_dalle_collab.packed_dalle_collab import Int8Linear
+from pipelines.serving.blocks.client.audits import BlockAudits, Verdict, what_audits_found
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
 from pipelines.serving.blocks.client.route import Route
 from pipelines.serving.blocks.codecs import CODECS, decode, encode
 from pipelines.serving.blocks.routing import Hop
+from pipelines.serving.blocks.spans import NO_PADDING, load_span
 from pipelines.serving.blocks.weights import find_model
 
 SHAPE = (2, 1, 7, 64)
@@ -79,6 +81,52 @@ def test_two_hundred_honest_answers_are_not_accused(published, codec):
         session.close()
     verdicts = model.layers.audits.verdicts
     assert len(verdicts) == 200 and {verdict.outcome for verdict in verdicts} == {"agrees"}
+
+
+def test_int8_servers_on_other_processors_are_not_accused(published):
+    """Where there are no VNNI instructions activations are rounded to 7 bits, elsewhere to 8."""
+    spans = [load_span(published[1], range(6), weights="int8") for _ in range(2)]
+    for module in spans[1].stack.modules():
+        if isinstance(module, Int8Linear):
+            module.largest = 63
+    audits, hop = BlockAudits("float32", precision="int8", share=1.0, secret=0), Hop(peer="a", start=0, end=6)
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(5):
+        states = torch.randn(2, 1, spans[0].positions_of_prompt(), 64, generator=generator)
+        one, other = (span.forward(states, NO_PADDING, None) for span in spans)
+        assert audits.judge(hop, one, {"b": hop}, lambda _, other=other: other).outcome == "agrees"
+    assert max(verdict.error for verdict in audits.verdicts) < audits.limit / 10
+    assert (audits.limit, BlockAudits("int8", precision=None, share=1.0).limit) == (5e-3, 5e-2)
+
+
+def test_who_replaces_a_lost_server_is_checked_as_well(published):
+    swarm = swarm_of(published, "a", "b", "c", "d", liar="b", lie=noisy(0.02))
+    swarm.slow = {"c", "d"}
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
+    session = model.layers.session(dict(num_prompts=1, num_places=0))
+    session.prefill(torch.randn(SHAPE, generator=torch.Generator().manual_seed(5)), dict(is_packed=True))
+    assert [hop.peer for hop in session.hops] == ["a"]
+    swarm.lose("a")
+    session.start(dict(num_candidates=1, window=1, is_static=False, is_packed=True))
+    assert [hop.peer for hop in session.hops] == ["c"]
+    assert [verdict.liar for verdict in model.layers.audits.verdicts if verdict.liar] == ["b"]
+
+
+def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
+    outcomes = dict(agrees=None, lies="liar-server", disputed=None, unchecked=None)
+    verdicts = [
+        Verdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
+        for outcome, liar in outcomes.items()
+    ]
+    assert what_audits_found(verdicts, 1e-3) == [
+        "Server r-server differs from two others by 2.5e-01, and honest ones by at most 1e-03: it is avoided, and "
+        "another one has computed in its place.",
+        "Could not be told: layers 0:2 at disputed and the only other server of these layers differ by 2.5e-01, and "
+        "honest ones by at most 1e-03.",
+        "Unchecked, since nobody else serves these layers: layers 0:2 at nchecked.",
+        "Checked: 1 of 4 answers to prompts, each within 1e-03 of another server's. What was computed behind the "
+        "prompts is unchecked.",
+    ]
 
 
 def test_a_false_witness_does_not_bring_down_an_honest_server(published):

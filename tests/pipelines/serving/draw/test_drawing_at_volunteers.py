@@ -111,7 +111,7 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert f"dalle-collab serve {run.name}" in line
     wrong = generate(commands, run, tmp_path, "--swarm", "--weights", "int8")
     assert the_line(wrong).endswith("With --swarm ask for servers: --precision int8")
-    assert "Add --swarm." in the_line(generate(commands, run, tmp_path, "--audit"))
+    assert "Add --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
