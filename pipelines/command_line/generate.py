@@ -68,7 +68,7 @@ def generate(
         bool,
         typer.Option(
             "--audit",
-            help="With --swarm: download the weights and check a sample; with --blocks: other servers repeat prompts.",
+            help="With --swarm: download the weights and check a sample; with --blocks: others compute the same.",
         ),
     ] = False,
     patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
@@ -205,22 +205,27 @@ def _draw(
     **parts: str | None,
 ) -> "list[list[RankedImage]]":
     """Draw here; `borrowed` are arguments of `model_across_blocks`, None: the layers are here, too."""
+    from pipelines.command_line.serving.across_blocks import look_at_pictures, model_across_blocks
     from pipelines.generation.image_generation import TextToImage, load_ranking_parts, load_text_to_image
     from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
+    recheck = None
     with contextlib.ExitStack() as stack:
         if borrowed is None:
             bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
         else:
-            from pipelines.command_line.serving.across_blocks import model_across_blocks
-
-            model = stack.enter_context(model_across_blocks(repository, revision=parts["revision"], **borrowed))
+            model, recheck = stack.enter_context(
+                model_across_blocks(repository, revision=parts["revision"], **borrowed)
+            )
             bundle = TextToImage(model=model, **vars(load_ranking_parts(repository, **parts)))
         given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
         on_progress = stack.enter_context(stage_progress())
-        return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
+        drawn = generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
+        if recheck is not None:
+            look_at_pictures(recheck, bundle, prompts, drawn, options, given)
+        return drawn
 
 
 def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path, *, is_mosaic: bool) -> None:

@@ -2,7 +2,7 @@
 
 The server cannot tell which of its answers to prompts will be checked, because the question is the client's own. What
 honest servers differ by, on other processors and through the codec, is far below the limits; a lie smaller than them,
-such as weights with 0.1 % noise, is not seen. Nor is one that begins behind the prompt.
+such as weights with 0.1 % noise, is not seen. One that begins behind the prompt is for `rechecking`.
 
 Drawing audits measure on the run's own model what honest rounding may be off by. A client of blocks holds no layers to
 measure on; but here servers of one precision are compared with each other, not with exact weights, so that only the
@@ -120,7 +120,7 @@ def what_audits_found(verdicts: Sequence[Verdict], limit: float) -> list[str]:
     if checked:
         lines.append(
             f"Checked: {len(checked)} of {len(verdicts)} answers to prompts, each within {limit:.0e} of another "
-            "server's. What was computed behind the prompts is unchecked."
+            "server's."
         )
     return lines
 

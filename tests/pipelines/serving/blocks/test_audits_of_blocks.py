@@ -8,13 +8,17 @@ from block_links import MortalSwarm
 from tiny_models import tiny_dalle, tiny_language_model
 
 from modeling_dalle_collab.packed_dalle_collab import Int8Linear
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.serving.blocks.client.audits import BlockAudits, Verdict, what_audits_found
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
+from pipelines.serving.blocks.client.rechecking import Recheck
 from pipelines.serving.blocks.client.route import Route
 from pipelines.serving.blocks.codecs import CODECS, decode, encode
 from pipelines.serving.blocks.routing import Hop
 from pipelines.serving.blocks.spans import NO_PADDING, load_span
 from pipelines.serving.blocks.weights import find_model
+from pipelines.serving.draw.asking_run import drawn_here
+from pipelines.serving.draw.requests import Wish
 
 SHAPE = (2, 1, 7, 64)
 
@@ -124,9 +128,34 @@ def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
         "Could not be told: layers 0:2 at disputed and the only other server of these layers differ by 2.5e-01, and "
         "honest ones by at most 1e-03.",
         "Unchecked, since nobody else serves these layers: layers 0:2 at nchecked.",
-        "Checked: 1 of 4 answers to prompts, each within 1e-03 of another server's. What was computed behind the "
-        "prompts is unchecked.",
+        "Checked: 1 of 4 answers to prompts, each within 1e-03 of another server's.",
     ]
+
+
+def test_who_begins_to_lie_behind_the_prompt_is_noticed_by_servers_that_took_no_part(published):
+    swarm = swarm_of(published, "a", "b", liar="a", lie=lambda states, generator: states)
+    honestly = swarm.changed
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
+    wish = Wish(
+        revision="", precision="float32", tokenizer="", input_ids=torch.ones(1, 6, dtype=torch.int64), seed=1,
+        options=SamplingOptions(guidance_scale=2.0),
+    )  # fmt: skip
+    alone = Recheck(model)
+
+    def falsely(peer, answer):
+        body, tensors = answer
+        is_step = swarm.asked[-1] == ("a", "step")
+        return (body, {name: part.flip(-1) for name, part in tensors.items()}) if is_step else answer
+
+    for changed, said in ((honestly, "Checked: 4 pictures, each computed again by"), (falsely, "Some server is false")):
+        swarm.changed, recheck = changed, Recheck(model)
+        recheck.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
+        assert said in recheck.found()[-1] and len(recheck.found()) == 1
+        assert model.layers.route.took_part == {"a"}
+    assert {verdict.outcome for verdict in model.layers.audits.verdicts} == {"agrees"}, "it lies about no prompt"
+    swarm.lose("b")
+    alone.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
+    assert alone.found()[0].startswith("Unchecked behind the prompts, by others than took part: ")
 
 
 def test_a_false_witness_does_not_bring_down_an_honest_server(published):
