@@ -16,6 +16,8 @@ from support_files import SUPPORT
 from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
+from pipelines.chaos.chaos_processes import free_port
+from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
 from pipelines.generation.image_generation import load_drawing_parts
 from pipelines.training.metrics.credit.served import read_served
 from pipelines.training.repository.manifest import digest_file
@@ -78,21 +80,39 @@ def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
 
 @pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path, blow):
-    """The first server is slow, so that it is in the middle of its part when the blow comes."""
-    slow, victim, _ = (run.serve("--max-codes-per-second", rate) for rate in (60, 60, 200))
-    here = codes_of(generate(commands, run, tmp_path, candidates=48, keep=48))
+    """The first servers are slow, so that they are in the middle of their parts when the blow comes.
+
+    With the stop the link of another one is cut: both are silent, and neither is gone.
+    """
+    port = free_port()
+    with LinkProxy(lambda port: None) as proxy:
+        link = f"/ip4/127.0.0.1/tcp/{proxy.add('slow', port).proxy_port}"
+        slow = run.serve("--max-codes-per-second", 60, "--host", f"/ip4/127.0.0.1/tcp/{port}", "--announce", link)
+        victim, _ = (run.serve("--max-codes-per-second", rate) for rate in (60, 200))
+        here = codes_of(generate(commands, run, tmp_path, candidates=48, keep=48))
+        said = drawn_while(commands, run, tmp_path, lambda: strike(blow, victim, proxy))
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    theirs = {one["candidate"]: one["image_codes"] for one in json.loads(line)["pictures"]}
+    assert [theirs] == here, said
+    assert slow.process.poll() is None
+
+
+def strike(blow, victim, proxy):
+    victim.signal(getattr(signal, blow))
+    if blow == "SIGSTOP":
+        proxy.limit("slow", LinkLimits(is_cut=True))
+
+
+def drawn_while(commands, run, tmp_path, happens):
+    """Draw, and let something happen in the middle; return what was printed."""
     log = tmp_path / "swarm.log"
     words = ("generate", run.name, PROMPTS[0], "--candidates", 48, "--keep", 48, "--device", "cpu", "--json", "--swarm")
     words = [str(word) for word in (*words, "--output", tmp_path / "grid.png")]
     with commands.started_worker(log, *words) as asking:
         until_some_are_drawn(asking, log)
-        victim.signal(getattr(signal, blow))
+        happens()
         assert asking.wait(240) == 0, log.read_text()
-    said = log.read_text()
-    (line,) = [line for line in said.splitlines() if line.startswith("{")]
-    theirs = {one["candidate"]: one["image_codes"] for one in json.loads(line)["pictures"]}
-    assert [theirs] == here, said
-    assert slow.process.poll() is None
+    return log.read_text()
 
 
 def until_some_are_drawn(asking, log):
