@@ -21,7 +21,7 @@ UNCHECKED = "Unchecked: servers may have computed something else. To have others
 def model_across_blocks(
     repository: str, *, revision: str | None, precision: str, audits: bool, patience_seconds: float
 ) -> "Iterator[tuple[Any, Recheck | None]]":
-    """Yield the model, an instance of its local class; at the end say through whose machines the chain went.
+    """Yield the model, an instance of its local class; at the end say whose machines took part.
 
     With `audits` other servers repeat every prompt, finished candidates can be looked at, and what that found is said.
 
@@ -43,12 +43,13 @@ def model_across_blocks(
             patience_seconds=patience_seconds,
             audit_share=1.0 if audits else 0.0,
         )
-        layers = range(len(model.layers))
-        model.layers.route.chain(layers)  # what nobody serves is said before anything else is loaded
+        route = model.layers.route
+        route.chain(range(len(model.layers)))  # what nobody serves is said before anything else is loaded
         status.stop()
         recheck, book = Recheck(model) if audits else None, model.layers.audits
         yield model, recheck
-        chain = ", ".join(f"{hop.start}:{hop.end} at {hop.peer[-8:]}" for hop in model.layers.route.chain(layers))
+    hops = sorted(route.took_part, key=lambda hop: (hop.start, hop.end, hop.peer))
+    chain = ", ".join(f"{hop.start}:{hop.end} at {hop.peer[-8:]}" for hop in hops)
     found = [UNCHECKED] if recheck is None else [*what_audits_found(book.verdicts, book.limit), *recheck.found()]
     for line in (f"Layers {chain}, in {precision}.", *found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

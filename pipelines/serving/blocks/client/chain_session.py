@@ -240,7 +240,7 @@ class ChainSession:
                     self._route.avoid(hop.peer, error)
                     continue
                 opened.append(LiveHop(hop=hop, link=link, recording=recording))
-                self._route.took_part.add(hop.peer)
+                self._route.took_part.add(hop)
                 at = hop.end
                 if at < layers.stop:
                     recording = self._recorded(passed_on, at)

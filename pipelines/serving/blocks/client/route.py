@@ -80,8 +80,8 @@ class Route:
         self._last_resorts: dict[str, float] = {}
         """Servers that were chosen although they had failed, and since when."""
 
-        self.took_part: set[str] = set()
-        """Servers that were part of a generation's chain."""
+        self.took_part: set[Hop] = set()
+        """All that generations' chains have consisted of."""
 
         self._left_out: frozenset[str] = frozenset()
         self._banned: dict[str, tuple[float, float]] = {}
@@ -163,7 +163,7 @@ class Route:
     def only_others(self) -> Iterator[None]:
         """Ask no server during the block that was part of a generation, and wait for none."""
         before = self._left_out, self._patience
-        self._left_out, self._patience = frozenset(self.took_part), 0.0
+        self._left_out, self._patience = frozenset(hop.peer for hop in self.took_part), 0.0
         try:
             yield
         finally:

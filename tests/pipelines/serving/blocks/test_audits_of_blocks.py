@@ -151,7 +151,7 @@ def test_who_begins_to_lie_behind_the_prompt_is_noticed_by_servers_that_took_no_
         swarm.changed, recheck = changed, Recheck(model)
         recheck.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
         assert said in recheck.found()[-1] and len(recheck.found()) == 1
-        assert model.layers.route.took_part == {"a"}
+        assert {hop.peer for hop in model.layers.route.took_part} == {"a"}
     assert {verdict.outcome for verdict in model.layers.audits.verdicts} == {"agrees"}, "it lies about no prompt"
     swarm.lose("b")
     alone.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
