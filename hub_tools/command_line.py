@@ -171,7 +171,7 @@ def publish_dataset(
     credits: Annotated[str, typer.Option(help="Who made the pictures, for the card.")] = "",
     message: Annotated[str | None, typer.Option(help="Title of the commit.")] = None,
 ) -> None:
-    """Check Parquet shards and publish those that the Hub has not, with a dataset card, up to 100 in a commit.
+    """Check Parquet shards and publish those that the Hub lacks, with a dataset card, up to 100 in a commit.
 
     Stopped, the same command goes on. Repeating it makes no new commit.
 

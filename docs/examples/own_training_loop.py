@@ -23,7 +23,7 @@ run = TrainingRun(
 network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))  # for one machine; leave it out for the Internet
 
 with collaboration(run, model, entry_addresses=sys.argv[1:], network=network) as swarm:
-    print("To join: python own_training_loop.py", *swarm.addresses, flush=True)
+    print("To join: python", sys.argv[0], *swarm.addresses, flush=True)
     while not swarm.is_over:
         inputs = torch.randn(16, 8)
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()

@@ -33,7 +33,9 @@ def chaos(
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Servers of the model fail, instead of faults: {SERVING_NAMES}."),
     ] = None,
-    admission: Annotated[bool, typer.Option("--admission", help="Admit users only: who attacks is one.")] = False,
+    admission: Annotated[
+        bool, typer.Option("--admission", help="Admit users only; the attacker is one of them.")
+    ] = False,
     epoch_seconds: Annotated[float, typer.Option(min=1.0, help="Length of an epoch, without averaging.")] = 4.0,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the run.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for logs, report.json, timeline.png.")] = Path("chaos-output"),

@@ -56,13 +56,13 @@ def generate(
     ] = "published",
     batch_size: Annotated[int, typer.Option(help="Candidates drawn at once; fewer need less memory.")] = 64,
     swarm: Annotated[
-        bool, typer.Option("--swarm", help="Have volunteers draw, who serve the run; no weights are downloaded.")
+        bool, typer.Option("--swarm", help="Have volunteers who serve the run draw; no weights are downloaded.")
     ] = False,
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Run the model across servers of its layers; no layers are downloaded.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="With --swarm or --blocks: that of the servers: float32, bfloat16 or int8.")
+        str, typer.Option(help="With --swarm or --blocks: the servers' precision: float32, bfloat16 or int8.")
     ] = "float32",
     audit: Annotated[
         bool,
@@ -72,7 +72,7 @@ def generate(
         ),
     ] = False,
     patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Of a text: tokens at most; by default 64.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest text in tokens; by default 64.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
 ) -> None:
     """Draw pictures for prompts and keep those that CLIP ranks first.
@@ -104,8 +104,10 @@ def generate(
     require_prompts(texts)
     if swarm and blocks:
         raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
-    if (audit or precision != "float32") and not (swarm or blocks):
-        raise ValueError("--audit and --precision are about what volunteers compute. Add --swarm or --blocks.")
+    if audit and not (swarm or blocks):
+        raise ValueError("--audit checks what volunteers compute, and needs --swarm or --blocks.")
+    if precision != "float32" and not (swarm or blocks):
+        raise ValueError("--precision is that of volunteers' servers. Add --swarm or --blocks.")
     volunteers = dict(precision=precision, audits=audit, patience_seconds=patience)
     borrowed = volunteers if blocks else None
     if writes_texts(repository, revision):
@@ -154,7 +156,7 @@ def generate(
         batch_size=batch_size,
     )
     if (swarm or blocks) and weights != "published":
-        raise ValueError(f"--weights is about drawing here. With --swarm ask for servers: --precision {weights}")
+        raise ValueError(f"--weights is for drawing on this machine. To choose servers: --precision {weights}")
     picture = _read_picture(complete, rows)
     parts = dict(revision=revision, codec=codec, clip=clip)
     origins: list[dict[int, dict[str, object]]] = [{} for _ in texts]

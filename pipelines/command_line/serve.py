@@ -9,7 +9,7 @@ import typer
 def serve(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     precision: Annotated[
-        str, typer.Option(help="float32, bfloat16 or int8 (CPU, pictures); float32 servers alone draw equally.")
+        str, typer.Option(help="float32, bfloat16, or int8 (CPU, pictures); only float32 servers draw the same codes.")
     ] = "float32",
     blocks: Annotated[
         str | None,
@@ -17,13 +17,13 @@ def serve(
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="GB for others' drawings or caches, beside the weights; default: half of the free."),
+        typer.Option(help="GB for clients' drawings or caches, besides the weights; default: half of what is free."),
     ] = None,
     max_codes_per_second: Annotated[
-        float | None, typer.Option(help="Give at most so much of this machine; default: all it can.")
+        float | None, typer.Option(help="Draw at most this many codes a second; default: no limit.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name that askers see, in an open run; default: your Hub user name.")
+        str | None, typer.Option(help="Name that clients see, in an open run; default: your Hub user name.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.")] = False,
@@ -33,16 +33,16 @@ def serve(
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between looks for a newer checkpoint.")] = 60.0,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checks for a newer checkpoint.")] = 60.0,
     http: Annotated[
         int | None, typer.Option(help="Also draw for programs on this machine, over HTTP on this port; 0: any.")
     ] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
 ) -> None:
-    """Draw pictures or write texts for others with a run's newest checkpoint. Or serve some of its layers.
+    """Draw pictures or write texts for others with a run's newest checkpoint, or serve some of its layers.
 
-    The run's name is all you need. Who asks sends a prompt's ids and a seed, and gets image codes or tokens. The run
+    The run's name is all you need. Clients send a prompt's token ids and a seed, and get image codes or tokens. The run
     may be over: servers are found through its auxiliary peer, or through each other. Newer checkpoints are served as
     they are published. Ctrl-C finishes what has begun and leaves; a second one quits at once. SIGUSR1 pauses, SIGUSR2
     resumes. With --http, programs on this machine that speak OpenAI's interface for pictures or texts are served too;

@@ -30,7 +30,9 @@ def test_accounts_are_made_while_the_hub_runs(tmp_path):
             assert [(org["name"], org["roleInOrg"]) for org in me["orgs"]] == [("birds", "admin")]
         again = hub_tools("user", "create", "alice", "--root", tmp_path)
         assert (again.returncode, again.stdout) == (1, "")
-        assert again.stderr == "hub-tools: The name 'alice' is taken by a user\n"
+        assert again.stderr == (
+            "hub-tools: The name 'alice' is taken by a user. For another token of a user: hub-tools user token NAME\n"
+        )
 
 
 def test_check_counts_and_names_problems(tmp_path):

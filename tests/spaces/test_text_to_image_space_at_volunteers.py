@@ -25,7 +25,7 @@ from pipelines.image_codes.thumbnails import enlarged
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_NAME = "<img src=x onerror=document.title='hacked'>\u202e[a](javascript:alert)"
 SHOWN_NAME = "<img src=x onerror=document.title='hacked'> [a]…"
-UNCHECKED = "Unchecked: only who holds the model can check drawings."
+UNCHECKED = "Unchecked: drawings are checked with the model's weights."
 
 pytestmark = [
     pytest.mark.slow,
@@ -110,7 +110,7 @@ def test_whoever_dies_or_stops_the_pictures_are_the_same(run, client, expected, 
 def test_where_nobody_serves_one_line_says_so_and_the_page_draws_when_somebody_does(run, client, expected):
     pictures, message = draw(client)
     assert pictures == [] and message.startswith("Nobody has drawn for 8 s: no server of checkpoint ")
-    assert message.endswith(f"To give: dalle-collab serve {run.name}") and "\n" not in message
+    assert message.endswith(f"To serve it yourself: dalle-collab serve {run.name}") and "\n" not in message
     pictures, message = draw(client, seed=2**64)
     assert pictures == [] and message.startswith(f"seed is {2**64}, expected a whole number from ")
     run.serve()

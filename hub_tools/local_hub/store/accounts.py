@@ -118,7 +118,11 @@ def check_can_write(connection: sqlite3.Connection, caller: Caller, namespace: s
 def _check_free(connection: sqlite3.Connection, name: str) -> None:
     kind = namespace_kind(connection, name)
     if kind:
-        raise HubError(HTTPStatus.CONFLICT, f"The name {name!r} is taken by {'a user' if kind == 'user' else 'an org'}")
+        raise HubError(
+            HTTPStatus.CONFLICT,
+            f"The name {name!r} is taken by {'a user' if kind == 'user' else 'an org'}. "
+            "For another token of a user: hub-tools user token NAME",
+        )
 
 
 def _check_user(connection: sqlite3.Connection, user: str) -> None:

@@ -17,10 +17,10 @@ def deduplicate(
     policy: "FilterPolicy",
     sources: Places,
     output: Annotated[Path, typer.Option(help="Folder of fingerprints and of the list; an unfinished one continues.")],
-    distance: Annotated[int, typer.Option(help="Bits of 124 in which near duplicates differ at most: 0 to 3.")] = 3,
+    distance: Annotated[int, typer.Option(help="Near duplicates differ in at most this many of 124 bits: 0 to 3.")] = 3,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
 ) -> None:
-    """List pictures that come again, the same or nearly, over all sources; `data prepare --leave-out` drops them.
+    """List duplicates and near duplicates over all sources; `data prepare --leave-out` drops them.
 
     The first one of each is kept. Give the filter that you prepare with: only what it keeps is compared.
 

@@ -17,11 +17,13 @@ def download(
     caption_column: Annotated[
         str | None, typer.Option(help="Column of captions; default: caption, text, alt_text, ...")
     ] = None,
-    at_once: Annotated[int, typer.Option(help="Pictures on their way at the same time.")] = 32,
-    at_once_per_host: Annotated[int, typer.Option(help="Of these, from one host.")] = 4,
-    timeout_seconds: Annotated[float, typer.Option(help="For one picture.")] = 30.0,
-    largest_megabytes: Annotated[int, typer.Option(help="Of the largest picture; times --at-once bounds memory.")] = 16,
-    user_agent: Annotated[str | None, typer.Option(help="How servers see you; say how to reach you.")] = None,
+    at_once: Annotated[int, typer.Option(help="Pictures downloaded at the same time.")] = 32,
+    at_once_per_host: Annotated[int, typer.Option(help="Of these, at most so many from one host.")] = 4,
+    timeout_seconds: Annotated[float, typer.Option(help="Longest time for one picture.")] = 30.0,
+    largest_megabytes: Annotated[
+        int, typer.Option(help="Largest picture, in MB; times --at-once it bounds memory.")
+    ] = 16,
+    user_agent: Annotated[str | None, typer.Option(help="User-Agent header; say in it how to reach you.")] = None,
     allow_private_addresses: Annotated[
         bool, typer.Option("--allow-private-addresses", help="Fetch from your own network too.")
     ] = False,

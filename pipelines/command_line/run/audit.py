@@ -8,17 +8,17 @@ import typer
 
 def audit(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
-    prompts: Annotated[Path, typer.Option(help="Text file with a prompt in each line; one of them is drawn.")],
+    prompts: Annotated[Path, typer.Option(help="Text file with one prompt per line; one is chosen at random.")],
     candidates: Annotated[int, typer.Option(min=1, max=4096, help="Pictures to have drawn and checked.")] = 32,
     precision: Annotated[str, typer.Option(help="Audit servers of this precision.")] = "float32",
-    patience: Annotated[float, typer.Option(help="Seconds to wait where nobody draws.")] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds to wait while nobody draws.")] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Also write the findings as JSON to this file.")] = None,
 ) -> None:
-    """Have pictures drawn by a run's servers, like anybody who asks, and check every one of them with the weights.
+    """Have a run's servers draw pictures, as any client does, and check every one of them with the weights.
 
     The prompt is taken at random from a file, the seed is random: servers cannot know that they are audited as long as
-    the file is not published. Who draws something else is named, avoided from here and complained about. An entry
-    (`run assist --stay --audit-prompts FILE`) does so every hour and credits who draws right.
+    the file is not published. A server that draws something else is named, complained about, and avoided by this
+    machine. An entry (`run assist --stay --audit-prompts FILE`) does so every hour; it credits servers that draw right.
 
     Examples:
 

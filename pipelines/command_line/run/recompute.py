@@ -11,11 +11,11 @@ def recompute(
         int | None, typer.Option(help="Parameters of this epoch's checkpoint; default: all epochs that have one.")
     ] = None,
     peer: Annotated[str | None, typer.Option(help="Only of this user, or of the peer with this name.")] = None,
-    most: Annotated[int, typer.Option("--most", min=1, help="So many gradients at most, drawn at random.")] = 8,
+    most: Annotated[int, typer.Option("--most", min=1, help="Check at most this many, chosen at random.")] = 8,
     tolerance: Annotated[
         float, typer.Option(help="Largest relative difference. Peers with bf16, fp16 or a compiled model need 0.02.")
     ] = 1e-6,
-    seed: Annotated[int, typer.Option(help="Of the choice.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of that choice.")] = 0,
 ) -> None:
     """Check what peers trained on: compute some of their signed gradients again, from the records that they name.
 

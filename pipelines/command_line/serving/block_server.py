@@ -39,8 +39,7 @@ def run_block_server(
                 report = peer.report()
                 console.print(
                     f"Serving layers {report.layers.start}:{report.layers.stop} of epoch {report.epoch} of "
-                    f"{repository} at {report.layers_per_second:.0f} layers a second. Clients see a name "
-                    f"({peer.username}), never your files.",
+                    f"{repository} at {report.layers_per_second:.0f} layers a second as {peer.username}.",
                     soft_wrap=True,
                     highlight=False,
                 )
@@ -52,7 +51,7 @@ def run_block_server(
                 )  # fmt: skip
             elif event == "serves":
                 layers = values["layers"]
-                console.print(f"Serves layers {layers.start}:{layers.stop} of epoch {values['epoch']} from now on.")
+                console.print(f"Now serving layers {layers.start}:{layers.stop} of epoch {values['epoch']}.")
                 events.happened("serves", epoch=values["epoch"], layers=[layers.start, layers.stop])
             else:
                 status.update(f"{event.capitalize()} {repository}")

@@ -52,7 +52,7 @@ def run_drawing_server(
                     "serving", peer=peer.peer_id, rate=peer.rate, epoch=current.epoch, addresses=values["addresses"]
                 )
             elif event == "serves":
-                console.print(f"Serves epoch {values['epoch']} of {repository} from now on.", highlight=False)
+                console.print(f"Now serving epoch {values['epoch']} of {repository}.", highlight=False)
                 events.happened("serves", epoch=values["epoch"])
             else:
                 status.update(f"{event.capitalize()} {repository}")

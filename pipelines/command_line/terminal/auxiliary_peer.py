@@ -115,8 +115,8 @@ def _keep_entry(
 
         with kept_entry(repository, network=network, hear=hear, takes_signals=True) as entry:
             console.print(
-                f"{repository} is over; this is an entry for who serves it (dalle-collab serve {repository}) and who "
-                f"draws (dalle-collab generate {repository} ... --swarm): {', '.join(entry.addresses)}",
+                f"{repository} is over; this is its entry for servers (dalle-collab serve {repository}) and their "
+                f"clients (dalle-collab generate {repository} ... --swarm): {', '.join(entry.addresses)}",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -126,7 +126,7 @@ def _keep_entry(
                 status.update(f"{len(entry.records.servers())} servers")
                 if auditing is not None and (right := auditing.look()) is not None:
                     said = ", ".join(f"{user} {number}" for user, number in right.items()) or "nobody"
-                    console.print(f"Audited servers; drawn right: {said}", highlight=False, markup=False)
+                    console.print(f"Audited the servers; candidates drawn right: {said}", highlight=False, markup=False)
                     events.happened("audited", right=right)
     if entry.watch.found_new_generation:
         console.print(f"{repository} was rolled back: assisting its new generation.")

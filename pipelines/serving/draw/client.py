@@ -351,5 +351,6 @@ class _OneDrawing:
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (
             f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {wish.revision[:12]} in "
-            f"{wish.precision} answers{others}.{refusals} To give: dalle-collab serve {self.swarm._repository}"
+            f"{wish.precision} answers{others}.{refusals} "
+            f"To serve it yourself: dalle-collab serve {self.swarm._repository}"
         )

@@ -35,10 +35,10 @@ def what_came(drawn: Sequence[Drawn], *, is_audited: bool) -> list[str]:
     told += [f"{len(by_whom) - MOST_NAMED} others"] * (len(by_whom) > MOST_NAMED)
     lines = [f"{len(candidates)} candidates drawn by {', '.join(told)}."]
     if lost := sum(one.num_lost for one in drawn):
-        lines.append(f"{lost} were drawn a second time, because a server did not finish or was found out.")
+        lines.append(f"{lost} were drawn a second time, because a server did not finish or drew something else.")
     lines += [str(complaint) for one in drawn for complaint in one.complaints]
     if is_audited:
         lines.append(f"Checked: {sum(c.is_audited for c in candidates)} of {len(candidates)}, at random.")
     else:
-        lines.append("Unchecked: only who holds the model can check drawings.")
+        lines.append("Unchecked: drawings are checked with the model's weights.")
     return lines

@@ -49,7 +49,7 @@ def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
 def test_options_that_exclude_each_other_are_one_line(hub, commands, tmp_path):
     for options, said in (
         (("--swarm", "--blocks"), "Choose one of them."),
-        (("--audit",), "Add --swarm or --blocks."),
+        (("--audit",), "needs --swarm or --blocks."),
         (("--blocks", "--weights", "int8"), "--weights is about drawing here."),
     ):
         assert said in the_line(commands.run("generate", "org/none", "a star", *options, folder=tmp_path))

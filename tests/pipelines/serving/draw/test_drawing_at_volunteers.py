@@ -59,7 +59,7 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
     theirs = generate(commands, run, tmp_path, "--swarm", prompts=PROMPTS)
     assert codes_of(theirs) == here
     assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
-    assert "Unchecked: only who holds the model can check" in theirs.stderr
+    assert "Unchecked: drawings are checked with the model's weights" in theirs.stderr
     checked = commands.run("doctor", run.name, "--host", LOOPBACK, "--json", folder=tmp_path)
     assert "2 servers of its model" in checked.stdout, checked.stdout + checked.stderr
     for one in json.loads(theirs.stdout.splitlines()[0])["pictures"]:
@@ -131,7 +131,7 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert f"dalle-collab serve {run.name}" in line
     wrong = generate(commands, run, tmp_path, "--swarm", "--weights", "int8")
     assert the_line(wrong).endswith("With --swarm ask for servers: --precision int8")
-    assert "Add --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
+    assert "needs --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
