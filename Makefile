@@ -3,12 +3,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu verify-figures constraints
+.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu verify-figures constraints docs
 
 VENV := .venv
 STAMP := $(VENV)/.installed
+SITE_VENV := .venv-site
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
-# Test files run in parallel; a file's shared fixtures are made once.
+# Test files run in parallel; a file's shared fixtures are made once. Swarms wait for each other a third of the time.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
 # Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
 PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
@@ -33,7 +34,7 @@ demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, 
 test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
 	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 3
 
 test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill preparations; what is measured is not repeated
 	$(VENV)/bin/python tests/long/simulation.py
@@ -63,6 +64,9 @@ bench-gpu: $(STAMP)  ## Measure training and generation on a GPU, in at most 8 m
 verify-figures: $(STAMP)  ## Say which figures in the documents are not what the last benchmarks wrote
 	$(VENV)/bin/python tests/verify_figures.py
 
+docs: $(SITE_VENV)/.installed  ## Build the documents as a web site in site/
+	$(SITE_VENV)/bin/mkdocs build --quiet --strict
+
 # Nothing is installed: pip only says what it would install. The header of the file is kept.
 constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt; then run the tests
 	{ grep '^#' constraints.txt; $(VENV)/bin/python -m pip install --quiet --dry-run --ignore-installed --report - '.[test]' \
@@ -84,4 +88,9 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt tests/ancestor/requirements.t
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip 'setuptools>=77'
 	$(VENV)/bin/python -m pip install --constraint constraints.txt --editable '.[test]'
 	$(VENV)/bin/python -m pip install --no-deps --requirement tests/ancestor/requirements.txt
+	@touch $@
+
+$(SITE_VENV)/.installed: docs/requirements.txt
+	python3 -m venv --clear $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	@touch $@

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from document_links import linked_files
 
 import hub_tools.command_line
 import pipelines.command_line.main
@@ -191,9 +192,7 @@ def test_every_file_that_a_page_names_exists(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_a_document_links_to_exists(document):
-    text = re.sub(r"<!--.*?-->", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    assert [link for link in linked_files(document) if not (document.parent / link).exists()] == []
 
 
 def test_the_sizes_of_the_table_are_the_defaults_and_the_demos():

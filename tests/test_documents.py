@@ -1,4 +1,7 @@
-"""What docs/architecture.md and docs/protocol.md say of the code is there: files, names, keys, calls, pictures."""
+"""What docs/architecture.md and docs/protocol.md say of the code is there: files, names, keys, calls, pictures.
+
+And the web site leads to every page.
+"""
 
 import ast
 import re
@@ -8,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+from document_links import linked_files
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("architecture.md", "protocol.md")
@@ -100,3 +105,36 @@ def test_pictures_and_pages_that_a_document_links_are_there(document):
         assert (ROOT / "docs" / target).is_file(), f"{document} links {target}, which is not there"
         if target.endswith(".svg"):
             xml.etree.ElementTree.parse(ROOT / "docs" / target)
+
+
+@pytest.fixture(scope="module")
+def site():
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def pages_of(entries: list[dict]) -> Iterator[str]:
+    """Return the pages that a site's contents name, those in its parts too."""
+    for entry in entries:
+        for found in entry.values():
+            yield from [found] if isinstance(found, str) else pages_of(found)
+
+
+def test_the_contents_of_the_site_name_every_page_once(site):
+    named = list(pages_of(site["nav"]))
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")}
+    assert sorted(named) == sorted(pages | {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"})
+
+
+def test_what_the_pages_of_the_site_link_to_is_in_it(site):
+    named = [ROOT / name for name in pages_of(site["nav"])]
+    there = {*named, *(ROOT / "docs" / "images").iterdir()}
+    for pattern in site["extra"]["linked_files"]:
+        there |= (found := set(ROOT.glob(pattern)))
+        assert found, f"mkdocs.yml names {pattern}, which is not there"
+    for page in named:
+        assert {link for link in linked_files(page) if (page.parent / link).resolve() not in there} == set(), page.name
+
+
+def test_the_site_is_built_with_pinned_versions():
+    lines = (ROOT / "docs" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert all("==" in line for line in lines if not line.startswith("#"))

@@ -12,6 +12,7 @@ def doctor(
         str, typer.Option(help="Samples per local step to check memory for; auto: 1, enough for join to start.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    max_gpu_memory: Annotated[float | None, typer.Option(help="Most GiB of each GPU that join will take.")] = None,
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Check as a peer without open ports.")] = False,
     bandwidth_limit: Annotated[float | None, typer.Option(help="Upload limit in Mbit/s that join will get.")] = None,
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
@@ -51,5 +52,5 @@ def doctor(
         bandwidth_limit_mbit=bandwidth_limit,
     )
     size = number_or_auto("--micro-batch-size", micro_batch_size)
-    compute = ComputeOptions(micro_batch_size=size, device=device)
+    compute = ComputeOptions(micro_batch_size=size, device=device, max_gpu_memory=max_gpu_memory)
     examine_machine(repository, network, compute, as_json=as_json, strict=strict, events=EventFile(events))

@@ -45,6 +45,9 @@ def join(
     max_load: Annotated[
         float, typer.Option(help="Compute for at most this share of the time, in percent; the device rests in between.")
     ] = 100.0,
+    max_gpu_memory: Annotated[
+        float | None, typer.Option(help="Take at most this many GiB of each GPU; the rest is for other programs.")
+    ] = None,
     startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append a JSON line per epoch and per event (such as joining) to this file.")
@@ -111,5 +114,6 @@ def join(
         max_epochs=max_epochs,
         max_hours=max_hours,
         max_load=max_load,
+        max_gpu_memory=max_gpu_memory,
     )
     run_training_peer(repository, network, compute, events=EventFile(events, step_seconds=event_seconds))

@@ -169,7 +169,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
 
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
     """Check this machine on its own, against the run's needs as far as they are known."""
-    machine = read_machine(examination.compute.device)
+    machine = read_machine(examination.compute.device, examination.compute.max_gpu_memory)
     yield machine_checks.check_platform(machine)
     if (opened := examination.opened) is not None:
         yield from check_versions(opened.run, machine)

@@ -11,6 +11,7 @@ from pipelines.swarm.open_files import open_files_limit
 
 SHARED_MEMORY = Path("/dev/shm")
 CGROUP = Path("/sys/fs/cgroup")
+GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Machine:
     """Memory that this process can still get, within its control group; None if unknown."""
 
     free_gpu_memory: int | None
-    """Free bytes of the device to use; None on a CPU."""
+    """Free bytes of the device to use, or fewer if a peer is to take no more; None on a CPU."""
 
     cache_folder: Path
     """Folder of the Hub's cache, where checkpoints are downloaded."""
@@ -42,8 +43,8 @@ class Machine:
     """Free bytes in the cache folder."""
 
 
-def read_machine(device: str = "cpu") -> Machine:
-    """Measure this machine; `device` is a torch device."""
+def read_machine(device: str = "cpu", max_gpu_memory: float | None = None) -> Machine:
+    """Measure this machine; `device` is a torch device, of which a peer takes at most `max_gpu_memory` GiB."""
     cache = cache_folder()
     return Machine(
         python=".".join(map(str, sys.version_info[:3])),
@@ -51,7 +52,7 @@ def read_machine(device: str = "cpu") -> Machine:
         open_files=open_files_limit(),
         free_shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         available_memory=available_memory(),
-        free_gpu_memory=free_gpu_memory(device),
+        free_gpu_memory=capped(free_gpu_memory(device), max_gpu_memory),
         cache_folder=cache,
         free_disk=shutil.disk_usage(nearest_folder(cache)).free,
     )
@@ -71,6 +72,11 @@ def free_gpu_memory(device: str) -> int | None:
     import torch
 
     return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def capped(free: int | None, gibibytes: float | None) -> int | None:
+    """Return the free bytes of a GPU of which a peer takes at most so many GiB."""
+    return free if free is None or gibibytes is None else min(free, int(gibibytes * GIBIBYTE))
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
-from pipelines.doctor.machine import Machine
+from pipelines.doctor.machine import GIBIBYTE, Machine
 
 PACKAGE = "dalle-collab"
 ENOUGH_OPEN_FILES = 1024
@@ -15,7 +15,6 @@ ENOUGH_OPEN_FILES = 1024
 
 COMFORTABLE_OPEN_FILES = 4096
 MEBIBYTE = 2**20
-GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +102,10 @@ def check_gpu_memory(machine: Machine, needs: PeerNeeds) -> CheckResult | None:
     """Compare the free memory of the GPU with the estimate; None where no GPU is used."""
     if machine.free_gpu_memory is None:
         return None
-    cure = "Choose a smaller --micro-batch-size, stop other programs on this GPU (nvidia-smi), or use --device cpu."
+    cure = (
+        "Choose a smaller --micro-batch-size or a larger --max-gpu-memory, stop other programs on this GPU "
+        "(nvidia-smi), or use --device cpu."
+    )
     return _compare("GPU memory", machine.free_gpu_memory, needs.gpu_memory, needs, "free", cure)
 
 

@@ -72,10 +72,11 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             upload: float,
             client_mode: bool,
             load: float,
+            gpu_memory: float,
             profile: gr.OAuthProfile | None,
             token: gr.OAuthToken | None,
         ) -> object:
-            fields = run, micro_batch, device, hours, upload, client_mode, load
+            fields = run, micro_batch, device, hours, upload, client_mode, load, gpu_memory
             own_token = get_token() or (token.token if token is not None and on_hub else None)
             return press(lambda: act(JoinSettings.from_fields(*fields, host_addresses=hosts), own_token), profile)
 
@@ -140,6 +141,7 @@ def _fields(run: str, on_hub: bool) -> list[gr.components.Component]:
             gr.Number(0, label="Upload limit (Mbit/s; 0: none)", minimum=0),
             gr.Checkbox(on_hub, label="Client mode: peers cannot connect to this machine (firewall, Space)"),
             gr.Slider(5, 100, value=100, step=5, label="Share of the time that it computes (%)"),
+            gr.Number(0, label="GPU memory to take at most (GiB; 0: all that is free)", minimum=0),
         ]
 
 

@@ -65,7 +65,7 @@ def raw(text):
 END = (b"\xff" * 32, 0, 0, 0, 0)
 
 
-def test_what_is_put_into_a_bucket_comes_out_again(api, bucket, tmp_path):
+def test_what_is_put_into_a_bucket_comes_out_again(hub, api, bucket, tmp_path):
     add(api, bucket, FILES)
     info = api.bucket_info(bucket)
     assert (info.total_files, info.size, info.private) == (len(FILES), sum(map(len, FILES.values())), False)
@@ -74,6 +74,9 @@ def test_what_is_put_into_a_bucket_comes_out_again(api, bucket, tmp_path):
     below = [file.path for file in api.list_bucket_tree(bucket, "folder")]
     assert below == ["folder/floats.bin", "folder/random.bin", "folder/zeros.bin"]
     assert downloaded(api, bucket, FILES, tmp_path) == FILES
+    for path, content in FILES.items():  # as a web page reads it
+        answer = httpx.get(f"{hub.endpoint}/buckets/{bucket}/resolve/{path}", headers={"Origin": "https://page"})
+        assert answer.content == content and answer.headers["access-control-allow-origin"] == "*"
     add(api, bucket, {"text.txt": b"newer"})
     api.batch_bucket_files(bucket, delete=["folder/zeros.bin"])
     assert downloaded(api, bucket, ["text.txt"], tmp_path) == {"text.txt": b"newer"}

@@ -120,7 +120,7 @@ from pipelines.pages.joining.join_view import JoinView
 app = runpy.run_path("app.py")
 with JoinSession() as session:
     page = app["build_interface"](session, os.environ)
-    fields = (os.environ["RUN"], "4", "cpu", 0, 0, True, 50)
+    fields = (os.environ["RUN"], "4", "cpu", 0, 0, True, 50, 0)
     presses = {"pressed": (*fields, None, None), "on_pause": (None,), "on_stop": (None,)}
     answers = [entry.fn(*presses[entry.name])["value"] for entry in page.fns.values() if entry.name in presses]
     print(json.dumps(dict(answers=answers, nothing_started=session.view() == JoinView())))

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from ..protocol.hub_error import HubError, bad_request, entry_not_found
 from ..routes.request_parts import CallerOf, Decoded, JsonObject, Storage, endpoint_of, receive_body
 from ..store.database import timestamp
+from ..store.object_store import ObjectStore
 from ..store.repositories import wants_private
 from .bucket_store import (
     apply_operations,
@@ -24,6 +25,8 @@ from .bucket_store import (
     readable_bucket,
     writable_bucket,
 )
+from .xet_contents import file_in_bucket, spans_of
+from .xet_formats import unpacked
 
 router = APIRouter()
 API = "/api/buckets/{namespace}/{name}"
@@ -146,17 +149,30 @@ def batch(
     return JSONResponse({"success": True, "failed": []})
 
 
-@router.head("/buckets/{namespace}/{name}/resolve/{path:path}")
+@router.api_route("/buckets/{namespace}/{name}/resolve/{path:path}", methods=["GET", "HEAD"])
 def resolve(name: Name, path: Decoded, request: Request, caller: CallerOf, storage: Storage) -> Response:
-    """Say which content a file has; it is fetched through Xet."""
+    """Say which content a file has, which the client fetches through Xet; or send it, as to web pages."""
     with storage.database.reading() as connection:
         bucket = readable_bucket(connection, caller, name)
         row = file_at(connection, bucket, path)
-    if row is None:
-        raise entry_not_found(path)
+        if row is None:
+            raise entry_not_found(path)
+        spans = spans_of(connection, file_in_bucket(connection, bucket.id, row["hash"])) if row["size"] else []
     route = f"{endpoint_of(request)}/api/buckets/{quote(bucket.full_name)}/xet-read-token"
     headers = {"X-Xet-Hash": row["hash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])}
-    return Response(headers=headers)
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    headers |= {"Content-Length": str(row["size"]), "X-Content-Type-Options": "nosniff"}
+    return StreamingResponse(_contents(storage.objects, spans), headers=headers, media_type="application/octet-stream")
+
+
+def _contents(objects: ObjectStore, spans: list[tuple[str, int, int]]) -> Iterator[bytes]:
+    """Yield the chunks in parts of xorbs, given by digest, first byte and last one."""
+    for sha256, first, last in spans:
+        with objects.path_of(sha256).open("rb") as xorb:
+            xorb.seek(first)
+            for _, content in unpacked(xorb.read(last - first + 1)):
+                yield content
 
 
 class _Refused(Exception):

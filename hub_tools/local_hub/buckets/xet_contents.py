@@ -119,6 +119,16 @@ def bytes_of(connection: sqlite3.Connection, term: Term) -> tuple[int, int]:
     return (chunks[term.first - 1].end if term.first else 0), chunks[-1].end - 1
 
 
+def spans_of(connection: sqlite3.Connection, file: XetFile) -> list[tuple[str, int, int]]:
+    """Return where a file's chunks are, in order: digest of a xorb's body, first byte in it, last byte."""
+    spans = []
+    for term in file.terms:
+        sha256 = xorb_sha256(connection, term.xorb)
+        assert sha256 is not None, "a recipe was checked against its xorbs, which are kept for good"
+        spans.append((sha256, *bytes_of(connection, term)))
+    return spans
+
+
 def _chunks_of(connection: sqlite3.Connection, term: Term) -> list[Chunk]:
     row = connection.execute("SELECT chunks FROM xorbs WHERE hash=?", (term.xorb,)).fetchone()
     packed = row["chunks"] if row else b""

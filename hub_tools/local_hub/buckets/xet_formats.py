@@ -81,22 +81,26 @@ def hash_text(value: bytes) -> str:
 
 def read_xorb(body: bytes) -> list[Chunk]:
     """Return the chunks in a xorb's body, whose footer may be missing; raises a 400 for any that is damaged."""
-    chunks: list[Chunk] = []
-    position = 0
+    chunks = [Chunk(_keyed(CHUNK_KEY, content), end, len(content)) for end, content in unpacked(body)]
+    if not chunks:
+        raise bad_request("The xorb has no chunks")
+    return chunks
+
+
+def unpacked(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield where each chunk ends in a xorb's body, or in some whole chunks of one, and its content; 400 for damage."""
+    position = num_chunks = 0
     while position < len(body) and not body.startswith(XORB_FOOTER_MARK, position):
         header = body[position : position + CHUNK_HEADER_BYTES]
         packed, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
         start = position + CHUNK_HEADER_BYTES
         position = start + packed
         if len(header) < CHUNK_HEADER_BYTES or header[0] or not 0 < length <= MAX_CHUNK_BYTES or position > len(body):
-            raise bad_request(f"Chunk {len(chunks)} of the xorb is malformed")
-        if len(chunks) == MAX_XORB_CHUNKS:
+            raise bad_request(f"Chunk {num_chunks} of the xorb is malformed")
+        if num_chunks == MAX_XORB_CHUNKS:
             raise bad_request(f"The xorb has more than {MAX_XORB_CHUNKS} chunks")
-        content = _unpacked(header[4], body[start:position], length)
-        chunks.append(Chunk(_keyed(CHUNK_KEY, content), position, length))
-    if not chunks:
-        raise bad_request("The xorb has no chunks")
-    return chunks
+        num_chunks += 1
+        yield position, _unpacked(header[4], body[start:position], length)
 
 
 def xorb_hash(chunks: Sequence[Chunk]) -> str:

@@ -34,6 +34,9 @@ class JoinSettings:
     max_load: float | None = None
     """Compute for at most this share of the time, in percent."""
 
+    max_gpu_memory: float | None = None
+    """Take at most this many GiB of each GPU."""
+
     client_mode: bool = False
     """Accept no connections, as behind a firewall."""
 
@@ -44,7 +47,11 @@ class JoinSettings:
         check_run_name(self.repository)
         load = {} if self.max_load is None else dict(max_load=self.max_load)
         ComputeOptions(
-            micro_batch_size=self.micro_batch_size, max_hours=self.max_hours, max_epochs=self.max_epochs, **load
+            micro_batch_size=self.micro_batch_size,
+            max_hours=self.max_hours,
+            max_epochs=self.max_epochs,
+            max_gpu_memory=self.max_gpu_memory,
+            **load,
         )
         NetworkOptions(bandwidth_limit_mbit=self.upload_mbit)
         kind, _, number = self.device.partition(":")
@@ -61,6 +68,7 @@ class JoinSettings:
         upload_mbit: float | None,
         client_mode: bool,
         max_load: float | None = None,
+        max_gpu_memory: float | None = None,
         *,
         host_addresses: tuple[str, ...] = (),
     ) -> Self:
@@ -76,6 +84,7 @@ class JoinSettings:
             upload_mbit=upload_mbit or None,
             client_mode=bool(client_mode),
             max_load=max_load or None,
+            max_gpu_memory=max_gpu_memory or None,
             host_addresses=host_addresses,
         )
 
@@ -97,8 +106,9 @@ class JoinSettings:
     def _shared_arguments(self) -> list[str]:
         size = [] if self.micro_batch_size is None else ["--micro-batch-size", str(self.micro_batch_size)]
         hosts = [part for address in self.host_addresses for part in ("--host", address)]
+        memory = [] if self.max_gpu_memory is None else ["--max-gpu-memory", str(self.max_gpu_memory)]
         client_mode = ["--client-mode"] if self.client_mode else []
-        return [self.repository, "--device", self.device, *size, *hosts, *client_mode]
+        return [self.repository, "--device", self.device, *size, *memory, *hosts, *client_mode]
 
 
 def check_run_name(repository: str) -> None:

@@ -29,7 +29,7 @@ from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.versions import package_version
 
 SECONDS_BESIDE_A_BUCKET = 3600.0
-"""Between commits of metrics alone where the run's bucket has them: the landing page reads the repository."""
+"""Between commits of metrics alone where the run's bucket has them, which dashboard and landing page read."""
 
 
 @contextlib.contextmanager

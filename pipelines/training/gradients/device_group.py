@@ -64,6 +64,9 @@ class DevicePlan:
     precision: str
     compiled: bool
     cpu_threads: int | None
+    max_gpu_memory: float | None
+    """See `ComputeOptions`."""
+
     store: str
     """File through which the processes find each other."""
 

@@ -102,8 +102,15 @@ def _seconds_on_gpu(backward: ComputeGradient, batch: Batch, device: str) -> flo
     seconds = time.monotonic() - started
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    peak = torch.cuda.max_memory_reserved(device) + others
-    return seconds if peak <= SHARE_OF_DEVICE_MEMORY * total else None
+    with torch.cuda.device(device):
+        cap = torch.cuda.get_per_process_memory_fraction() * total
+    fits = gpu_suffices(torch.cuda.max_memory_reserved(device), others=others, total=total, cap=cap)
+    return seconds if fits else None
+
+
+def gpu_suffices(peak: int, *, others: int, total: int, cap: float) -> bool:
+    """Tell whether this process's largest memory so far fits with a margin in the GPU beside others, and in its cap."""
+    return peak <= SHARE_OF_DEVICE_MEMORY * cap and peak + others <= SHARE_OF_DEVICE_MEMORY * total
 
 
 def _seconds_on_cpu(backward: ComputeGradient, batch: Batch, size: int) -> float | None:

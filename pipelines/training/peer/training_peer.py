@@ -33,6 +33,7 @@ from pipelines.training.gradients.computation import (
     is_worth_compiling,
     resolve_precision,
 )
+from pipelines.training.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
@@ -112,6 +113,7 @@ class TrainingPeer:
     ) -> None:
         """`lease`: of the records that this peer is told to train on; None: nobody tells it."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
+        cap_gpu_memory(compute.device, compute.max_gpu_memory)
         self.model = task.new_model().to(compute.device)
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self.num_samples = 0
@@ -183,6 +185,7 @@ class TrainingPeer:
             precision=self._precision,
             compiled=self._is_compiled,
             cpu_threads=self.compute.cpu_threads,
+            max_gpu_memory=self.compute.max_gpu_memory,
             store=self._parts.enter_context(meeting_place()),
         )
         return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
@@ -285,10 +288,11 @@ class TrainingPeer:
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
-        torch.cuda.empty_cache()  # what micro-batches took; the model stays
+        bring_back = off_the_gpu(self.optimizer.own_tensors())
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
+            bring_back()
             self.optimizer.resume()
             logger.info("Resumed at epoch %d.", self.optimizer.local_epoch)
 

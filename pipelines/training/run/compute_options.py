@@ -41,9 +41,13 @@ class ComputeOptions:
     max_load: float = 100.0
     """Compute for at most this share of the time, in percent: after each micro-batch the device rests."""
 
+    max_gpu_memory: float | None = None
+    """GiB of each GPU that this peer's tensors may take, so that other programs find the rest; None: all that is free.
+    CUDA itself takes a few hundred MiB on top."""
+
     def __post_init__(self) -> None:
         check_counts(self, "micro_batch_size", "num_devices", "shuffle_buffer_size", "cpu_threads", "max_epochs")
-        check_positive(self, "max_hours")
+        check_positive(self, "max_hours", "max_gpu_memory")
         if not 1 <= self.max_load <= 100:
             raise ValueError(f"max_load is {self.max_load}; expected a percentage from 1 to 100.")
         check_choice("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))

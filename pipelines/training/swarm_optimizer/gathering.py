@@ -5,6 +5,7 @@ the outer optimizer, whose parameters and momentum are the state that newcomers,
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -39,6 +40,9 @@ class Gathering(Protocol):
     def restart(self, *, keep_gradient: bool) -> int:
         """Start over, after a change of the state from outside; return the samples that still count."""
 
+    def own_tensors(self) -> Iterable[torch.Tensor]:
+        """Return what it keeps on the model's device, besides what the averager has gathered."""
+
 
 class SummedGradients:
     """Every gradient is summed, and the sum is averaged."""
@@ -68,6 +72,10 @@ class SummedGradients:
             return self.take_back()
         self._averager.forget_gradients()
         return self._averager.local_samples_accumulated
+
+    def own_tensors(self) -> Iterable[torch.Tensor]:
+        """See `Gathering`: nothing."""
+        return ()
 
 
 class LocalSteps:
@@ -118,6 +126,10 @@ class LocalSteps:
         self._num_samples = 0
         self._inner.restart(self._state.optimized_parameters)
         return 0
+
+    def own_tensors(self) -> Iterable[torch.Tensor]:
+        """See `Gathering`: the inner optimizer's statistics."""
+        return [tensor for state in self._inner.optimizer.state.values() for tensor in state.values()]
 
     def _make_inner_step(self, epoch: int) -> None:
         """Step along the gathered samples' mean gradient; a smaller step if they are fewer than an inner batch."""

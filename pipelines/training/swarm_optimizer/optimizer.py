@@ -1,8 +1,10 @@
 """The swarm's optimizer: gathers gradients until the swarm has enough samples, and keeps its peer in step."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+import torch
 
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.gradients.computation import gradients_are_finite
@@ -234,6 +236,11 @@ class SwarmOptimizer:
         self.begin_epoch()
         self.tracker.shutdown(SECONDS_TO_SHUT_DOWN)
         return num_lost
+
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """Return all tensors that a pause can move off the device: parameters, gradients, statistics."""
+        yield from self.grad_averager.own_tensors()
+        yield from self._parts.gathering.own_tensors()
 
     def resume(self) -> None:
         """Take part again, with the swarm's newest state if it has moved on in the meantime."""

@@ -11,6 +11,7 @@ import torch
 
 from pipelines.training.gradients.computation import GradientComputation
 from pipelines.training.gradients.device_group import DevicePlan, join_process_group, serve
+from pipelines.training.gradients.gpu_memory import cap_gpu_memory
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
@@ -21,6 +22,7 @@ def main(rank: int, plan: DevicePlan) -> None:
     if plan.cpu_threads:
         torch.set_num_threads(plan.cpu_threads)
     device, task = plan.device(rank), open_task(TrainingRun.from_mapping(json.loads(plan.run)), plan.place)
+    cap_gpu_memory(device, plan.max_gpu_memory)
     model = task.new_model().to(device)
     computation = GradientComputation(task, model, device=device, precision=plan.precision, compiled=plan.compiled)
     join_process_group(plan, rank)

@@ -11,9 +11,10 @@ export class HubProblem extends Error {
   }
 }
 
-/** Return the address at which the Hub serves a file. `repository` is `ORG/NAME`, or `datasets/ORG/NAME`. */
-export function fileAddress(hub, repository, path, revision = "main") {
-  const parts = [...repository.split("/"), "resolve", revision, ...path.split("/")];
+/** Return the address at which the Hub serves a file. `place` is `ORG/NAME`, `datasets/ORG/NAME`, or `buckets/ORG/NAME`. */
+export function fileAddress(hub, place, path, revision = "main") {
+  const revisions = place.startsWith("buckets/") ? [] : [revision];
+  const parts = [...place.split("/"), "resolve", ...revisions, ...path.split("/")];
   return `${hub}/${parts.map(encodeURIComponent).join("/")}`;
 }
 

@@ -46,7 +46,7 @@ async function follow(settings) {
 }
 
 async function showRun({ hub, run }) {
-  const [trainingRun, summary] = await Promise.all([
+  const [trainingRun, committed] = await Promise.all([
     attempt(fetchJson(hub, run, "training_run.json"), readTrainingRun),
     attempt(fetchJson(hub, run, "metrics/summary.json"), readSummary),
   ]);
@@ -55,11 +55,24 @@ async function showRun({ hub, run }) {
     showStatus("problem", trainingRun.problem.message + (isNoRun ? " It is not a training run." : ""));
     return;
   }
+  const summary = newer(committed, await summaryInBucket(hub, trainingRun.value));
   showSettingsOfRun(trainingRun.value, summary.value?.newest);
   if (summary.value) showMetrics(hub, trainingRun.value, summary.value);
   else if (summary.problem.kind === "missing") showMetrics(hub, trainingRun.value, readSummary({}));
   else showStatus("problem", summary.problem.message);
   await Promise.all([showReelOf(hub, run, trainingRun.value), showDataOf(hub, trainingRun.value, summary.value?.newest)]);
+}
+
+/** Read the summary in the run's bucket, if it has one: metrics go there more often than into the repository. */
+async function summaryInBucket(hub, { bucket, bucketFolder }) {
+  if (!isRepository(bucket) || !bucketFolder) return {};
+  return attempt(fetchJson(hub, `buckets/${bucket}`, `${bucketFolder}/metrics/summary.json`), readSummary);
+}
+
+/** Return what was committed, or what is in the bucket if that is there and not older; as `published_metrics` does. */
+function newer(committed, live) {
+  const epoch = ({ value }) => value?.newest?.epoch ?? 0;
+  return live.value && epoch(live) >= epoch(committed) ? live : committed;
 }
 
 async function showReelOf(hub, run, trainingRun) {

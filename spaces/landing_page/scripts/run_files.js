@@ -31,6 +31,8 @@ export function readTrainingRun(values) {
     numEpochs: wholeWithin(of.num_epochs, 1, 1e12),
     dataset: typeof of.dataset_repository === "string" ? of.dataset_repository : "",
     datasetRevision: text(of.dataset_revision),
+    bucket: text(of.bucket),
+    bucketFolder: folderInBucket(of.run_id, of.generation ?? 0),
     compression: text(of.averaging_compression),
     min8BitElements: wholeWithin(of.min_8bit_elements, 1, 1e12) ?? 1,
     overlapsAveraging: of.delay_gradient_averaging === true,
@@ -43,6 +45,12 @@ export function readTrainingRun(values) {
     hasReel: Array.isArray(of.reel_prompts) && of.reel_prompts.length > 0,
     isOpen: !of.authorization_service,
   };
+}
+
+/** Return where the run's part of its bucket is; empty for names that no run has. */
+function folderInBucket(runId, generation) {
+  const isPlain = /^[A-Za-z0-9_-]{1,96}$/.test(text(runId)) && wholeWithin(generation, 0, 1e9) !== null;
+  return isPlain ? `${runId}/generation-${generation}` : "";
 }
 
 /** Return settings side by side: those of format 2 are in sections. */

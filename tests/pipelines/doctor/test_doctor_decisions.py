@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.doctor.admission_checks import judge_membership, judge_service
 from pipelines.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
-from pipelines.doctor.machine import Machine, read_machine
+from pipelines.doctor.machine import Machine, capped, read_machine
 from pipelines.doctor.machine_checks import (
     PeerNeeds,
     check_disk,
@@ -154,6 +154,11 @@ def test_too_little_of_anything_says_how_much_is_there_and_how_much_is_needed(ch
 def test_a_machine_without_shared_memory_fails_and_one_without_gpu_is_not_asked():
     assert check_shared_memory(machine(free_shared_memory=None), needs()).status == "fail"
     assert check_gpu_memory(machine(free_gpu_memory=None), needs()) is None
+
+
+def test_a_cap_on_gpu_memory_counts_as_what_is_free_of_it():
+    assert [capped(8 * GIB, cap) for cap in (None, 6.0, 9.0)] == [8 * GIB, 6 * GIB, 8 * GIB]
+    assert capped(None, 6.0) is None
 
 
 def test_this_machine_can_be_read():

@@ -66,9 +66,9 @@ def test_fields_of_a_page_become_arguments_of_the_commands():
     assert plain.join_arguments() == ["join", "org/run", "--device", "auto"]
     assert plain.doctor_arguments() == ["doctor", "org/run", "--device", "auto"]
     hosts = hosts_from({"HOST": "/ip4/127.0.0.1/tcp/0, /ip4/0.0.0.0/tcp/7"})
-    full = JoinSettings.from_fields("org/run", " 8 ", "cuda:1", 1.5, 20, True, 50, host_addresses=hosts)
+    full = JoinSettings.from_fields("org/run", " 8 ", "cuda:1", 1.5, 20, True, 50, 6, host_addresses=hosts)
     assert full.join_arguments() == [
-        *("join", "org/run", "--device", "cuda:1", "--micro-batch-size", "8"),
+        *("join", "org/run", "--device", "cuda:1", "--micro-batch-size", "8", "--max-gpu-memory", "6"),
         *("--host", "/ip4/127.0.0.1/tcp/0", "--host", "/ip4/0.0.0.0/tcp/7", "--client-mode"),
         *("--max-hours", "1.5", "--bandwidth-limit", "20", "--max-load", "50"),
     ]
@@ -92,6 +92,7 @@ def test_what_is_no_name_of_a_run_is_refused(name):
         (("org/run", "4", "auto", -1, 0, False), "max_hours is -1; expected a number above 0"),
         (("org/run", "4", "auto", 0, -5, False), "bandwidth_limit_mbit is -5"),
         (("org/run", "4", "auto", 0, 0, False, 400), "max_load is 400"),
+        (("org/run", "4", "auto", 0, 0, False, 100, -1), "max_gpu_memory is -1; expected a number above 0"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_value_seen(fields, message):

@@ -25,6 +25,7 @@ from pipelines.training.gradients.computation import (
 from pipelines.training.gradients.micro_batch import (
     NoMicroBatchFitsError,
     choose_micro_batch,
+    gpu_suffices,
     largest_useful,
     ram_suffices,
     trial,
@@ -76,6 +77,12 @@ def test_a_micro_batch_is_small_beside_the_batch_of_the_swarm():
 def test_twice_the_memory_of_the_last_size_must_leave_half_of_what_is_free():
     assert ram_suffices(100, free_bytes=400)
     assert not ram_suffices(101, free_bytes=400)
+
+
+def test_a_gpu_suffices_within_the_cap_and_beside_other_programs():
+    assert gpu_suffices(90, others=0, total=100, cap=100.0) and not gpu_suffices(91, others=0, total=100, cap=100.0)
+    assert gpu_suffices(36, others=0, total=100, cap=40.0) and not gpu_suffices(37, others=0, total=100, cap=40.0)
+    assert not gpu_suffices(36, others=60, total=100, cap=40.0)
 
 
 def test_trying_a_size_computes_real_gradients_and_leaves_no_trace():
@@ -282,6 +289,7 @@ def test_a_peer_leaves_after_its_own_limit_of_epochs_or_at_the_end_of_the_run():
         (ComputeOptions, dict(compile="yes"), "compile is 'yes'"),
         (NetworkOptions, dict(bandwidth_limit_mbit=0.0), "bandwidth_limit_mbit is 0.0; expected a number above 0"),
         (ComputeOptions, dict(max_hours=-1.0), "max_hours is -1.0"),
+        (ComputeOptions, dict(max_gpu_memory=0.0), "max_gpu_memory is 0.0; expected a number above 0"),
         (ComputeOptions, dict(max_load=0), "max_load is 0; expected a percentage from 1 to 100"),
         (ComputeOptions, dict(max_load=float("nan")), "max_load is nan"),
         (NetworkOptions, dict(client_mode=True, use_relay=True), "Choose one of --client-mode and --relay"),
