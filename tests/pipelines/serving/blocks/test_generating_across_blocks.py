@@ -50,6 +50,6 @@ def test_options_that_exclude_each_other_are_one_line(hub, commands, tmp_path):
     for options, said in (
         (("--swarm", "--blocks"), "Choose one of them."),
         (("--audit",), "needs --swarm or --blocks."),
-        (("--blocks", "--weights", "int8"), "--weights is about drawing here."),
+        (("--blocks", "--weights", "int8"), "--weights is for drawing on this machine."),
     ):
         assert said in the_line(commands.run("generate", "org/none", "a star", *options, folder=tmp_path))

@@ -130,7 +130,7 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert "in int8 answers; other checkpoints or precisions: " in line
     assert f"dalle-collab serve {run.name}" in line
     wrong = generate(commands, run, tmp_path, "--swarm", "--weights", "int8")
-    assert the_line(wrong).endswith("With --swarm ask for servers: --precision int8")
+    assert the_line(wrong).endswith("To choose servers: --precision int8")
     assert "needs --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 
