@@ -236,7 +236,7 @@ def test_a_ban_lasts_longer_each_time(published):
         assert {span.peer for span in route._usable()} == {"a", "b"}
 
 
-def test_the_prompt_of_a_language_model_is_checked(tmp_path):
+def test_prompts_and_texts_of_a_language_model_are_checked(tmp_path):
     torch.set_num_threads(1)
     tiny_language_model(tmp_path, "gpt2")
     published = find_model(str(tmp_path))
@@ -250,3 +250,8 @@ def test_the_prompt_of_a_language_model_is_checked(tmp_path):
     options = dict(max_new_tokens=8, do_sample=False)
     assert torch.equal(model.generate(ids, **options), honest.generate(ids, **options))
     assert model.layers.audits.verdicts[0].outcome == "lies"
+    options = SamplingOptions(num_image_codes=8)
+    wish = Wish(revision="", precision="float32", tokenizer="", input_ids=ids, options=options)
+    recheck = Recheck(model)
+    recheck.look_at(wish, range(3), drawn_here(model, wish, range(3), reads_once=False))
+    assert recheck.found() == ["Checked: 3 texts, each computed again by servers that took no part."]

@@ -290,7 +290,7 @@ def test_an_audit_checks_every_picture_and_names_who_draws_something_else(run, c
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_an_entry_audits_servers_and_credits_who_draws_right(hub, tmp_path):
+def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_path):
     """Credit is in the run's repository, of the honest server alone. Its audits have the lowest priority: they wait."""
     with drawn_run(hub, tmp_path, "credited-run") as run:
         prompts = tmp_path / "prompts.txt"
@@ -305,6 +305,7 @@ def test_an_entry_audits_servers_and_credits_who_draws_right(hub, tmp_path):
         (name,) = [name for name in run.api.list_repo_files(run.name) if "served-" in name]
         held = read_served(Path(run.api.hf_hub_download(run.name, name, cache_dir=tmp_path / "cache")))
         assert {user for _, user in held} == {"giver-2"} and sum(held.values()) % 32 == 0
+        assert "about liar by 1, who say that" in findings_of(commands, run, tmp_path)["complaints"]["seen"]
 
 
 @pytest.mark.long
