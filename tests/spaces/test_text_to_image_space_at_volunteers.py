@@ -93,7 +93,7 @@ def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
     assert not drawn.isError and SHOWN_NAME in text and UNCHECKED in text and "\u202e" not in text
 
 
-@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, client, expected, blow):
     victim, _ = (run.serve("--max-codes-per-second", 40) for _ in range(2))
     job = client.submit("a red star", 16, 4, 8, 1.0, 1.0, 3, api_name="/draw")
@@ -123,6 +123,7 @@ def askers(space):
     return [pid for pid in found if b"asking_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.long
 def test_a_killed_program_is_one_line_and_nothing_outlives_the_page(run, bundle, environment, tmp_path):
     import gradio_client
 
@@ -146,6 +147,7 @@ def test_a_killed_program_is_one_line_and_nothing_outlives_the_page(run, bundle,
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_liar_is_named_on_a_page_that_checks(run, bundle, environment, expected, tmp_path):
     import gradio_client
 
@@ -160,7 +162,7 @@ def test_a_liar_is_named_on_a_page_that_checks(run, bundle, environment, expecte
 
 
 @needs_browser
-@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long)])
 def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, size, tmp_path):
     run.serve("--name", HOSTILE_NAME, "--max-codes-per-second", 40)
     with watched_page(address, size) as page:

@@ -3,7 +3,8 @@
 Usage: python publishing_program.py REPOSITORY SETTINGS(JSON). Prints one JSON object. Settings: `folder`; `epochs` to
 spool; `until`: epoch that must be published, default the last; `seconds_more`: to work after that; `records`: samples
 of a peer to observe, by epoch; `has_organiser`: whether this machine may use the organiser's key, by default it may;
-`begun_file`, `wait_for_file`: to make and to wait for; `die_when_spooled`; `bucket_epochs` for the run's bucket alone.
+`begun_file`, `wait_for_file`: to make and to wait for; `head_check_seconds`; `die_when_spooled`;
+`bucket_epochs` for the run's bucket alone.
 """
 
 import json
@@ -20,7 +21,7 @@ from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
-from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
+from pipelines.training.auxiliary.publishing.hub_publisher import HEAD_CHECK_SECONDS, HubPublisher
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.side_threads import PublishingThread
 from pipelines.training.metrics.credit.claims import RoundLog
@@ -89,6 +90,7 @@ def main(repository: str, settings: dict) -> None:
         metrics_interval_seconds=settings.get("metrics_seconds", 3600.0),
         package_version="0.1.0",
         bucket=bucket,
+        head_check_seconds=settings.get("head_check_seconds", HEAD_CHECK_SECONDS),
     )
     publisher.begin(["/ip4/127.0.0.1/tcp/1"])
     print(json.dumps(dict(event="begun", published=publisher.published_epoch)), flush=True)

@@ -6,6 +6,9 @@ from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.faults.fault_script import NO_PEER, FaultKind, attack_in_the_middle, draw_faults
 
+AMONG_ALL_TESTS = ("bad_mode", "false_votes", "framing_member", "lying_epoch", "zeroing_reducer")
+"""One of each part that is attacked; `make test-long` has them all."""
+
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory):
@@ -17,7 +20,9 @@ def swarm(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.swarm
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AMONG_ALL_TESTS else pytest.mark.long) for name in ATTACKS]
+)
 def test_an_attacker_goes_on_and_so_does_a_trainer(swarm, name):
     attacker = swarm.start(name, HOSTILE_PROCESS, attacks={name: 2})
     try:

@@ -68,10 +68,14 @@ class HubPublisher:
         package_version: str,
         bucket: BucketPublisher | None = None,
         on_published: OnPublished = lambda epoch, folder, commit: None,
+        head_check_seconds: float = HEAD_CHECK_SECONDS,
     ) -> None:
-        """`bucket` is the run's, if any. `on_published` is called before a published checkpoint leaves the spool."""
+        """`bucket` is the run's, if any. Every `head_check_seconds` the repository's newest commit is looked at.
+
+        `on_published` is called before a published checkpoint leaves the spool.
+        """
         self.repository, self.run, self.key, self.spool, self.metrics = repository, task.run, key, spool, metrics
-        self.bucket = bucket
+        self.bucket, self._head_check_seconds = bucket, head_check_seconds
         self.entry_addresses: tuple[str, ...] = ()
         """Addresses that the repository should list while this peer is the publisher."""
 
@@ -176,7 +180,7 @@ class HubPublisher:
                 return
 
     def _take_note(self, head: RunSnapshot) -> None:
-        self._next_head_check = time.monotonic() + HEAD_CHECK_SECONDS
+        self._next_head_check = time.monotonic() + self._head_check_seconds
         if self._trusted.accepts(head.run) and head.run.generation != self.run.generation:
             raise RunRolledBackError(
                 f"{self.repository} was rolled back to epoch {head.signed_epoch}: it continues as generation "

@@ -76,7 +76,7 @@ def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
     assert theirs == here and len({tuple(codes[:4]) for codes in theirs[0].values()}) == 1
 
 
-@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path, blow):
     """The first server is slow, so that it is in the middle of its part when the blow comes."""
     slow, victim, _ = (run.serve("--max-codes-per-second", rate) for rate in (60, 60, 200))
@@ -191,6 +191,7 @@ def findings_of(commands, run, folder):
     return {found["name"]: found for found in json.loads(done.stdout)["results"]}
 
 
+@pytest.mark.long
 def test_a_complaint_is_shown_and_changes_nothing_for_others(run, commands, tmp_path):
     """Somebody who has audited nothing complains about the only server: it is asked by everybody as before."""
     server = run.serve().wait_for("serving")
@@ -286,6 +287,7 @@ def test_an_entry_audits_servers_and_credits_who_draws_right(hub, tmp_path):
         assert {user for _, user in held} == {"giver-2"} and sum(held.values()) % 32 == 0
 
 
+@pytest.mark.long
 def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
     with LocalHub(tmp_path / "hub") as hub:
         hub.alice_token = hub.create_user("alice")
@@ -320,6 +322,7 @@ def wait_for_event(name, path, process, log, seconds=300):
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_signed_run_that_has_just_ended_is_served_through_its_auxiliary_peer(training_material, commands, tmp_path):
     """From the first epoch to a drawing by a volunteer, as people would do it, with whole commands."""

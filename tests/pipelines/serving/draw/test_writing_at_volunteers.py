@@ -57,6 +57,7 @@ def test_two_servers_write_what_one_machine_writes(run, commands, tmp_path):
     assert plain.stdout.startswith("The old house")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
 def test_whoever_dies_or_stops_the_texts_are_the_same(run, commands, tmp_path, blow):
     victim, *_ = (run.serve("--max-codes-per-second", rate) for rate in (60, 60, 200))
@@ -72,6 +73,7 @@ def test_whoever_dies_or_stops_the_texts_are_the_same(run, commands, tmp_path, b
     assert tokens_of(log.read_text()) == tokens_of(here.stdout), log.read_text()
 
 
+@pytest.mark.long
 def test_a_liar_is_named_and_what_it_has_written_is_written_again(run, commands, tmp_path):
     run.serve_falsely()
     run.serve("--max-codes-per-second", 600)

@@ -353,7 +353,9 @@ def test_a_revoked_key_publishes_no_more_and_what_it_published_before_still_coun
 def test_on_a_second_machine_a_publisher_waits_until_the_organiser_lists_its_key(publishing):
     run = publishing("waiting-run")
     begun, words = run.folder / "begun", []
-    settings = dict(folder=str(run.folder / "other"), has_organiser=False, begun_file=str(begun))
+    settings = dict(
+        folder=str(run.folder / "other"), has_organiser=False, begun_file=str(begun), head_check_seconds=2.0
+    )
     thread = threading.Thread(target=lambda: words.append(run.publish(3, check=False, **settings)))
     thread.start()
     wait_for(begun.exists)

@@ -116,6 +116,7 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
     assert len(commits) <= 2 * MAX_COMMITS, "each of two peers has kept to its budget"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_elsewhere_than_at_the_organisers_it_says_how_it_is_listed_and_publishes_from_then_on(
     training_material, tmp_path

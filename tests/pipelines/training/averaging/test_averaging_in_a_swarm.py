@@ -73,7 +73,11 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
 
 @pytest.mark.parametrize(
     ("task", "number"),
-    [("text-to-image", signal.SIGKILL), ("text-to-image", signal.SIGSTOP), ("fill-mask", signal.SIGKILL)],
+    [
+        ("text-to-image", signal.SIGKILL),
+        pytest.param("text-to-image", signal.SIGSTOP, marks=pytest.mark.long),
+        pytest.param("fill-mask", signal.SIGKILL, marks=pytest.mark.long),
+    ],
     ids=["killed", "frozen", "killed in a language run"],
 )
 def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_round(tmp_path, task, number):

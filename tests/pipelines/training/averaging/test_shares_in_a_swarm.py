@@ -50,7 +50,7 @@ def test_a_slow_uplink_is_measured_and_given_less_to_reduce(tmp_path):
     rounds = run_swarm(tmp_path, dict(first=200, second=200, third=200, slow=5), num_rounds=4)
     shares = rounds.shares("first")
     assert shares[0] == pytest.approx(dict(first=0.25, second=0.25, third=0.25, slow=0.25), abs=0.05)
-    assert shares[-1]["slow"] < 0.1
+    assert shares[-1]["slow"] < 0.75 * min(shares[-1][name] for name in ("first", "second", "third"))
     for name in rounds.ids:
         last = rounds.averaged[name][-1]
         assert last["multiple"] == pytest.approx(2.5, rel=1e-4)
@@ -60,6 +60,7 @@ def test_a_slow_uplink_is_measured_and_given_less_to_reduce(tmp_path):
     assert all(division == divisions[0] for divisions in rounds.by_group().values() for division in divisions)
 
 
+@pytest.mark.long
 def test_a_helper_offers_its_link_and_when_it_is_killed_the_group_averages_without_it(tmp_path):
     rounds = run_swarm(tmp_path, dict(first=5, second=5, third=5), num_rounds=6, has_helper=True, dies=True)
     helped = [share[HELPER] for share in rounds.shares("first")]

@@ -13,7 +13,7 @@ from pipelines.training.run.spans import Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
-NUM_RECORDS = 12_288
+NUM_RECORDS = 6_144
 
 
 @pytest.mark.filterwarnings("ignore:It seems that you are about to commit a data file")
@@ -21,7 +21,7 @@ NUM_RECORDS = 12_288
 def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_and_comes_back(
     training_material, tmp_path
 ):
-    settings = dict(num_epochs=30, target_batch_size=1024, checkpoint_interval_epochs=2)
+    settings = dict(num_epochs=30, target_batch_size=512, checkpoint_interval_epochs=2)
     material, repository = create_ledger_run(training_material, tmp_path, "ledger", NUM_RECORDS, **settings)
     with contextlib.ExitStack() as stack:
         anchor = stack.enter_context(assistant(material, repository, tmp_path, "anchor"))

@@ -76,6 +76,7 @@ def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_pat
     assert "Paused at epoch" in second.log() or finished[1]["epoch"] > alone["epoch"]
 
 
+@pytest.mark.long
 def test_averaging_behind_the_next_epochs_computation_converges_like_averaging_at_once(tmp_path):
     losses, swarms = {}, {}
     with contextlib.ExitStack() as stack:  # both swarms at the same time: they wait more than they compute

@@ -93,7 +93,9 @@ def test_a_newcomer_takes_what_most_name_bit_by_bit_and_hands_nothing_out_before
     newcomer.kill()
 
 
-@pytest.mark.parametrize(("donor", "fault"), [("one", signal.SIGKILL), ("two", signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("donor", "fault"), [("one", signal.SIGKILL), pytest.param("two", signal.SIGSTOP, marks=pytest.mark.long)]
+)
 def test_a_donor_that_is_killed_or_stopped_at_half_of_the_download_costs_seconds(state_transfer, donor, fault):
     newcomer = state_transfer.start_newcomer(f"newcomer_of_{donor}")
     newcomer.wait_for("progress", is_half=True)

@@ -22,7 +22,8 @@ def relative_difference(first: dict, second: dict) -> float:
 
 
 @pytest.mark.parametrize(
-    ("task", "has_momentum"), [("text-to-image", False), ("text-to-image", True), ("fill-mask", False)]
+    ("task", "has_momentum"),
+    [pytest.param("text-to-image", False, marks=pytest.mark.long), ("text-to-image", True), ("fill-mask", False)],
 )
 def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path, task, has_momentum):
     """Shares of about 7:3, in other micro-batches: the average weighs samples, not peers and not micro-batches.

@@ -140,13 +140,10 @@ def test_a_contribution_is_sent_once_where_there_is_a_fan_out_node_and_a_newcome
     assert sent <= 9 * 1.5 * size_of_a_contribution(run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "offence"),
-    [
-        ("altering", "ALTERED"),
-        pytest.param("omitting", "NOT_PASSED_ON", marks=pytest.mark.long),
-        pytest.param("dying", None, marks=pytest.mark.long),
-    ],
+    [("altering", "ALTERED"), ("omitting", "NOT_PASSED_ON"), ("dying", None)],
 )
 def test_whatever_a_fan_out_node_does_peers_stay_equal_and_name_it(tmp_path, kind, offence):
     run = sparse_run(num_epochs=5)
