@@ -41,6 +41,9 @@ STYLE = """
   white-space: normal; overflow-wrap: anywhere;
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
 }
+#drawn .gallery-container:has(> .preview), #seen .gallery-container:has(> .preview) { min-height: 26rem; }
+.gallery-container:has(> .preview) > .grid-wrap { visibility: hidden; }
+#drawn .thumbnail-small img, #seen .thumbnail-small img { image-rendering: auto !important; }
 @media (max-width: 640px) {
   #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
 }
@@ -55,6 +58,14 @@ ON_END = """(stop) => [
     {__type__: "update", interactive: true}, {__type__: "update", interactive: false, value: "Stop"},
     stop === "Stopping ..." ? "Stopped." : {__type__: "update"}
 ]"""
+CRISP = """() => document.addEventListener("load", ({ target }) => {
+  if (target.matches?.("#drawn img, #seen img")) {
+    const isSmall = Math.max(target.naturalWidth, target.naturalHeight) < 192;
+    target.style.imageRendering = isSmall ? "pixelated" : "";
+  }
+}, true)"""
+"""Pictures of few pixels are shown larger than they are, which is not to blur them."""
+
 NAMES = ("prompt", "candidates", "keep", "top_k", "top_p", "temperature", "seed", "guidance", "checkpoint")
 """Fields of `DrawingRequest` in the order of the page's inputs, which is the order of the program's too."""
 
@@ -143,7 +154,7 @@ def build_interface(settings: SpaceSettings) -> gr.Blocks:
                     interactive=False,
                     buttons=["copy"],
                     visible=False,
-                    max_lines=3,
+                    max_lines=8,
                     elem_id="link",
                 )
         seen = _build_seen(settings)
@@ -393,7 +404,7 @@ def main() -> None:
     if settings.training_index is None:  # for the owner's log; visitors need not know
         print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)
-    interface.launch(css=PAGE_STYLE + STYLE, max_file_size=LARGEST_UPLOAD, mcp_server=True)
+    interface.launch(css=PAGE_STYLE + STYLE, js=CRISP, max_file_size=LARGEST_UPLOAD, mcp_server=True)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def test_a_program_gets_ranked_pictures_and_the_same_ones_for_the_same_seed(clie
     scores = [float(picture["caption"].removeprefix("CLIP ")) for picture in pictures]
     assert len(scores) == 2 and scores == sorted(scores, reverse=True)
     with Image.open(pictures[0]["image"]) as picture:
-        assert picture.size == (192, 192) and picture.format == "PNG"
+        assert picture.size == (16, 16) and picture.format == "PNG"
     again, other = draw(client)[0], draw(client, seed=1)[0]
     assert pixels(again) == pixels(pictures) != pixels(other)
 
@@ -228,6 +228,14 @@ def drawn_files(page):
     return [page.request.get(source).body() for source in sources]
 
 
+ALL_CRISP = """() => {
+    const loaded = [...document.querySelectorAll("#drawn img, #seen img")].filter(image => image.complete);
+    const isCrisp = i => i.naturalWidth === 16 && i.width > 64 && getComputedStyle(i).imageRendering === "pixelated";
+    return loaded.some(image => image.closest("#seen")) && loaded.every(isCrisp);
+}"""
+"""The codec's pictures of 16 pixels are shown much larger, and not blurred; those below the screen are loaded later."""
+
+
 @needs_browser
 @pytest.mark.parametrize("size", SIZES)
 def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size, tmp_path):
@@ -246,6 +254,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         page.get_by_text("CLIP ").first.wait_for()
         assert page.evaluate("window.sawPreview")
         page.get_by_text("Result 4, CLIP").wait_for()
+        page.wait_for_function(ALL_CRISP)
         page.get_by_text(HOSTILE_CAPTION).first.wait_for()
         assert page.title() == "Text to image, trained together"
         assert "Searched 24 training records." in page.get_by_label("What the numbers mean").input_value()

@@ -22,7 +22,6 @@ from pipelines.generation.progressive_drawing import (
 )
 from pipelines.generation.text_to_image import RankedImage, encode_upper_part
 from pipelines.generation.uploaded_picture import read_picture
-from pipelines.image_codes.thumbnails import enlarged
 from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
 from pipelines.pages.drawing.drawing_speed import DrawingSpeed, TimedDrawing, in_words
 from pipelines.pages.drawing.published_checkpoints import HUB_ERRORS, Checkpoint, PublishedCheckpoints
@@ -188,7 +187,7 @@ def beside_results(shown: Shown) -> list[Labelled]:
 def with_words(pictures: Sequence[TrainingPicture]) -> list[Labelled]:
     """Return training pictures with their similarity and caption."""
     return [
-        (enlarged(picture.image), f"{picture.similarity:.2f}  {textwrap.shorten(picture.caption, CAPTION_CHARACTERS)}")
+        (picture.image, f"{picture.similarity:.2f}  {textwrap.shorten(picture.caption, CAPTION_CHARACTERS)}")
         for picture in pictures
     ]
 
@@ -207,7 +206,7 @@ def _on_the_way(step: Preview, seconds: float) -> Shown:
     what = f"about {in_words(left)} left" if step.num_done < step.num_total else "CLIP is ranking the pictures"
     pictures = None
     if step.pictures is not None:
-        pictures = [(enlarged(picture), f"candidate {n}") for n, picture in enumerate(step.pictures, start=1)]
+        pictures = [(picture, f"candidate {n}") for n, picture in enumerate(step.pictures, start=1)]
     return Shown(message=f"Drawing: {step.num_done / step.num_total:.0%}, {what}.", pictures=pictures)
 
 
@@ -219,7 +218,7 @@ def _finished(
     is_completed: bool,
     volunteers: Volunteers | None,
 ) -> Shown:
-    drawn = [(enlarged(picture.image), _caption(picture, drawing.drawn_by)) for picture in drawing.pictures]
+    drawn = [(picture.image, _caption(picture, drawing.drawn_by)) for picture in drawing.pictures]
     message = " ".join(
         [
             f"The best {len(drawn)} of {options.num_candidates} candidates, best first.",
