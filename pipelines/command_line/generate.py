@@ -65,7 +65,11 @@ def generate(
         str, typer.Option(help="With --swarm or --blocks: the servers' precision: float32, bfloat16 or int8.")
     ] = "float32",
     audit: Annotated[
-        bool, typer.Option("--audit", help="With --swarm: download the weights and check a sample.")
+        bool,
+        typer.Option(
+            "--audit",
+            help="With --swarm: download the weights and check a sample; with --blocks: others compute the same.",
+        ),
     ] = False,
     patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
     max_tokens: Annotated[int | None, typer.Option(help="Longest text in tokens; by default 64.")] = None,
@@ -88,7 +92,7 @@ def generate(
 
       dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
 
-      dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8
+      dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8 --audit
 
       dalle-collab generate my-org/gpt "The file is" --max-tokens 40 --swarm
     """
@@ -100,11 +104,12 @@ def generate(
     require_prompts(texts)
     if swarm and blocks:
         raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
-    if audit and not swarm:
-        raise ValueError("--audit checks what volunteers draw, and needs --swarm.")
+    if audit and not (swarm or blocks):
+        raise ValueError("--audit checks what volunteers compute, and needs --swarm or --blocks.")
     if precision != "float32" and not (swarm or blocks):
         raise ValueError("--precision is that of volunteers' servers. Add --swarm or --blocks.")
-    borrowed = dict(precision=precision, patience_seconds=patience) if blocks else None
+    volunteers = dict(precision=precision, audits=audit, patience_seconds=patience)
+    borrowed = volunteers if blocks else None
     if writes_texts(repository, revision):
         about_pictures = {
             "--keep": keep != 4,
@@ -132,7 +137,7 @@ def generate(
             batch_size=batch_size,
             device=device,
             revision=revision,
-            volunteers=dict(precision=precision, audits=audit, patience_seconds=patience) if swarm else None,
+            volunteers=volunteers if swarm else None,
             across_blocks=borrowed,
             as_json=as_json,
         )
@@ -202,22 +207,27 @@ def _draw(
     **parts: str | None,
 ) -> "list[list[RankedImage]]":
     """Draw here; `borrowed` are arguments of `model_across_blocks`, None: the layers are here, too."""
+    from pipelines.command_line.serving.across_blocks import look_at_pictures, model_across_blocks
     from pipelines.generation.image_generation import TextToImage, load_ranking_parts, load_text_to_image
     from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
+    recheck = None
     with contextlib.ExitStack() as stack:
         if borrowed is None:
             bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
         else:
-            from pipelines.command_line.serving.across_blocks import model_across_blocks
-
-            model = stack.enter_context(model_across_blocks(repository, revision=parts["revision"], **borrowed))
+            model, recheck = stack.enter_context(
+                model_across_blocks(repository, revision=parts["revision"], **borrowed)
+            )
             bundle = TextToImage(model=model, **vars(load_ranking_parts(repository, **parts)))
         given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
         on_progress = stack.enter_context(stage_progress())
-        return generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
+        drawn = generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
+        if recheck is not None:
+            look_at_pictures(recheck, bundle, prompts, drawn, options, given)
+        return drawn
 
 
 def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path, *, is_mosaic: bool) -> None:

@@ -48,7 +48,8 @@ def check_evaluation(run: TrainingRun, splits: Sequence[str]) -> CheckResult:
     if held_out:
         return ok(name, f"the dataset's split {held_out[0]}", expected)
     if run.held_out_share > 0:
-        return ok(name, f"{run.held_out_share:.1%} of the records, of which {run.num_evaluation_records}", expected)
+        seen = f"{run.held_out_share:.1%} of the records; evaluations use at most {run.num_evaluation_records} of them"
+        return ok(name, seen, expected)
     return warn(name, "none", expected, "Set held_out_share=0.01 when the run is created: run create --set")
 
 

@@ -48,6 +48,16 @@ STYLE = """
   #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
 }
 """
+# Gradio ignores a press of Draw until the drawing before has ended in the browser, which after Stop takes as long as
+# the server needs for it. So the buttons show which press counts; by scripts, as the server's answers might come late.
+ON_DRAW = """() => [
+    {__type__: "update", interactive: false}, {__type__: "update", interactive: true, value: "Stop"}
+]"""
+ON_STOP = '() => "Stopping ..."'
+ON_END = """(stop) => [
+    {__type__: "update", interactive: true}, {__type__: "update", interactive: false, value: "Stop"},
+    stop === "Stopping ..." ? "Stopped." : {__type__: "update"}
+]"""
 CRISP = """() => document.addEventListener("load", ({ target }) => {
   if (target.matches?.("#drawn img, #seen img")) {
     const isSmall = Math.max(target.naturalWidth, target.naturalHeight) < 192;
@@ -167,7 +177,7 @@ def _build_inputs(settings: SpaceSettings) -> tuple[list[gr.components.Component
     prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", lines=1, max_lines=4)
     with gr.Row():
         draw_button = gr.Button("Draw", variant="primary", min_width=120)
-        stop_button = gr.Button("Stop", min_width=120)
+        stop_button = gr.Button("Stop", min_width=120, interactive=False)
     if settings.examples:
         gr.Examples([[example] for example in settings.examples], [prompt], label="Prompts to try")
     candidates = gr.Slider(1, most, value=_default_candidates(settings), step=1, label="Candidates")
@@ -263,8 +273,10 @@ def _wire_drawing(
 
     draw_button, stop_button = buttons
     one_at_a_time = dict(concurrency_limit=1, concurrency_id="drawing")
+    begins = [draw_button.click, inputs[0].submit]
+    gr.on(begins, None, None, [draw_button, stop_button], js=ON_DRAW)  # in front: the browser goes through them in turn
     drawing = gr.on(
-        [draw_button.click, inputs[0].submit],
+        begins,
         show,
         [*inputs, *completion],
         [gallery, message, last],
@@ -275,10 +287,9 @@ def _wire_drawing(
     # For programs and agents: Gradio 6.31 cannot answer agents where an output is a state.
     gr.Button(visible=False).click(draw, [*inputs, *completion], [gallery, message], api_name="draw", **one_at_a_time)
     drawing.success(_show_details, [last], [link, *seen], queue=False, show_progress="hidden", api_visibility="private")
-    stop_button.click(
-        lambda: "Stopped.", None, [message], cancels=[drawing], queue=False, show_progress="hidden",
-        api_visibility="private",
-    )  # fmt: skip
+    stop_button.click(None, None, [stop_button], js=ON_STOP, cancels=[drawing])
+    for ends in (drawing.then, drawing.failure):  # what fails has no `then` in the browser
+        ends(None, [stop_button], [draw_button, stop_button, message], js=ON_END)
     return drawing
 
 

@@ -4,7 +4,7 @@ Usage: python tests/benchmarks/served_blocks.py [--quick]
 
 Servers are real processes on one machine, each with one thread, as the client. Petals, the model of this service, keeps
 a dead server's request until its time-out of 180 s; the time to recover is beside the limit that was set: half a second
-and half of what the lost places had cost (after a stop: the deadline of 2 s more).
+and half of what the lost places had cost (after a stop, or where the link is cut: the deadline of 2 s more).
 """
 
 import itertools
@@ -12,12 +12,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import torch
-from block_swarm import ServingPeer, client_of, serving_peers
+from block_swarm import ServingPeer, client_of, cuttable_link, serving_peers
 from hostile_messages import hostile_sessions, is_refused
 from learned_model import captions_and_codes, learned_model
 from measurement import Row, write_results
@@ -130,16 +132,17 @@ def timed_model(work: Path) -> tuple[DalleCollabForConditionalGeneration, Path]:
     return model, work / "timed"
 
 
-def drawn(model: DalleCollabForConditionalGeneration, at: int = -1, peer: ServingPeer | None = None,
-          number: signal.Signals = signal.SIGKILL) -> tuple[torch.Tensor, list[float]]:  # fmt: skip
+def drawn(
+    model: DalleCollabForConditionalGeneration, at: int = -1, strike: Callable[[], None] = lambda: None
+) -> tuple[torch.Tensor, list[float]]:
     """Return the codes of some candidates, and when each place was there; a server is hit behind one of them."""
     text = torch.full((1, 16), 5)
     times, stream = [], model.stream_image_codes(text, every=1, num_candidates=NUM_CANDIDATES, window=1)
     while (found := next(stream, None)) is not None:
         codes = found
         times.append(time.perf_counter())
-        if len(times) - 1 == at and peer is not None:
-            peer.signal(number)
+        if len(times) - 1 == at:
+            strike()
     return codes, times
 
 
@@ -164,15 +167,21 @@ def step_times(work: Path, repeats: int) -> list[Row]:
 
 
 def losses(work: Path, quick: bool) -> list[Row]:
-    """The second of two servers is killed or stopped at some place; a spare that holds its layers goes on."""
+    """The second of two servers is killed or stopped, or its link cut; a spare that holds its layers goes on."""
     local, folder = timed_model(work)
     expected, rows = drawn(local)[0], []
     spans = {"first": range(0, 4), "second": range(4, 8), "spare": range(4, 8)}
-    for number, place in itertools.product((signal.SIGKILL, signal.SIGSTOP), (128,) if quick else (1, 128, 254)):
-        with serving_peers(work, folder, spans, rates={"spare": 10.0}) as peers, client_of(peers) as swarm:
-            codes, times = drawn(opened(folder, swarm), place, peers["second"], number)
-        case = f"{number.name} at place {place} of 256"
-        limit = 0.5 + 0.5 * (times[place] - times[0]) + (2.0 if number is signal.SIGSTOP else 0.0)
+    for name, place in itertools.product(("SIGKILL", "SIGSTOP", "link cut"), (128,) if quick else (1, 128, 254)):
+        with (
+            serving_peers(work, folder, spans, rates={"spare": 10.0}) as peers,
+            cuttable_link(peers["second"]) as cut,
+            client_of(peers) as swarm,
+        ):
+            number = getattr(signal, name, None)
+            strike = cut if number is None else partial(peers["second"].signal, number)
+            codes, times = drawn(opened(folder, swarm), place, strike)
+        case = f"{name} at place {place} of 256"
+        limit = 0.5 + 0.5 * (times[place] - times[0]) + (0.0 if name == "SIGKILL" else 2.0)
         rows += [
             Row(case=case, metric="next code after", unit="s", ours=times[place + 1] - times[place],
                 peer=PETALS_SECONDS, floor=limit),

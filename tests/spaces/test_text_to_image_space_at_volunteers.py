@@ -1,5 +1,6 @@
 """The drawing Space has real servers draw: who drew which picture is said, whatever they are called or do."""
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from agent_client import use_tools
 from browsing import needs_browser, serious_findings, take_picture, watched_page
-from drawing_page import press_draw, press_draw_until, wait_for_status
+from drawing_page import press_draw, wait_for_status
 from drawn_runs import drawn_run
 from PIL import Image
 from space_process import started_space
@@ -182,19 +183,58 @@ def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, size, t
         page.get_by_text(re.compile(r"8 candidates will take about \d+ s here \(volunteers' machines\)")).wait_for()
         take_picture(page, "text_to_image_at_volunteers", tmp_path)
         assert serious_findings(page, ignored=("aria-prohibited-attr",)) == []  # of Gradio's gallery
-        press_draw_until(page, None, r"left\.$")
+        press_draw(page)
+        wait_for_status(page, r"left\.$")
         page.get_by_role("button", name="Stop", exact=True).click()
         wait_for_status(page, r"^Stopped\.$")
-        press_draw_until(page, None, re.escape(UNCHECKED), seconds=30)
+        press_draw(page)  # counts: no person presses twice
+        wait_for_status(page, re.escape(UNCHECKED))
 
 
 @pytest.fixture(scope="module")
-def settings():
-    """The class of the Space's settings."""
+def app():
+    """The Space's program."""
     specification = importlib.util.spec_from_file_location("app_of_the_drawing_space", SPACE / "app.py")
     app = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(app)
+    return app
+
+
+@pytest.fixture(scope="module")
+def settings(app):
+    """The class of the Space's settings."""
     return app.SpaceSettings
+
+
+def test_a_button_can_be_pressed_exactly_while_a_press_counts(app, settings):
+    """Draw is off from its press until the browser has done with the drawing, and Stop is on as long."""
+
+    async def build():
+        return app.build_interface(settings.from_environment(dict(MODEL_REPOSITORY="org/run")))
+
+    interface = asyncio.run(build())  # Gradio makes a loop where there is none, and leaves it open
+    wired = [fn.get_config() for fn in interface.fns.values()]
+    (drawing,) = [one for one in wired if one["trigger_mode"] == "once" and one["api_name"] == "show"]
+    buttons = {
+        block.value: identity
+        for identity, block in interface.blocks.items()
+        if getattr(block, "value", "") in ("Draw", "Stop")
+    }
+    assert not interface.blocks[buttons["Stop"]].interactive
+    (begun,) = [one for one in wired if one["js"] == app.ON_DRAW]
+    assert begun["targets"] == drawing["targets"] and begun["id"] < drawing["id"], "dispatched before the drawing"
+    (stopped,) = [one for one in wired if one["js"] == app.ON_STOP]
+    (cancelled,) = [one for one in wired if one["cancels"]]
+    assert stopped["targets"] == cancelled["targets"] == [(buttons["Stop"], "click")]
+    assert cancelled["cancels"] == [drawing["id"]]
+    ended = [one for one in wired if one["js"] == app.ON_END]
+    assert [(one["trigger_after"], one["trigger_only_on_failure"]) for one in ended] == [
+        (drawing["id"], False),
+        (drawing["id"], True),
+    ]
+    assert not any(one["backend_fn"] for one in (begun, stopped, *ended)), "an answer of the server might come late"
+    for one in (begun, *ended):
+        assert one["outputs"][:2] == [buttons["Draw"], buttons["Stop"]]
 
 
 @pytest.mark.parametrize(

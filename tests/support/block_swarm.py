@@ -5,13 +5,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forked_processes import ForkedProcess, fork_server
 from hivemind.p2p import P2P
 from support_files import SUPPORT
 
+from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
 from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.swarm.streams.introductions import Introductions
@@ -94,3 +95,14 @@ def client_of(peers: dict[str, ServingPeer]) -> Iterator[StreamSwarm]:
             yield swarm
         finally:
             swarm.close()
+
+
+@contextlib.contextmanager
+def cuttable_link(peer: ServingPeer) -> Iterator[Callable[[], None]]:
+    """Let clients reach a server through a proxy; yield what makes everything vanish that would pass from then on."""
+    address = peer.addresses[0]
+    port = int(address.split("/tcp/")[1].split("/")[0])
+    with LinkProxy(lambda port: None) as proxy:
+        link = proxy.add(peer.name, port)
+        peer.addresses = [address.replace(f"/tcp/{port}/", f"/tcp/{link.proxy_port}/")]
+        yield lambda: proxy.limit(peer.name, LinkLimits(is_cut=True))

@@ -1,6 +1,5 @@
 """The drawing Space in a browser, as a person uses it."""
 
-import contextlib
 import re
 from typing import Any
 
@@ -13,16 +12,7 @@ def wait_for_status(page: Any, pattern: str, seconds: float = 120) -> None:
 
 
 def press_draw(page: Any, prompt: str | None = None) -> None:
-    """Fill in a prompt, if there is one, and press the button."""
+    """Fill in a prompt, if there is one, and press the button as soon as a press counts."""
     if prompt is not None:
         page.get_by_label("Prompt", exact=True).fill(prompt)
     page.get_by_role("button", name="Draw", exact=True).click()
-
-
-def press_draw_until(page: Any, prompt: str | None, pattern: str, seconds: float = 10) -> None:
-    """Press again as a person would: the page ignores a press while the end of the last drawing is on its way."""
-    for _ in range(10):
-        press_draw(page, prompt)
-        with contextlib.suppress(AssertionError):
-            return wait_for_status(page, pattern, seconds=seconds)
-    raise AssertionError(f"no status {pattern!r}: {page.get_by_label('Status').input_value()}")

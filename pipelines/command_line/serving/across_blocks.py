@@ -1,32 +1,84 @@
 """A run's model on the terminal whose layers others serve."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.command_line.terminal.worker import become_worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipelines.generation.generation_options import GenerationOptions
+    from pipelines.generation.image_generation import TextToImage
+    from pipelines.generation.text_to_image import RankedImage
+    from pipelines.serving.blocks.client.rechecking import Recheck
+
+UNCHECKED = "Unchecked: servers may have computed something else. To have others compute the same: --audit"
 
 
 @contextmanager
 def model_across_blocks(
-    repository: str, *, revision: str | None, precision: str, patience_seconds: float
-) -> Iterator[Any]:
-    """Yield the model, an instance of its local class; at the end say through whose machines the chain went.
+    repository: str, *, revision: str | None, precision: str, audits: bool, patience_seconds: float
+) -> "Iterator[tuple[Any, Recheck | None]]":
+    """Yield the model, an instance of its local class; at the end say whose machines took part.
+
+    With `audits` other servers repeat every prompt, finished candidates can be looked at, and what that found is said.
 
     Raises what `join_as_client` and `DistributedModel.from_pretrained` raise; using the model may raise NoChainError.
     """
     console = become_worker()
+    from pipelines.serving.blocks.client.audits import what_audits_found
     from pipelines.serving.blocks.client.distributed_model import DistributedModel
     from pipelines.serving.blocks.client.joining import join_as_client
+    from pipelines.serving.blocks.client.rechecking import Recheck
 
     with console.status(f"Entering the swarm of {repository}") as status, join_as_client(repository) as swarm:
         status.update("Reading the embeddings and the head")
         model = DistributedModel.from_pretrained(
-            repository, revision=revision, swarm=swarm, precision=precision, patience_seconds=patience_seconds
+            repository,
+            revision=revision,
+            swarm=swarm,
+            precision=precision,
+            patience_seconds=patience_seconds,
+            audit_share=1.0 if audits else 0.0,
         )
-        layers = range(len(model.layers))
-        model.layers.route.chain(layers)  # what nobody serves is said before anything else is loaded
+        route = model.layers.route
+        route.chain(range(len(model.layers)))  # what nobody serves is said before anything else is loaded
         status.stop()
-        yield model
-        chain = ", ".join(f"{hop.start}:{hop.end} at {hop.peer[-8:]}" for hop in model.layers.route.chain(layers))
-    console.print(f"Layers {chain}, in {precision}. Unchecked.", soft_wrap=True, highlight=False, markup=False)
+        recheck, book = Recheck(model) if audits else None, model.layers.audits
+        yield model, recheck
+    hops = sorted(route.took_part, key=lambda hop: (hop.start, hop.end, hop.peer))
+    chain = ", ".join(f"{hop.start}:{hop.end} at {hop.peer[-8:]}" for hop in hops)
+    found = [UNCHECKED] if recheck is None else [*what_audits_found(book.verdicts, book.limit), *recheck.found()]
+    for line in (f"Layers {chain}, in {precision}.", *found):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def look_at_pictures(
+    recheck: "Recheck",
+    bundle: "TextToImage",
+    prompts: "Sequence[str]",
+    drawn: "Sequence[Sequence[RankedImage]]",
+    options: "GenerationOptions",
+    given: "Tensor | None",
+) -> None:
+    """Have the kept pictures of each prompt computed again; `given`, (given,) int64, are codes that all begin with."""
+    import torch
+
+    from pipelines.serving.draw.asking_run import sampling_of
+    from pipelines.serving.draw.media.pictures import PICTURES
+    from pipelines.serving.draw.requests import Wish
+
+    for index, (prompt, kept) in enumerate(zip(prompts, drawn, strict=True)):
+        wish = Wish(
+            revision="",
+            precision="float32",
+            tokenizer="",
+            input_ids=PICTURES.ids_of(bundle.processor, prompt),
+            prompt=index,
+            seed=options.seed,
+            options=sampling_of(options),
+            image_prompt=None if given is None else given[None],
+        )
+        recheck.look_at(wish, [one.candidate_index for one in kept], torch.stack([one.image_codes for one in kept]))

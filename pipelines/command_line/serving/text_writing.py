@@ -97,11 +97,11 @@ def _write_here(
     across_blocks: Mapping[str, Any] | None,
 ) -> "tuple[Any, Any, Written]":
     with contextlib.ExitStack() as stack:
-        model = None
+        model = recheck = None
         if across_blocks is not None:
             from pipelines.command_line.serving.across_blocks import model_across_blocks
 
-            model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
+            model, recheck = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
         import torch
 
         from pipelines.generation.image_generation import PROCESSOR_FILES, model_folder
@@ -127,6 +127,8 @@ def _write_here(
             numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
             rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
             written.append((torch.cat(rows), {}))
+            if recheck is not None:
+                recheck.look_at(wish, range(candidates), written[-1][0])
         return tokenizer, config, written
 
 

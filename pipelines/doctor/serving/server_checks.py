@@ -56,7 +56,7 @@ def _check_rates(servers: Sequence[ServerRecord]) -> CheckResult:
     parts = [f"{len(drawing)} draw {codes:.0f} codes a second together"] if drawing else []
     parts += [f"{len(computing)} compute layers"] if computing else []
     parts += [f"{len(servers) - len(drawing) - len(computing)} are starting"] if not parts else []
-    return ok("servers", f"{', '.join(parts)} ({_named(servers)}), by what they say themselves")
+    return ok("servers", f"{', '.join(parts)} ({_named(servers)}), as they say themselves")
 
 
 def _check_revisions(servers: Sequence[ServerRecord], revision: str) -> CheckResult:

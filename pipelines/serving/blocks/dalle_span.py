@@ -93,7 +93,7 @@ class DalleSpan:
         rows, rest = divmod(positions - config.text_block_length, config.image_grid_size)
         if samples < 1 or rest or not 0 <= rows <= config.image_grid_size:
             raise InvalidRequestError(
-                f"{samples} sequences have {positions} positions, expected {config.text_block_length} and a multiple "
+                f"{samples} sequences have {positions} positions, expected {config.text_block_length} plus a multiple "
                 f"of {config.image_grid_size} up to {config.num_image_codes}."
             )
         scores = config.num_attention_heads * positions * (config.text_block_length + 2 * config.image_grid_size)

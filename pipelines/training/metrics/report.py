@@ -87,7 +87,7 @@ def _summary(record: RunRecord, now: float) -> str:
 
 def _course(record: RunRecord, loss_curve: str | None) -> str:
     if not record.history:
-        return f"## Course\n\n{NO_HISTORY}"
+        return f"## Progress\n\n{NO_HISTORY}"
     step = max(1, math.ceil(len(record.history) / NUM_COURSE_ROWS))
     points = [*record.history[:-1:step], record.history[-1]]
     held_out = {point["epoch"]: point["loss"] for point in record.evaluations}
@@ -108,7 +108,7 @@ def _course(record: RunRecord, loss_curve: str | None) -> str:
     picture = f"![loss curve]({loss_curve})\n\n" if loss_curve else ""
     worst = min(record.history, key=lambda point: point["share_averaged"])
     note = f"The worst round: {worst['share_averaged']:.1%} of the vector was averaged, in epoch {worst['epoch']}."
-    return f"## Course\n\n{picture}{markdown_table(heads, rows)}\n\n{note}"
+    return f"## Progress\n\n{picture}{markdown_table(heads, rows)}\n\n{note}"
 
 
 def _contributors(record: RunRecord) -> str:

@@ -235,11 +235,12 @@ class ChainSession:
                     link = self._route.connect(hop)
                     if_it_fails.callback(link.close)
                     link.ask(*self._open_message(hop))
-                    passed_on = self._read_again(recording, link, num_read, is_last=hop.end == layers.stop)
+                    passed_on = self._read_again(recording, hop, link, num_read, is_last=hop.end == layers.stop)
                 except LOST as error:
                     self._route.avoid(hop.peer, error)
                     continue
                 opened.append(LiveHop(hop=hop, link=link, recording=recording))
+                self._route.took_part.add(hop)
                 at = hop.end
                 if at < layers.stop:
                     recording = self._recorded(passed_on, at)
@@ -255,10 +256,13 @@ class ChainSession:
         return body, {"prompts": self._deep_prompts.detach()[hop.start : hop.end].contiguous()}
 
     def _read_again(
-        self, recording: Recording, link: Link, num_read: Tensor | None, *, is_last: bool
+        self, recording: Recording, hop: Hop, link: Link, num_read: Tensor | None, *, is_last: bool
     ) -> tuple[list[tuple[dict[str, Any], Tensor]], Tensor | None]:
         """Have a server read what was recorded; return what it made of the prompts and, unless last, the rest."""
-        prompts = [(message, self._asked(link, message, parts, shape)) for message, parts, shape in recording.prompts]
+        prompts = []
+        for message, parts, shape in recording.prompts:
+            prompts.append((message, self._asked(link, message, parts, shape)))
+            self._audit(hop, parts, shape, prompts[-1][1], {})
         if self._starting is not None:
             link.ask(self._starting, {})
         history = recording.history

@@ -1,10 +1,11 @@
 """A client's view of the servers: which chain to take, whom to avoid, and one message with its answer."""
 
+import contextlib
 import logging
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
@@ -79,6 +80,10 @@ class Route:
         self._last_resorts: dict[str, float] = {}
         """Servers that were chosen although they had failed, and since when."""
 
+        self.took_part: set[Hop] = set()
+        """All that generations' chains have consisted of."""
+
+        self._left_out: frozenset[str] = frozenset()
         self._banned: dict[str, tuple[float, float]] = {}
         self._round_trips: dict[str, float] = {}
         self._links: dict[str, Link] = {}
@@ -154,12 +159,24 @@ class Route:
         seconds = min(2 * self._banned.get(peer, (0.0, FIRST_BAN_SECONDS / 2))[1], LONGEST_BAN_SECONDS)
         self._banned[peer] = self._clock() + seconds, seconds
 
+    @contextlib.contextmanager
+    def only_others(self) -> Iterator[None]:
+        """Ask no server during the block that was part of a generation, and wait for none."""
+        before = self._left_out, self._patience
+        self._left_out, self._patience = frozenset(hop.peer for hop in self.took_part), 0.0
+        try:
+            yield
+        finally:
+            self._left_out, self._patience = before
+
     def _usable(self) -> list[ServedSpan]:
         now = self._clock()
         found = [
             span
             for span in self.swarm.served()
-            if self._precision in (None, span.precision) and self._banned.get(span.peer, (now, 0.0))[0] <= now
+            if self._precision in (None, span.precision)
+            and self._banned.get(span.peer, (now, 0.0))[0] <= now
+            and span.peer not in self._left_out
         ]
         if len(found) > MOST_SERVERS:  # anybody may say that he serves
             found = random.sample(found, MOST_SERVERS)

@@ -7,12 +7,18 @@ import torch
 from block_links import MortalSwarm
 from tiny_models import tiny_dalle, tiny_language_model
 
-from pipelines.serving.blocks.client.audits import BlockAudits
+from modeling_dalle_collab.packed_dalle_collab import Int8Linear
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.serving.blocks.client.audits import BlockAudits, Verdict, what_audits_found
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
+from pipelines.serving.blocks.client.rechecking import Recheck
 from pipelines.serving.blocks.client.route import Route
 from pipelines.serving.blocks.codecs import CODECS, decode, encode
 from pipelines.serving.blocks.routing import Hop
+from pipelines.serving.blocks.spans import NO_PADDING, load_span
 from pipelines.serving.blocks.weights import find_model
+from pipelines.serving.draw.asking_run import drawn_here
+from pipelines.serving.draw.requests import Wish
 
 SHAPE = (2, 1, 7, 64)
 
@@ -79,6 +85,77 @@ def test_two_hundred_honest_answers_are_not_accused(published, codec):
         session.close()
     verdicts = model.layers.audits.verdicts
     assert len(verdicts) == 200 and {verdict.outcome for verdict in verdicts} == {"agrees"}
+
+
+def test_int8_servers_on_other_processors_are_not_accused(published):
+    """Where there are no VNNI instructions activations are rounded to 7 bits, elsewhere to 8."""
+    spans = [load_span(published[1], range(6), weights="int8") for _ in range(2)]
+    for module in spans[1].stack.modules():
+        if isinstance(module, Int8Linear):
+            module.largest = 63
+    audits, hop = BlockAudits("float32", precision="int8", share=1.0, secret=0), Hop(peer="a", start=0, end=6)
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(5):
+        states = torch.randn(2, 1, spans[0].positions_of_prompt(), 64, generator=generator)
+        one, other = (span.forward(states, NO_PADDING, None) for span in spans)
+        assert audits.judge(hop, one, {"b": hop}, lambda _, other=other: other).outcome == "agrees"
+    assert max(verdict.error for verdict in audits.verdicts) < audits.limit / 10
+    assert (audits.limit, BlockAudits("int8", precision=None, share=1.0).limit) == (5e-3, 5e-2)
+
+
+def test_who_replaces_a_lost_server_is_checked_as_well(published):
+    swarm = swarm_of(published, "a", "b", "c", "d", liar="b", lie=noisy(0.02))
+    swarm.slow = {"c", "d"}
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
+    session = model.layers.session(dict(num_prompts=1, num_places=0))
+    session.prefill(torch.randn(SHAPE, generator=torch.Generator().manual_seed(5)), dict(is_packed=True))
+    assert [hop.peer for hop in session.hops] == ["a"]
+    swarm.lose("a")
+    session.start(dict(num_candidates=1, window=1, is_static=False, is_packed=True))
+    assert [hop.peer for hop in session.hops] == ["c"]
+    assert [verdict.liar for verdict in model.layers.audits.verdicts if verdict.liar] == ["b"]
+
+
+def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
+    outcomes = dict(agrees=None, lies="liar-server", disputed=None, unchecked=None)
+    verdicts = [
+        Verdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
+        for outcome, liar in outcomes.items()
+    ]
+    assert what_audits_found(verdicts, 1e-3) == [
+        "Server r-server differs from two others by 2.5e-01, and honest ones by at most 1e-03: it is avoided, and "
+        "another one has computed in its place.",
+        "Could not be told: layers 0:2 at disputed and the only other server of these layers differ by 2.5e-01, and "
+        "honest ones by at most 1e-03.",
+        "Unchecked, since nobody else serves these layers: layers 0:2 at nchecked.",
+        "Checked: 1 of 4 answers to prompts, each within 1e-03 of another server's.",
+    ]
+
+
+def test_who_begins_to_lie_behind_the_prompt_is_noticed_by_servers_that_took_no_part(published):
+    swarm = swarm_of(published, "a", "b", liar="a", lie=lambda states, generator: states)
+    honestly = swarm.changed
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
+    wish = Wish(
+        revision="", precision="float32", tokenizer="", input_ids=torch.ones(1, 6, dtype=torch.int64), seed=1,
+        options=SamplingOptions(guidance_scale=2.0),
+    )  # fmt: skip
+    alone = Recheck(model)
+
+    def falsely(peer, answer):
+        body, tensors = answer
+        is_step = swarm.asked[-1] == ("a", "step")
+        return (body, {name: part.flip(-1) for name, part in tensors.items()}) if is_step else answer
+
+    for changed, said in ((honestly, "Checked: 4 pictures, each computed again by"), (falsely, "Some server is false")):
+        swarm.changed, recheck = changed, Recheck(model)
+        recheck.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
+        assert said in recheck.found()[-1] and len(recheck.found()) == 1
+        assert {hop.peer for hop in model.layers.route.took_part} == {"a"}
+    assert {verdict.outcome for verdict in model.layers.audits.verdicts} == {"agrees"}, "it lies about no prompt"
+    swarm.lose("b")
+    alone.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
+    assert alone.found()[0].startswith("Unchecked behind the prompts, by others than took part: ")
 
 
 def test_a_false_witness_does_not_bring_down_an_honest_server(published):
@@ -159,7 +236,7 @@ def test_a_ban_lasts_longer_each_time(published):
         assert {span.peer for span in route._usable()} == {"a", "b"}
 
 
-def test_the_prompt_of_a_language_model_is_checked(tmp_path):
+def test_prompts_and_texts_of_a_language_model_are_checked(tmp_path):
     torch.set_num_threads(1)
     tiny_language_model(tmp_path, "gpt2")
     published = find_model(str(tmp_path))
@@ -173,3 +250,8 @@ def test_the_prompt_of_a_language_model_is_checked(tmp_path):
     options = dict(max_new_tokens=8, do_sample=False)
     assert torch.equal(model.generate(ids, **options), honest.generate(ids, **options))
     assert model.layers.audits.verdicts[0].outcome == "lies"
+    options = SamplingOptions(num_image_codes=8)
+    wish = Wish(revision="", precision="float32", tokenizer="", input_ids=ids, options=options)
+    recheck = Recheck(model)
+    recheck.look_at(wish, range(3), drawn_here(model, wish, range(3), reads_once=False))
+    assert recheck.found() == ["Checked: 3 texts, each computed again by servers that took no part."]

@@ -28,7 +28,12 @@ def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path):
         options = ("--candidates", 6, "--keep", 6, "--guidance-scale", 2)
         theirs, said = generated(commands, run, tmp_path, *options, "--blocks")
         assert theirs == generated(commands, run, tmp_path, *options)[0]
-        assert "Layers 0:2 at " in said and ", 2:3 at " in said and "Unchecked." in said
+        assert "Layers 0:2 at " in said and ", 2:3 at " in said and "Unchecked: servers may have" in said
+        for layers in ("0:2", "2:3"):
+            run.serve("--blocks", layers)
+        audited, said = generated(commands, run, tmp_path, *options, "--blocks", "--audit")
+        assert audited == theirs and "Checked: 4 of 4 answers to prompts, each within 1e-03 of another" in said
+        assert "Checked: 6 pictures, each computed again by servers that took no part." in said
 
 
 def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
@@ -44,7 +49,7 @@ def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
 def test_options_that_exclude_each_other_are_one_line(hub, commands, tmp_path):
     for options, said in (
         (("--swarm", "--blocks"), "Choose one of them."),
-        (("--blocks", "--audit"), "Add --swarm."),
-        (("--blocks", "--weights", "int8"), "--weights is about drawing here."),
+        (("--audit",), "needs --swarm or --blocks."),
+        (("--blocks", "--weights", "int8"), "--weights is for drawing on this machine."),
     ):
         assert said in the_line(commands.run("generate", "org/none", "a star", *options, folder=tmp_path))

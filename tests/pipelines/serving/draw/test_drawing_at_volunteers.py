@@ -16,6 +16,8 @@ from support_files import SUPPORT
 from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
+from pipelines.chaos.chaos_processes import free_port
+from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
 from pipelines.generation.image_generation import load_drawing_parts
 from pipelines.training.metrics.credit.served import read_served
 from pipelines.training.repository.manifest import digest_file
@@ -78,21 +80,39 @@ def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
 
 @pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path, blow):
-    """The first server is slow, so that it is in the middle of its part when the blow comes."""
-    slow, victim, _ = (run.serve("--max-codes-per-second", rate) for rate in (60, 60, 200))
-    here = codes_of(generate(commands, run, tmp_path, candidates=48, keep=48))
+    """The first servers are slow, so that they are in the middle of their parts when the blow comes.
+
+    With the stop the link of another one is cut: both are silent, and neither is gone.
+    """
+    port = free_port()
+    with LinkProxy(lambda port: None) as proxy:
+        link = f"/ip4/127.0.0.1/tcp/{proxy.add('slow', port).proxy_port}"
+        slow = run.serve("--max-codes-per-second", 60, "--host", f"/ip4/127.0.0.1/tcp/{port}", "--announce", link)
+        victim, _ = (run.serve("--max-codes-per-second", rate) for rate in (60, 200))
+        here = codes_of(generate(commands, run, tmp_path, candidates=48, keep=48))
+        said = drawn_while(commands, run, tmp_path, lambda: strike(blow, victim, proxy))
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    theirs = {one["candidate"]: one["image_codes"] for one in json.loads(line)["pictures"]}
+    assert [theirs] == here, said
+    assert slow.process.poll() is None
+
+
+def strike(blow, victim, proxy):
+    victim.signal(getattr(signal, blow))
+    if blow == "SIGSTOP":
+        proxy.limit("slow", LinkLimits(is_cut=True))
+
+
+def drawn_while(commands, run, tmp_path, happens):
+    """Draw, and let something happen in the middle; return what was printed."""
     log = tmp_path / "swarm.log"
     words = ("generate", run.name, PROMPTS[0], "--candidates", 48, "--keep", 48, "--device", "cpu", "--json", "--swarm")
     words = [str(word) for word in (*words, "--output", tmp_path / "grid.png")]
     with commands.started_worker(log, *words) as asking:
         until_some_are_drawn(asking, log)
-        victim.signal(getattr(signal, blow))
+        happens()
         assert asking.wait(240) == 0, log.read_text()
-    said = log.read_text()
-    (line,) = [line for line in said.splitlines() if line.startswith("{")]
-    theirs = {one["candidate"]: one["image_codes"] for one in json.loads(line)["pictures"]}
-    assert [theirs] == here, said
-    assert slow.process.poll() is None
+    return log.read_text()
 
 
 def until_some_are_drawn(asking, log):
@@ -110,8 +130,8 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert "in int8 answers; other checkpoints or precisions: " in line
     assert f"dalle-collab serve {run.name}" in line
     wrong = generate(commands, run, tmp_path, "--swarm", "--weights", "int8")
-    assert the_line(wrong).endswith("With --swarm ask for servers: --precision int8")
-    assert "Add --swarm." in the_line(generate(commands, run, tmp_path, "--audit"))
+    assert the_line(wrong).endswith("To choose servers: --precision int8")
+    assert "needs --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
@@ -270,7 +290,7 @@ def test_an_audit_checks_every_picture_and_names_who_draws_something_else(run, c
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_an_entry_audits_servers_and_credits_who_draws_right(hub, tmp_path):
+def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_path):
     """Credit is in the run's repository, of the honest server alone. Its audits have the lowest priority: they wait."""
     with drawn_run(hub, tmp_path, "credited-run") as run:
         prompts = tmp_path / "prompts.txt"
@@ -285,6 +305,7 @@ def test_an_entry_audits_servers_and_credits_who_draws_right(hub, tmp_path):
         (name,) = [name for name in run.api.list_repo_files(run.name) if "served-" in name]
         held = read_served(Path(run.api.hf_hub_download(run.name, name, cache_dir=tmp_path / "cache")))
         assert {user for _, user in held} == {"giver-2"} and sum(held.values()) % 32 == 0
+        assert "about liar by 1, who say that" in findings_of(commands, run, tmp_path)["complaints"]["seen"]
 
 
 @pytest.mark.long
