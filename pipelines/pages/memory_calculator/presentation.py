@@ -27,13 +27,15 @@ STYLE = """
 .memory .legend li { margin: 0; }
 .memory .legend i { display: inline-block; width: 0.85em; height: 0.85em; border-radius: 3px; margin-right: 0.4em; }
 .memory table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; border: none; }
+.memory tr { border: none !important; }
 .memory th, .memory td { padding: 0.3rem 0.5rem; border: none !important; text-align: right;
   border-bottom: 1px solid rgba(128,128,128,0.3) !important; }
 .memory tbody th { font-weight: 500; }
 @media (max-width: 30rem) { .memory { font-size: 0.8rem; } .memory th, .memory td { padding: 0.3rem 0.25rem; } }
 .memory th:first-child, .memory td:first-child { text-align: left; padding-left: 0; }
 .memory tbody tr:last-child th, .memory tbody tr:last-child td { border-bottom: none !important; }
-.memory table:not(.fits) tbody tr:last-child { font-weight: 700; border-top: 2px solid rgba(128,128,128,0.6); }
+.memory table:not(.fits) tbody tr:last-child { font-weight: 700;
+  border-top: 2px solid rgba(128,128,128,0.6) !important; }
 .memory .fits td:nth-child(3) { text-align: left; }
 .memory .yes { color: #237032; font-weight: 600; }
 .memory .no { color: #c92a2a; font-weight: 600; }
