@@ -24,7 +24,9 @@ def generate(
     candidates: Annotated[
         int | None, typer.Option(help="Pictures drawn for each prompt, by default 128, or texts, by default 1.")
     ] = None,
-    keep: Annotated[int, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first.")] = 4,
+    keep: Annotated[
+        int | None, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first; by default up to 4.")
+    ] = None,
     top_k: Annotated[int, typer.Option(help="Sample from this many likeliest codes; 0 for all.")] = 256,
     top_p: Annotated[float | None, typer.Option(help="Sample from codes up to this total probability.")] = None,
     temperature: Annotated[float, typer.Option(help="Below 1: safer pictures; above 1: stranger ones.")] = 1.0,
@@ -112,7 +114,7 @@ def generate(
     borrowed = volunteers if blocks else None
     if writes_texts(repository, revision):
         about_pictures = {
-            "--keep": keep != 4,
+            "--keep": keep is not None,
             "--guidance-scale": guidance_scale != 1,
             "--complete": complete,
             "--rows": rows,
@@ -145,9 +147,10 @@ def generate(
     if max_tokens is not None:
         raise ValueError(f"--max-tokens is about texts, and {repository} draws pictures. Leave it out.")
     require_picture_path(output)
+    num_candidates = GenerationOptions.num_candidates if candidates is None else candidates
     options = GenerationOptions(
-        num_candidates=128 if candidates is None else candidates,
-        keep=keep,
+        num_candidates=num_candidates,
+        keep=min(GenerationOptions.keep, num_candidates) if keep is None else keep,
         top_k=top_k,
         top_p=top_p,
         temperature=temperature,

@@ -78,6 +78,11 @@ def test_a_grid_is_written_for_every_prompt(run_folder, tmp_path):
         assert grid.height > 3 * 192
 
 
+def test_fewer_candidates_than_are_kept_by_default_are_all_kept(run_folder, tmp_path):
+    result = invoke(run_folder, "a ring", "--candidates", 2, "--device", "cpu", "--output", tmp_path / "grid.png")
+    assert result.exit_code == 0 and "2 pictures, best first." in result.output, result.output
+
+
 def test_json_names_the_chosen_candidates_and_the_same_seed_repeats_them(run_folder, tmp_path):
     arguments = (run_folder, "a red star", "a green circle", *FEW, "--json", "--output", tmp_path / "grid.png")
     first, again, other = (invoke(*arguments, "--seed", seed) for seed in (3, 3, 4))
