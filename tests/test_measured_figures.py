@@ -343,6 +343,23 @@ def test_sparse_peers_over_slow_links_are_as_measured():
     check_quoted(f"trained {_short(row['ours'] / row['peer'])} times as many samples", "measurements")
 
 
+def test_what_guesses_and_int8_weights_do_to_the_demos_pictures_is_as_measured():
+    found = {(row["case"], row["metric"]): row["ours"] for row in measured("drawn_scenes")}
+    labels = {
+        "plain": "one code at a time",
+        "guessed codes": "with guesses, 8 codes in a pass",
+        "int8 weights": "int8 weights",
+    }
+    for way, label in labels.items():
+        right = [found[way, f"captions of {kind} drawn exactly"] for kind in ("one shape", "two shapes")]
+        changed = found[way, "candidates with another code"]
+        last = "" if way == "plain" else f"{_short(100 * changed)} % "
+        check_quoted(f"| {label} | " + " | ".join(f"{share:.1%}".replace("%", " %") for share in right) + f" | {last}|",
+                     "measurements")  # fmt: skip
+    (loss,) = [row for row in measured("drawn_scenes") if row["metric"] == "held-out loss"]
+    check_quoted(f"the held-out loss was {loss['ours']:.4f} instead of {loss['peer']:.4f}", "measurements")
+
+
 NOT_CHECKED = {
     *("dashboard", "drawing_audits", "drawing_servers", "line", "waiting"),
     *("averaging_codecs_cells", "sparse_rounds_language", "sparse_rounds_pictures"),

@@ -1,10 +1,11 @@
 """The blocks service on the streams: one conversation is one session, which ends with it."""
 
 import asyncio
+import functools
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from pipelines.serving.blocks.fair_thread import FairThread
 from pipelines.serving.blocks.sessions import BlockServer, BlockSession
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.frames import Kind
@@ -18,7 +19,7 @@ MOST_MESSAGE_BYTES = 2**28
 
 
 class BlocksService:
-    """Answers clients one message at a time, in the order in which their messages came: nobody is ahead of others.
+    """Answers clients one message at a time; of those that wait, the address that has had the least time is next.
 
     All computing is done in one thread, whose products use the machine's cores. Messages of different clients are never
     put into one batch.
@@ -29,7 +30,7 @@ class BlocksService:
 
     def __init__(self, server: BlockServer, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._server, self._idle_seconds = server, idle_seconds
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="blocks")
+        self._thread = FairThread("blocks")
 
     def use(self, server: BlockServer) -> None:
         """Serve these layers from now on; sessions that are open end with those that they began with."""
@@ -41,7 +42,8 @@ class BlocksService:
 
     async def serve(self, conversation: Conversation) -> None:
         """See `Service.serve`."""
-        session, loop = BlockSession(self._server, conversation.asker), asyncio.get_running_loop()
+        asker = conversation.asker
+        session = BlockSession(self._server, asker)
         doing: asyncio.Future[Any] | None = None
         try:
             while True:
@@ -51,7 +53,8 @@ class BlocksService:
                     raise Refusal("silent", f"Nothing was asked for {self._idle_seconds:.0f} s.") from error
                 if message.kind is not Kind.MESSAGE:
                     raise Refusal("malformed", "A session consists of messages.")
-                doing = loop.run_in_executor(self._executor, session.answer, message.body, message.tensors)
+                answer = functools.partial(session.answer, message.body, message.tensors)
+                doing = asyncio.wrap_future(self._thread.submit(asker.address, answer))
                 body, tensors = await asyncio.shield(doing)
                 await conversation.send(body, tensors)
         finally:
@@ -63,4 +66,4 @@ class BlocksService:
 
     def close(self) -> None:
         """Stop computing."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
