@@ -279,6 +279,20 @@ def test_the_figures_of_served_blocks_are_as_measured():
         check_quoted(line, "serving")
 
 
+def test_the_figures_beside_petals_are_as_measured():
+    found = {(row["case"], row["metric"]): row for row in measured("petals")}
+    for label, metric in (("on one machine without servers", "here"), ("across two servers", "across two servers")):
+        row = found["Llama, 8 layers of 256", f"time per token, {metric}"]
+        check_quoted(f"| time per token {label} | {row['ours']:.1f} ms | {row['peer']:.1f} ms |", "serving")
+    for name, number, digits in (("kill", "SIGKILL", 2), ("stop", "SIGSTOP", 1)):
+        rows = [found[f"{number} at token {place} of 64", "next token after"] for place in (1, 32, 62)]
+        waits = "{}, {} and {} s".format(*(f"{row['ours']:.{digits}f}" for row in rows))
+        assert {row["peer"] for row in rows} == {210}
+        check_quoted(f"after a {name} at token 1, 32 and 62 of 64 | {waits} | none within 210 s |", "serving")
+    other = [row for (_, metric), row in found.items() if metric == "tokens that differ from the local ones"]
+    assert {row["ours"] for row in other} == {0.0}
+
+
 def test_the_memory_estimates_are_as_measured():
     rows = measured("memory_estimate")
     assert len(rows) > 50

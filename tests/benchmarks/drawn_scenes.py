@@ -1,6 +1,6 @@
 """How many of the demo's held-out captions are drawn exactly, plainly, with guessed codes and with int8 weights.
 
-Usage: python tests/benchmarks/drawn_scenes.py [DEMO_OUTPUT] [--quick]
+Usage: python tests/benchmarks/drawn_scenes.py [DEMO_OUTPUT]
 
 Needs the output of `make demo`; nothing in it changes. The same captions, seed and judge as the demo's own; where two
 ways give the same codes they give the same pictures, so the shares differ by what differs in the codes. Held-out loss
@@ -24,6 +24,7 @@ from measurement import Row, write_results
 
 from hub_tools.local_hub.local_hub_process import LocalHub
 from pipelines.demo.scenes.caption_judge import SceneScore, held_out_scene_captions, score_drawings
+from pipelines.demo.scenes_demo import NUM_PAIRS, NUM_SCENES
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import TextToImage, load_text_to_image
@@ -47,11 +48,11 @@ def drawn(bundle: TextToImage, captions: Sequence[str], window: int) -> tuple[to
     return codes, score_drawings(captions, best, first)
 
 
-def held_out_losses(num_records: int, environment: dict[str, str]) -> tuple[float, float]:
+def held_out_losses(environment: dict[str, str]) -> tuple[float, float]:
     """Return the loss on held-out records in float32, and with int8 weights."""
     command = [
         sys.executable, "-m", "pipelines.command_line.main", "evaluate", RUN, "--compare", RUN, "--compare-precision",
-        "int8", "--records", str(num_records), "--drawings", "1", "--training-records", "0", "--json",
+        "int8", "--records", "142", "--drawings", "1", "--training-records", "0", "--json",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         command += ["--output", folder]
@@ -82,22 +83,20 @@ def main() -> None:
     """Serve a copy of the demo's Hub and measure the run that it holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("demo_output", nargs="?", type=Path, default=Path("demo-output"))
-    parser.add_argument("--quick", action="store_true", help="Few captions.")
     arguments = parser.parse_args()
     if not (arguments.demo_output / "hub").is_dir():
         sys.exit(f"{arguments.demo_output} holds no demo's output. Run make demo first, or name the folder.")
-    quick = arguments.quick
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalHub(shutil.copytree(arguments.demo_output / "hub", Path(folder) / "hub")) as hub,
     ):
         token = hub.create_token("visitor", role="read")
         checkpoint = snapshot_download(RUN, endpoint=hub.endpoint, token=token, local_dir=Path(folder) / "checkpoint")
-        rows = measure(Path(checkpoint), *((8, 2) if quick else (400, 100)))
+        rows = measure(Path(checkpoint), NUM_SCENES, NUM_PAIRS)
         hub_variables = dict(HF_ENDPOINT=hub.endpoint, HF_HOME=f"{folder}/home", HF_TOKEN=token)
-        plain, int8 = held_out_losses(40 if quick else 142, hub_variables)
+        plain, int8 = held_out_losses(hub_variables)
     rows.append(Row(case="int8 weights", metric="held-out loss", unit="nats", ours=int8, peer=plain))
-    write_results("drawn_scenes", rows, is_quick=quick)
+    write_results("drawn_scenes", rows)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.serving.blocks.fair_thread import FairThread
 from pipelines.serving.blocks.sessions import BlockServer, BlockSession
+from pipelines.serving.fair_thread import FairThread
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.frames import Kind
 from pipelines.swarm.streams.refusals import PeerSilentError, Refusal

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pipelines.serving.blocks.fair_thread import FairThread
+from pipelines.serving.fair_thread import FairThread
 
 
 class Asked:
