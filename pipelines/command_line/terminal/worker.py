@@ -54,4 +54,6 @@ def _start_logging() -> Console:
         # It sets its level when it is imported, which may be later than this.
         os.environ["HIVEMIND_LOGLEVEL"] = logging.getLevelName(logging.CRITICAL)
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+        # Its loops end with the process, in the middle of what they do; asyncio would name each of these tasks.
+        logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith("Task was destroyed"))
     return console
