@@ -246,6 +246,7 @@ def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle
         assert space.wait(20) == 0
 
 
+@pytest.mark.long
 def test_the_notebook_checks_joins_and_leaves(environment, live_run, token_of_alice, tmp_path):
     limits = dict(RUN=RUN, MICRO_BATCH="4", MAX_EPOCHS="2", DEVICE="cpu")
     notebook = executed(SPACE / "join_training.ipynb", {**environment, **limits}, tmp_path)

@@ -34,6 +34,7 @@ def read_run(material, repository):
     return TrainingRun.from_file(material.file(repository, "training_run.json"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and_a_rollback(
     training_material, tmp_path

@@ -137,6 +137,7 @@ def test_a_gradient_that_misses_its_round_counts_in_the_next(tmp_path):
         assert [step["share_averaged"] for step in other.events("step") if step["epoch"] == 2][-1] == 1.0
 
 
+@pytest.mark.long
 def test_a_peer_that_misses_a_round_behind_the_next_epoch_does_not_take_the_swarm_apart(tmp_path):
     run = tiny_run(num_epochs=10_000, target_batch_size=400, delay_optimizer_step=True, delay_gradient_averaging=True)
     with Swarm(tmp_path, run, num_peers=3) as swarm:

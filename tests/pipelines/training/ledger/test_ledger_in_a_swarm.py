@@ -52,7 +52,7 @@ def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_an
     assert checked.returncode == 0 and "Every record that was trained on counted once." in checked.stdout
     assert "100.00 %" in checked.stdout
     assert {booking.epoch for booking in bookings} >= {gradient.epoch for gradient in read_gradients(published)}
-    recomputed = material.commands.run("run", "recompute", repository, "--most", "1000")
+    recomputed = material.commands.run("run", "recompute", repository, "--most", "20")
     assert recomputed.returncode == 0, recomputed.stdout + recomputed.stderr
     assert " 100.0 % of the records" in recomputed.stdout
     print(recomputed.stdout)

@@ -52,6 +52,7 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
     assert relative_difference({n: p.detach() for n, p in initial.named_parameters()}, expected) > 1e-2
 
 
+@pytest.mark.long
 def test_fifty_epochs_of_eight_bit_averaging_end_within_one_per_cent_of_exact_training(tmp_path):
     run = tiny_run(averaging_compression="blockwise_8bit", min_8bit_elements=1024, num_epochs=50, optimizer_bits=8)
     settings, log = tmp_path / "run.json", tmp_path / "pair.log"
