@@ -65,7 +65,7 @@ verify-figures: $(STAMP)  ## Say which figures in the documents are not what the
 	$(VENV)/bin/python tests/verify_figures.py
 
 docs: $(SITE_VENV)/.installed  ## Build the documents as a web site in site/
-	$(SITE_VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --quiet --strict
 
 # Nothing is installed: pip only says what it would install. The header of the file is kept.
 constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt; then run the tests
