@@ -93,7 +93,8 @@ def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
     assert not drawn.isError and SHOWN_NAME in text and UNCHECKED in text and "\u202e" not in text
 
 
-@pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, client, expected, blow):
     victim, _ = (run.serve("--max-codes-per-second", 40) for _ in range(2))
     job = client.submit("a red star", 16, 4, 8, 1.0, 1.0, 3, api_name="/draw")
