@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 import asyncio
+import configparser
 import os
 import signal
 import sys
@@ -37,6 +38,14 @@ def pytest_collection_modifyitems(items):
         seconds = limit.args[0] if limit else 0.0
         longest[item.path] = max(longest[item.path], seconds + 1e6 * (item.get_closest_marker("swarm") is not None))
     items.sort(key=lambda item: -longest[item.path])
+
+
+@pytest.fixture(scope="session")
+def setup_cfg():
+    """Return what setup.cfg says."""
+    parser = configparser.ConfigParser()
+    parser.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
+    return parser
 
 
 @pytest.fixture(scope="session")

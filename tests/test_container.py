@@ -3,7 +3,6 @@
 No image is built here: that needs a container engine.
 """
 
-import configparser
 import json
 import re
 import subprocess
@@ -29,13 +28,6 @@ def recipe():
 
 
 @pytest.fixture(scope="module")
-def setup():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    return parser
-
-
-@pytest.fixture(scope="module")
 def copied(recipe):
     """The names that are copied from the checkout."""
     arguments = [rest.split() for word, rest in recipe if word == "COPY" and not rest.startswith("--from=")]
@@ -51,27 +43,27 @@ def test_what_is_copied_is_tracked_and_sent_to_the_builder_and_nothing_else_is_s
     assert {"**/*.key", "**/*.pem", "**/__pycache__"} <= set(lines)
 
 
-def test_everything_that_the_wheel_is_made_of_is_copied(copied, setup):
-    packages = {name.partition(".")[0] for name in setup["options"]["packages"].split()}
-    folders = {line.partition("=")[2].strip() for line in setup["options"]["package_dir"].splitlines() if line}
-    texts = {setup["metadata"]["long_description"].removeprefix("file: "), setup["metadata"]["license_files"]}
+def test_everything_that_the_wheel_is_made_of_is_copied(copied, setup_cfg):
+    packages = {name.partition(".")[0] for name in setup_cfg["options"]["packages"].split()}
+    folders = {line.partition("=")[2].strip() for line in setup_cfg["options"]["package_dir"].splitlines() if line}
+    texts = {setup_cfg["metadata"]["long_description"].removeprefix("file: "), setup_cfg["metadata"]["license_files"]}
     assert copied == packages | folders | texts | {"setup.cfg", "pyproject.toml", "constraints.txt"}
 
 
-def test_the_pinned_versions_are_installed_with_a_python_that_fits(recipe, setup):
+def test_the_pinned_versions_are_installed_with_a_python_that_fits(recipe, setup_cfg):
     (install,) = [rest for word, rest in recipe if word == "RUN" and "pip install" in rest]
     assert "--constraint /wheels/constraints.txt" in install and install.endswith(" /wheels/*.whl")
     values = dict(rest.partition("=")[::2] for word, rest in recipe if word == "ARG")
     assert values == {"PYTHON": "3.11", "TORCH_INDEX": '""'}
-    assert Requirement(f"x{setup['options']['python_requires']}").specifier.contains(f"{values['PYTHON']}.1")
+    assert Requirement(f"x{setup_cfg['options']['python_requires']}").specifier.contains(f"{values['PYTHON']}.1")
     assert {rest.split()[0] for word, rest in recipe if word == "FROM"} == {"python:${PYTHON}-slim"}
 
 
-def test_the_command_runs_as_somebody_who_is_not_root_and_keeps_its_state_in_a_volume(recipe, setup):
+def test_the_command_runs_as_somebody_who_is_not_root_and_keeps_its_state_in_a_volume(recipe, setup_cfg):
     last = dict(recipe)
     assert last["USER"] not in ("root", "0") and f" {last['USER']} " in last_run(recipe)
     (command,) = json.loads(last["ENTRYPOINT"])
-    assert f"{command} = " in setup["options.entry_points"]["console_scripts"]
+    assert f"{command} = " in setup_cfg["options.entry_points"]["console_scripts"]
     assert last["VOLUME"] == last["WORKDIR"] and f"HF_HOME={last['VOLUME']} " in last["ENV"]
 
 

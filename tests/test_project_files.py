@@ -1,6 +1,5 @@
 """What maintainers expect to find beside the code parses, and names things that exist."""
 
-import configparser
 import os
 import re
 import shlex
@@ -20,22 +19,17 @@ def read_yaml(name: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def setup():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    return parser
-
-
-@pytest.fixture(scope="module")
 def job():
     (job,) = read_yaml(".github/workflows/ci.yml")["jobs"].values()
     return job
 
 
-def test_the_workflow_runs_on_exactly_the_pythons_that_setup_cfg_names(job, setup):
-    named = re.findall(r"Python :: (\d+\.\d+)$", setup["metadata"]["classifiers"], re.MULTILINE)
+def test_the_workflow_runs_on_exactly_the_pythons_that_setup_cfg_names(job, setup_cfg):
+    named = re.findall(r"Python :: (\d+\.\d+)$", setup_cfg["metadata"]["classifiers"], re.MULTILINE)
     assert job["strategy"]["matrix"]["python"] == named
-    assert all(Requirement(f"x{setup['options']['python_requires']}").specifier.contains(f"{name}.1") for name in named)
+    assert all(
+        Requirement(f"x{setup_cfg['options']['python_requires']}").specifier.contains(f"{name}.1") for name in named
+    )
 
 
 def test_the_workflow_runs_all_checks_with_the_python_that_it_set_up(job):
@@ -64,10 +58,10 @@ def test_an_issue_form_has_what_github_asks_for(path):
     assert asked and len(set(asked)) == len(asked)
 
 
-def test_the_citation_is_of_this_version_and_licence_and_names_the_paper(setup):
+def test_the_citation_is_of_this_version_and_licence_and_names_the_paper(setup_cfg):
     citation = read_yaml("CITATION.cff")
-    assert citation["version"] == setup["metadata"]["version"]
-    assert (citation["license"], citation["title"]) == (setup["metadata"]["license"], setup["metadata"]["name"])
+    assert citation["version"] == setup_cfg["metadata"]["version"]
+    assert (citation["license"], citation["title"]) == (setup_cfg["metadata"]["license"], setup_cfg["metadata"]["name"])
     (paper,) = citation["references"]
     assert len(paper["authors"]) == 8
     assert re.search(

@@ -1,6 +1,5 @@
 """setup.cfg holds the ranges, constraints.txt pins a version within each, and what repeats a range agrees with it."""
 
-import configparser
 import re
 from pathlib import Path
 
@@ -26,12 +25,12 @@ def requirements(text: str) -> dict[str, Requirement]:
 
 
 @pytest.fixture(scope="module")
-def ranges():
+def ranges(setup_cfg):
     """Return what setup.cfg asks for, installed, in its extras and for the tests."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    asked = requirements("\n".join([setup["options"]["install_requires"], *setup["options.extras_require"].values()]))
-    return {name: found for name, found in asked.items() if name != setup["metadata"]["name"]}
+    asked = requirements(
+        "\n".join([setup_cfg["options"]["install_requires"], *setup_cfg["options.extras_require"].values()])
+    )
+    return {name: found for name, found in asked.items() if name != setup_cfg["metadata"]["name"]}
 
 
 @pytest.fixture(scope="module")
