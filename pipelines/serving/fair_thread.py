@@ -68,7 +68,6 @@ class FairThread:
             future, compute = line.popleft()
             if not line:
                 del self._waiting[address]
-            for idle in [one for one, used in self._used.items() if used <= self._now and one not in self._waiting]:
-                if idle != address:
-                    del self._used[idle]
+            kept = {address, *self._waiting}
+            self._used = {one: used for one, used in self._used.items() if used > self._now or one in kept}
             return address, future, compute

@@ -157,7 +157,8 @@ def resolve(name: Name, path: Decoded, request: Request, caller: CallerOf, stora
         row = file_at(connection, bucket, path)
         if row is None:
             raise entry_not_found(path)
-        spans = spans_of(connection, file_in_bucket(connection, bucket.id, row["hash"])) if row["size"] else []
+        is_sent = request.method == "GET" and row["size"]
+        spans = spans_of(connection, file_in_bucket(connection, bucket.id, row["hash"])) if is_sent else []
     route = f"{endpoint_of(request)}/api/buckets/{quote(bucket.full_name)}/xet-read-token"
     headers = {"X-Xet-Hash": row["hash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])}
     if request.method == "HEAD":
