@@ -58,6 +58,8 @@ class DrawingServer:
     epoch: int
     precision: str
     codes_per_second: float
+    ranks: bool = False
+    """Whether it also ranks pictures with the run's CLIP."""
 
 
 @dataclass(frozen=True, kw_only=True)
