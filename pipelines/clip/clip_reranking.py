@@ -75,8 +75,7 @@ class ClipReranker:
         _require_pictures(images)
         if not 1 <= keep <= len(images):
             raise ValueError(f"Cannot keep {keep} of {len(images)} pictures: choose a number from 1 to {len(images)}.")
-        ranked = self.scores(caption, images).sort(descending=True, stable=True)
-        return ranked.indices[:keep], ranked.values[:keep]
+        return highest(self.scores(caption, images), keep)
 
     @torch.inference_mode()
     def text_embeddings(self, captions: Sequence[str]) -> torch.Tensor:
@@ -88,6 +87,12 @@ class ClipReranker:
         """Return the unit embeddings of `images: (n, 3, height, width)` float in [0, 1], `(n, embedding)`."""
         prepared = prepare_pictures(images.to(self.device), self.model.visual.preprocess_cfg)
         return self.model.encode_image(prepared, normalize=True)
+
+
+def highest(scores: torch.Tensor, keep: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `(indices, scores)` of the `keep` highest of `(n,)` scores, highest first; equal ones keep their order."""
+    ranked = scores.sort(descending=True, stable=True)
+    return ranked.indices[:keep], ranked.values[:keep]
 
 
 def prepare_pictures(images: torch.Tensor, preprocess: dict) -> torch.Tensor:

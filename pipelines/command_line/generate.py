@@ -73,6 +73,9 @@ def generate(
             help="With --swarm: download the weights and check a sample; with --blocks: others compute the same.",
         ),
     ] = False,
+    remote_ranking: Annotated[
+        bool, typer.Option("--remote-ranking", help="With --swarm: a server ranks, too; no CLIP is downloaded.")
+    ] = False,
     patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
     max_tokens: Annotated[int | None, typer.Option(help="Longest text in tokens; by default 64.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
@@ -94,6 +97,8 @@ def generate(
 
       dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
 
+      dalle-collab generate my-org/birds "a robin on a branch" --swarm --remote-ranking --audit
+
       dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8 --audit
 
       dalle-collab generate my-org/gpt "The file is" --max-tokens 40 --swarm
@@ -108,6 +113,8 @@ def generate(
         raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
     if audit and not (swarm or blocks):
         raise ValueError("--audit checks what volunteers compute, and needs --swarm or --blocks.")
+    if remote_ranking and (clip is not None or not swarm):
+        raise ValueError("--remote-ranking: volunteers rank with the run's CLIP. Add --swarm, and leave out --clip.")
     if precision != "float32" and not (swarm or blocks):
         raise ValueError("--precision is that of volunteers' servers. Add --swarm or --blocks.")
     volunteers = dict(precision=precision, audits=audit, patience_seconds=patience)
@@ -124,6 +131,7 @@ def generate(
             "--clip": clip,
             "--codec": codec,
             "--weights": weights != "published",
+            "--remote-ranking": remote_ranking,
         }
         if given := [name for name, value in about_pictures.items() if value]:
             raise ValueError(f"{repository} writes texts, and {', '.join(given)} is about pictures. Leave it out.")
@@ -176,6 +184,7 @@ def generate(
             precision=precision,
             audits=audit,
             patience=patience,
+            ranks_there=remote_ranking,
             **parts,
         )
     else:

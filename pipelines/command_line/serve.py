@@ -22,6 +22,9 @@ def serve(
     max_codes_per_second: Annotated[
         float | None, typer.Option(help="Draw at most this many codes a second; default: no limit.")
     ] = None,
+    ranking: Annotated[
+        bool, typer.Option("--ranking", help="Also rank pictures for clients, with the run's CLIP.")
+    ] = False,
     name: Annotated[
         str | None, typer.Option(help="Name that clients see, in an open run; default: your Hub user name.")
     ] = None,
@@ -54,7 +57,7 @@ def serve(
 
       dalle-collab serve my-org/birds --precision int8 --max-codes-per-second 200
 
-      dalle-collab serve my-org/birds --http 8080
+      dalle-collab serve my-org/birds --ranking --http 8080
 
       dalle-collab serve my-org/birds --host /ip4/0.0.0.0/tcp/31338 --bandwidth-limit 20 --max-hours 8
 
@@ -78,6 +81,7 @@ def serve(
         cpu_threads=cpu_threads,
         memory_gigabytes=memory,
         most_codes_per_second=max_codes_per_second,
+        ranks=ranking,
         look_seconds=checkpoint_seconds,
         max_hours=max_hours,
         name=name,
@@ -85,9 +89,11 @@ def serve(
     if blocks is None:
         run_drawing_server(repository, network, options, events=EventFile(events), http=http)
         return
-    if max_codes_per_second is not None or http is not None:
-        raise ValueError("--max-codes-per-second and --http are about drawings and have no effect on --blocks.")
+    if max_codes_per_second is not None or http is not None or ranking:
+        raise ValueError(
+            "--max-codes-per-second, --ranking and --http are about drawings: leave them out with --blocks."
+        )
     from pipelines.command_line.serving.block_server import run_block_server
 
-    options.pop("most_codes_per_second")
+    del options["most_codes_per_second"], options["ranks"]
     run_block_server(repository, network, options | {"blocks": blocks}, events=EventFile(events))

@@ -109,7 +109,7 @@ def load_drawing_parts(
         name=name,
         processor=processor,
         model=model,
-        codec=_load_codec(processor, name, codec, device),
+        codec=load_codec(processor, name, codec, device),
         epoch=_epoch_of(folder),
     )
 
@@ -143,7 +143,7 @@ def load_ranking_parts(
     return RankingParts(
         name=name,
         processor=processor,
-        codec=_load_codec(processor, name, codec, device),
+        codec=load_codec(processor, name, codec, device),
         reranker=load_reranker(processor, clip, device),
         epoch=_epoch_of(folder),
     )
@@ -191,7 +191,12 @@ def load_reranker(
     processor: DalleCollabProcessor, replacement: str | Path | None, device: torch.device | str
 ) -> ClipReranker:
     """Load the CLIP that a run's processor names, or its replacement; ValueError or OSError as `from_pretrained`."""
-    return ClipReranker.from_pretrained(replacement or processor.clip_repository or DEFAULT_CLIP, device=device)
+    return ClipReranker.from_pretrained(replacement or clip_name(processor), device=device)
+
+
+def clip_name(processor: DalleCollabProcessor) -> str:
+    """Return which CLIP ranks a run's pictures, as `ClipReranker.from_pretrained` takes it."""
+    return processor.clip_repository or DEFAULT_CLIP
 
 
 def _epoch_of(folder: Path) -> int | None:
@@ -202,9 +207,10 @@ def _epoch_of(folder: Path) -> int | None:
     return epoch if isinstance(epoch, int) else None
 
 
-def _load_codec(
+def load_codec(
     processor: DalleCollabProcessor, name: str, replacement: str | Path | None, device: torch.device | str
 ) -> VQGANCodec:
+    """Load the codec that a run's processor names, or its replacement; the errors of `load_drawing_parts`."""
     source = replacement or processor.image_codec_repository
     if source is None:
         raise ValueError(f"{name} does not say which codec made its image codes. Name it: --codec FOLDER_OR_REPOSITORY")

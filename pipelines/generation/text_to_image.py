@@ -11,7 +11,7 @@ import torch
 import torchvision.transforms.functional as vision
 from PIL import Image, ImageOps
 
-from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.clip.clip_reranking import ClipReranker, highest
 from pipelines.generation.drawing_threads import measured_threads
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 from pipelines.generation.image_generation import DrawingParts, TextToImage
@@ -124,8 +124,13 @@ def sample_candidates(
 class RanksPictures(Protocol):
     """What turns codes into ranked pictures; no weights of a run are needed for it."""
 
-    codec: VQGANCodec
-    reranker: ClipReranker
+    @property
+    def codec(self) -> VQGANCodec:
+        """Turns image codes into pictures."""
+
+    @property
+    def reranker(self) -> ClipReranker:
+        """Scores pictures against a caption."""
 
 
 def rank_candidates(
@@ -152,12 +157,25 @@ def rank_candidates(
     indices, scores = bundle.reranker.best(prompt, images, options.keep)
     if on_progress is not None:
         on_progress("ranking", index + 1, num_prompts, "prompts")
+    return _ranked_images(images[indices.to(images.device)], image_codes, indices, scores)
+
+
+def pictures_by_scores(
+    codec: VQGANCodec, image_codes: torch.Tensor, scores: torch.Tensor, keep: int
+) -> list[RankedImage]:
+    """Decode the best of `image_codes: (candidate, image)` of one prompt, best first.
+
+    `scores: (candidate)` float32 come from where CLIP is; see `pipelines.serving.draw.ranking`.
+    """
+    indices, values = highest(scores, keep)
+    images = torch.cat([codec.decode(image_codes[one : one + 1]) for one in indices.tolist()])
+    return _ranked_images(images, image_codes, indices, values)
+
+
+def _ranked_images(
+    images: torch.Tensor, image_codes: torch.Tensor, indices: torch.Tensor, scores: torch.Tensor
+) -> list[RankedImage]:
     return [
-        RankedImage(
-            image=to_picture(images[candidate]),
-            score=score,
-            candidate_index=candidate,
-            image_codes=image_codes[candidate].cpu(),
-        )
-        for candidate, score in zip(indices.tolist(), scores.tolist(), strict=True)
+        RankedImage(image=to_picture(image), score=score, candidate_index=one, image_codes=image_codes[one].cpu())
+        for image, one, score in zip(images, indices.tolist(), scores.tolist(), strict=True)
     ]

@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pipelines.generation.generation_options import GenerationOptions
+    from pipelines.generation.image_generation import RankingParts
     from pipelines.generation.text_to_image import RankedImage
+    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.serving.draw.asking_run import SwarmStudio
     from pipelines.serving.draw.client import Drawn
+    from pipelines.stage_progress import OnProgress
 
 
 def draw_at_volunteers(
@@ -27,17 +31,22 @@ def draw_at_volunteers(
     precision: str,
     audits: bool,
     patience: float,
-    **parts: str | None,
+    ranks_there: bool = False,
+    revision: str | None = None,
+    codec: str | None = None,
+    clip: str | None = None,
 ) -> "tuple[list[list[RankedImage]], list[dict[int, dict[str, object]]]]":
-    """Have the candidates drawn by servers of the run's swarm; decode and rank them here.
+    """Have the candidates drawn by servers of the run's swarm, and decode them here.
+
+    They are ranked here, or by a server if `ranks_there`; here too if no server is left that does it.
 
     Returns the ranked pictures of each prompt, and of each who has drawn which candidate.
 
     Says who has drawn how many, and whether they were checked. Raises what `open_studio` and `SwarmDrawing.draw` raise.
     """
     console = become_worker()
-    from pipelines.generation.image_generation import load_ranking_parts
-    from pipelines.generation.text_to_image import encode_upper_part, rank_candidates
+    from pipelines.generation.image_generation import load_codec
+    from pipelines.generation.text_to_image import encode_upper_part
     from pipelines.serving.draw.asking_run import open_studio, sampling_of
     from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
@@ -49,7 +58,7 @@ def draw_at_volunteers(
         console.status(f"Reading {repository}") as status,
         open_studio(
             repository,
-            revision=parts["revision"],
+            revision=revision,
             precision=precision,
             audits=audits,
             patience_seconds=patience,
@@ -57,9 +66,9 @@ def draw_at_volunteers(
             hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
         ) as studio,
     ):
-        status.update("Loading the codec and CLIP")
-        ranking = load_ranking_parts(repository, device=where, **parts)
-        given = None if picture is None else encode_upper_part(ranking.codec, picture, rows)[None].cpu()
+        status.update("Loading what ranks")
+        ranker = _Ranker(studio, repository, load_codec(studio.processor, repository, codec, where), clip, ranks_there)
+        given = None if picture is None else encode_upper_part(ranker.codec, picture, rows)[None].cpu()
         status.stop()
         drawn = []
         with stage_progress(console) as on_progress:
@@ -71,18 +80,74 @@ def draw_at_volunteers(
 
                 drawn.append(studio.draw(wish, range(options.num_candidates), on_progress=report))
             ranked = [
-                rank_candidates(
-                    ranking,
+                ranker.rank(
                     prompt,
                     torch.stack([candidate.codes for candidate in one.candidates]).to(where),
                     options,
-                    on_progress=on_progress,
+                    on_progress,
                     place=(index, len(prompts)),
                 )
                 for index, (prompt, one) in enumerate(zip(prompts, drawn, strict=True))
             ]
         say_what_came(console, drawn, is_audited=studio.is_audited)
+        for line in ranker.remarks:
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
     return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
+
+
+class _Ranker:
+    """Ranks candidates at a server, or here: where that was asked for, and where no server is left that does it."""
+
+    def __init__(
+        self, studio: "SwarmStudio", repository: str, codec: "VQGANCodec", clip: str | None, ranks_there: bool
+    ) -> None:
+        self.codec, self.remarks = codec, list[str]()
+        """The remarks are for the end of the output: who has ranked."""
+        self._studio, self._repository, self._clip, self._ranks_there = studio, repository, clip, ranks_there
+        self._here = None if ranks_there else self._load()
+
+    def rank(
+        self,
+        prompt: str,
+        codes: torch.Tensor,
+        options: "GenerationOptions",
+        on_progress: "OnProgress",
+        place: tuple[int, int],
+    ) -> "list[RankedImage]":
+        """Return the best of `codes: (candidate, place)` of one prompt; `place` as in `rank_candidates`."""
+        from pipelines.generation.text_to_image import pictures_by_scores, rank_candidates
+        from pipelines.serving.draw.ranking.asking import NobodyRanksError
+
+        index, num_prompts = place
+
+        def report(done: int, total: int) -> None:
+            on_progress("ranking", index * total + done, num_prompts * total, "pictures")
+
+        if self._ranks_there:
+            try:
+                ranking = self._studio.rank(prompt, codes.cpu(), on_progress=report)
+            except NobodyRanksError as error:
+                self._ranks_there = False
+                self.remarks.append(
+                    f"Ranked here, because no server does it now: {error} To start one: "
+                    f"dalle-collab serve {self._repository} --ranking"
+                )
+            else:
+                self._note(f"Ranked by {', '.join(map(str, ranking.servers))}, unchecked.")
+                return pictures_by_scores(self.codec, codes, ranking.scores, options.keep)
+        self._here = self._here or self._load()
+        return rank_candidates(self._here, prompt, codes, options, on_progress=on_progress, place=place)
+
+    def _note(self, remark: str) -> None:
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    def _load(self) -> "RankingParts":
+        from pipelines.generation.image_generation import RankingParts, load_reranker
+
+        processor, device = self._studio.processor, next(self.codec.parameters()).device
+        reranker = load_reranker(processor, self._clip, device)
+        return RankingParts(name=self._repository, processor=processor, codec=self.codec, reranker=reranker)
 
 
 def say_what_came(console: Console, drawn: "Sequence[Drawn]", *, is_audited: bool) -> None:

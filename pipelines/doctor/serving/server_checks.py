@@ -54,6 +54,7 @@ def _check_rates(servers: Sequence[ServerRecord]) -> CheckResult:
     computing = [one for one in servers if one.first_layer < one.end_layer]
     codes = sum(one.draw_rate for one in drawing)
     parts = [f"{len(drawing)} draw {codes:.0f} codes a second together"] if drawing else []
+    parts += [f"{ranking} of them rank pictures"] if (ranking := sum(one.ranks for one in drawing)) else []
     parts += [f"{len(computing)} compute layers"] if computing else []
     parts += [f"{len(servers) - len(drawing) - len(computing)} are starting"] if not parts else []
     return ok("servers", f"{', '.join(parts)} ({_named(servers)}), as they say themselves")

@@ -80,7 +80,7 @@ def servers_html(servers: Sequence[SeenServer], drawn: DrawnToday, view: HubView
     """Return who serves the run's model as a table; nothing where nobody does."""
     if not servers:
         return ""
-    heads = ("user", "state", "epoch", "precision", "codes/s", "pictures drawn", "layers", "layers/s")
+    heads = ("user", "state", "epoch", "precision", "codes/s", "pictures drawn", "ranks", "layers", "layers/s")
     rows = [
         [
             escaped(one.username) or f"<i>…{escaped(one.peer_id[-8:])}</i>",
@@ -89,6 +89,7 @@ def servers_html(servers: Sequence[SeenServer], drawn: DrawnToday, view: HubView
             escaped(one.precision),
             short_number(one.codes_per_second or None),
             f"{one.num_drawn:,}",
+            "yes" if one.ranks else "–",
             f"{one.first_layer}:{one.end_layer}" if one.end_layer > one.first_layer else "–",
             short_number(one.layers_per_second or None),
         ]

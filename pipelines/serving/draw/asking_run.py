@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.image_generation import PROCESSOR_FILES
+from pipelines.generation.image_generation import PROCESSOR_FILES, clip_name
 from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
 from pipelines.serving.draw.evidence import excesses, honest_excesses
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
+from pipelines.serving.draw.ranking.asking import OnRanked, Ranking, ranking_of
+from pipelines.serving.draw.ranking.requests import SERVICE as RANK_SERVICE
 from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
 from pipelines.serving.entering import place_to_ask, weights_name
 from pipelines.swarm.network_options import NetworkOptions
@@ -58,6 +61,9 @@ class SwarmStudio:
 
     draw: Callable[..., Drawn]
     """The same, and waits."""
+
+    rank: Callable[..., Ranking]
+    """`ranking_of` with the servers of now and the run's CLIP: takes a caption, codes and `on_progress`; waits."""
 
     servers: Callable[[], list[DrawingServer]]
     """Return who draws now, of any checkpoint and precision."""
@@ -137,9 +143,11 @@ def open_studio(
             hear("loading")
             auditor = Auditor(_model_of(repository, snapshot, device), precision, book)
 
+        async def open_service(peer: str, service: str = SERVICE) -> tuple[Conversation, Mapping[str, Any]]:
+            return await open_conversation(place.loop.p2p, peer, place.namespace, service, place.introductions)
+
         async def open_stream(peer: str) -> Conversation:
-            who = place.introductions
-            return (await open_conversation(place.loop.p2p, peer, place.namespace, SERVICE, who))[0]
+            return (await open_service(peer))[0]
 
         def servers() -> list[DrawingServer]:
             return drawing_servers(place.servers(), names_users=place.names_users)
@@ -163,6 +171,18 @@ def open_studio(
                 await asyncio.to_thread(place.complain, found)
             return drawn
 
+        async def rank(caption: str, codes: Tensor, on_progress: OnRanked | None = None) -> Ranking:
+            return await ranking_of(
+                await asyncio.to_thread(servers),
+                partial(open_service, service=RANK_SERVICE),
+                clip_name(processor),
+                caption,
+                codes,
+                is_banned=lambda server: book.avoided.avoids(server.peer, server.user),
+                on_progress=on_progress,
+                patience_seconds=patience_seconds,
+            )
+
         found: list[ServerComplaint] = []
         hear("entered", run=newest.run)
         yield SwarmStudio(
@@ -173,6 +193,7 @@ def open_studio(
             is_audited=auditor is not None,
             start=lambda *asked, **callbacks: place.loop.start(draw(*asked, **callbacks)),
             draw=lambda *asked, **callbacks: place.loop.call(draw(*asked, **callbacks)),
+            rank=lambda *asked, **callbacks: place.loop.call(rank(*asked, **callbacks)),
             servers=servers,
         )
 
@@ -200,6 +221,7 @@ def drawing_servers(records: Mapping[bytes, ServerRecord], *, names_users: bool 
                 epoch=record.epoch,
                 precision=record.precision,
                 codes_per_second=record.draw_rate,
+                ranks=record.ranks,
                 user=record.username if names_users else "",
             )
     return list(found.values())

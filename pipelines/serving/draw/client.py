@@ -58,6 +58,9 @@ class DrawingServer:
     epoch: int
     precision: str
     codes_per_second: float
+    ranks: bool = False
+    """Whether it also ranks pictures with the run's CLIP."""
+
     user: str = ""
     """Whom the run's authority has admitted; nobody in an open run, whatever the name."""
 

@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import httpx2
 import torch
 from transformers import PreTrainedModel
 
-from pipelines.generation.image_generation import MODEL_FILES
+from pipelines.generation.image_generation import MODEL_FILES, DrawingParts, RankingParts, clip_name, load_reranker
 from pipelines.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoints, load_served
 from pipelines.serving.draw.engine import DrawEngine
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
+from pipelines.serving.draw.media.pictures import PICTURES
+from pipelines.serving.draw.ranking.service import RankService
 from pipelines.serving.draw.requests import MOST_CANDIDATES, PRECISIONS
 from pipelines.serving.draw.service import DrawService
 from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, open_loop, weights_name
@@ -33,6 +36,7 @@ from pipelines.training.peer.pausing import PauseSwitch, stop_on_signals
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.manifest import CheckpointRefusedError, digest_file
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version
 
 logger = logging.getLogger(__name__)
@@ -63,6 +67,9 @@ class ServingOptions:
 
     most_codes_per_second: float | None = None
     """What this machine gives at most; None: all it can."""
+
+    ranks: bool = False
+    """Whether candidates are ranked for others, too, with the run's CLIP."""
 
     look_seconds: float = 60.0
     """How often it is looked for a newer checkpoint."""
@@ -108,7 +115,7 @@ class DrawingPeer:
         self.medium = medium_of(service.checkpoints.current.parts.model.config)
         self.peer_id = place.dht.peer_id.to_base58()
         self.username = _name_of(place, options)
-        self.found_new_generation = False
+        self.found_new_generation, self.ranks = False, options.ranks
         self._place, self._fetch, self._state, self._max_hours = place, fetch, "online", options.max_hours
 
     def follow(self, stop: threading.Event) -> Iterator[ServingReport]:
@@ -138,6 +145,7 @@ class DrawingPeer:
                 draw_rate=float(self.rate),
                 free_places=service.places.free,
                 num_drawn=service.engine.num_drawn,
+                ranks=self.ranks,
             )
         )
 
@@ -224,7 +232,9 @@ def serve_run(
     torch.set_num_threads(options.cpu_threads or num_cores())
     torch.backends.cudnn.allow_tf32 = False  # float32 is a promise to those who ask
     snapshot = RunSnapshot.read(repository)
-    medium_of_task(repository, snapshot.run.task)
+    medium = medium_of_task(repository, snapshot.run.task)
+    if options.ranks and medium is not PICTURES:
+        raise ValueError(f"{repository} makes {medium.product}s, and CLIP ranks pictures. Leave out --ranking.")
     weights = weights_name(snapshot)
     check(snapshot, device)
     with contextlib.ExitStack() as stack:
@@ -244,6 +254,7 @@ def serve_run(
         )
         fetch = Fetch(snapshot, options, device)
         first = fetch.load(snapshot)
+        ranking = _ranking_parts(repository, first, device) if options.ranks else None
         hear("measuring")
         rate = measured_rate(first.parts.model)
         rate = min(rate, options.most_codes_per_second or rate)
@@ -259,15 +270,18 @@ def serve_run(
             ServedCheckpoints(first, options.precision),
             engine,
             Quota("bytes for drawings", per_peer=memory, in_all=memory),
-            Quota(
-                "candidates",
-                per_peer=place.run.candidates_per_peer,
-                per_address=place.run.candidates_per_address,
-                in_all=PLACES,
-                code="busy",
-            ),
+            _places("candidates", place.run),
         )
         loop.call(server.offer(service))
+        if ranking is not None:
+            ranks = RankService(
+                clip_name(ranking.processor),
+                ranking,
+                _places("candidates to rank", place.run),
+                lambda: engine.is_paused,
+            )
+            stack.callback(ranks.close)
+            loop.call(server.offer(ranks))
         stack.callback(lambda: loop.call(server.leave(SECONDS_TO_FINISH)))
         switch = PauseSwitch()
         switch.on_switch = engine.pause
@@ -276,6 +290,23 @@ def serve_run(
         peer = DrawingPeer(repository, service, place, rate, fetch, options, hear)
         hear("serving", peer=peer, addresses=visible_addresses(place.dht))
         yield peer, stop
+
+
+def _places(what: str, run: TrainingRun) -> Quota:
+    """Return the quota of candidates that wait or are computed."""
+    limits = dict(per_peer=run.candidates_per_peer, per_address=run.candidates_per_address)
+    return Quota(what, **limits, in_all=PLACES, code="busy")
+
+
+def _ranking_parts(repository: str, checkpoint: ServedCheckpoint, device: str) -> RankingParts:
+    """Return the codec and the CLIP of a run; the CLIP is loaded now."""
+    parts = cast("DrawingParts", checkpoint.parts)
+    return RankingParts(
+        name=repository,
+        processor=parts.processor,
+        codec=parts.codec,
+        reranker=load_reranker(parts.processor, None, device),
+    )
 
 
 def _name_of(place: PlaceInSwarm, options: ServingOptions) -> str:

@@ -46,4 +46,7 @@ class ServerRecord(BaseModel):
     """Layers through which it takes one place of one sample in a second."""
 
     free_cache_bytes: Count = 0
+    ranks: StrictBool = False
+    """Whether it also ranks pictures with the run's CLIP."""
+
     relayed: StrictBool = False

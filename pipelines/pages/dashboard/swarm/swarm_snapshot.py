@@ -82,6 +82,9 @@ class SeenServer:
 
     epoch: int
     codes_per_second: float
+    ranks: bool
+    """Whether it says that it ranks pictures."""
+
     num_drawn: int
     first_layer: int
     end_layer: int
@@ -180,6 +183,7 @@ def _server(values: Mapping[str, Any]) -> SeenServer | None:
         **{name: _text(values[name]) for name in ("peer_id", "username", "state", "revision", "precision")},
         epoch=int(epoch),
         codes_per_second=draw_rate,
+        ranks=values.get("ranks") is True,
         num_drawn=int(num_drawn),
         first_layer=int(first_layer),
         end_layer=int(end_layer),
