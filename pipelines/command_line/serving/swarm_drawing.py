@@ -129,7 +129,7 @@ class _Ranker:
             except NobodyRanksError as error:
                 self._ranks_there = False
                 self.remarks.append(
-                    f"Ranked here, because no server does it now: {error} To start one: "
+                    f"Ranked here, because no server does it now ({error}) To start one: "
                     f"dalle-collab serve {self._repository} --ranking"
                 )
             else:

@@ -77,7 +77,9 @@ async def ranking_of(
                         on_progress(len(scores), len(codes))
         except (PeerGoneError, Refusal) as error:
             logger.debug("%s does not rank: %s", server.peer, error)
-            failures.append(f"{server.name}: {error}")
+            failures.append(
+                f"{server.name}: {error.text}" if isinstance(error, Refusal) else f"{server.name} has gone."
+            )
         if len(scores) > before:
             names.append(server.name)
         if len(scores) == len(codes):

@@ -52,12 +52,20 @@ def codes_of(done):
     return [{one["candidate"]: one["image_codes"] for one in line["pictures"]} for line in lines]
 
 
+def scores_of(done):
+    lines = [json.loads(line) for line in done.stdout.strip().splitlines()]
+    return [{one["candidate"]: one["score"] for one in line["pictures"]} for line in lines]
+
+
 def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
-    for _ in range(2):
-        run.serve()
-    here = codes_of(generate(commands, run, tmp_path, prompts=PROMPTS))
-    theirs = generate(commands, run, tmp_path, "--swarm", prompts=PROMPTS)
+    run.serve()
+    run.serve("--ranking")
+    alone = generate(commands, run, tmp_path, prompts=PROMPTS)
+    here, scores = codes_of(alone), scores_of(alone)
+    theirs = generate(commands, run, tmp_path, "--swarm", "--remote-ranking", prompts=PROMPTS)
     assert codes_of(theirs) == here
+    assert scores_of(theirs) == [pytest.approx(expected, abs=1e-3) for expected in scores]
+    assert re.search(r"Ranked by giver-\d+, unchecked\.", theirs.stderr), theirs.stderr
     assert "32 candidates drawn by giver-" in theirs.stderr and "(epoch 3, float32)" in theirs.stderr
     assert "Unchecked: drawings are checked with the model's weights" in theirs.stderr
     checked = commands.run("doctor", run.name, "--host", LOOPBACK, "--json", folder=tmp_path)
@@ -74,8 +82,11 @@ def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
     Image.new("RGB", (40, 40), "teal").save(tmp_path / "upper.png")
     options = ("--complete", "upper.png", "--rows", 1, "--guidance-scale", 2, "--top-p", 0.9, "--seed", -5)
     here = codes_of(generate(commands, run, tmp_path, *options))
-    theirs = codes_of(generate(commands, run, tmp_path, *options, "--swarm"))
+    done = generate(commands, run, tmp_path, *options, "--swarm", "--remote-ranking")
+    theirs = codes_of(done)
     assert theirs == here and len({tuple(codes[:4]) for codes in theirs[0].values()}) == 1
+    assert "Ranked here, because no server does it now" in done.stderr
+    assert f"dalle-collab serve {run.name} --ranking" in done.stderr
 
 
 @pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
@@ -131,6 +142,8 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert f"dalle-collab serve {run.name}" in line
     wrong = generate(commands, run, tmp_path, "--swarm", "--weights", "int8")
     assert the_line(wrong).endswith("To choose servers: --precision int8")
+    wrong = generate(commands, run, tmp_path, "--remote-ranking")
+    assert the_line(wrong).endswith("Add --swarm, and leave out --clip.")
     assert "needs --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 

@@ -15,6 +15,8 @@ from stream_peer import HOST
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.admission.tokens import public_text
+from pipelines.serving.draw.ranking.requests import SERVICE as RANK_SERVICE
+from pipelines.serving.draw.ranking.requests import RankRequest
 from pipelines.serving.draw.requests import SERVICE, DrawRequest, Wish, tokenizer_name
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.frames import HEADER, Frame, Kind, buffers_of
@@ -75,17 +77,33 @@ def hostile_bytes(draw, honest_body, honest_tensors):
     if kind == 4:
         body[draw.choice(sorted(body))] = draw.choice(NONSENSE)
     elif kind == 5:
-        body["sampling"] = body["sampling"] | {draw.choice(sorted(body["sampling"])): draw.choice(NONSENSE)}
+        sampling = body.get("sampling", {})
+        body["sampling"] = sampling | {draw.choice(sorted({*sampling, "top_k"})): draw.choice(NONSENSE)}
     elif kind == 6:
         shape = [draw.choice((0, 1, 2, TEXT_LENGTH, 1000)) for _ in range(draw.randrange(5))]
         dtype = draw.choice((torch.int8, torch.int32, torch.int64, torch.float32, torch.bfloat16))
-        tensors[draw.choice(("input_ids", "image_prompt", "x"))] = torch.zeros(shape, dtype=dtype)
+        tensors[draw.choice((*honest_tensors, "image_prompt", "x"))] = torch.zeros(shape, dtype=dtype)
     elif kind == 7:
         highest = draw.choice((NUM_CODES, 2**31 - 1))
-        tensors["image_prompt"] = torch.full((1, draw.randrange(1, 2 * GRID**2)), highest, dtype=torch.int32)
+        name = draw.choice((*honest_tensors, "image_prompt"))
+        tensors[name] = torch.full((1, draw.randrange(1, 2 * GRID**2)), highest, dtype=torch.int32)
     else:  # honest, and gone before the answer, or much of it at once
         return hello + draw.randrange(1, 6) * written(Kind.MESSAGE, body, tensors)
     return hello + written(Kind.MESSAGE, body, tensors)
+
+
+async def scored(p2p, server, asked):
+    """Return the scores of candidates, as an honest asker gets them who comes back when there is no room."""
+    while True:
+        with contextlib.suppress(Refusal):
+            conversation, _ = await open_conversation(p2p, server, NAMESPACE, RANK_SERVICE, Introductions(None))
+            async with conversation:
+                await conversation.send(*asked.message())
+                scores = torch.empty(0)
+                while len(scores) < len(asked.codes):
+                    scores = torch.cat([scores, (await conversation.receive(PATIENCE)).tensors["scores"]])
+                return scores
+        await asyncio.sleep(0.2)
 
 
 async def drawn(p2p, server, wish):
@@ -103,21 +121,24 @@ async def drawn(p2p, server, wish):
 
 
 def test_a_thousand_hostile_messages_change_nobodys_codes(run):
-    server = run.serve("--memory", 0.05)
+    server = run.serve("--memory", 0.05, "--ranking")
     ready = server.wait_for("serving")
     wish = a_wish(run)
     model = DalleCollabForConditionalGeneration.from_pretrained(run.folder / "run").eval()
     expected = model.generate_image_codes(wish.input_ids, num_candidates=2)[0]
     body, tensors = DrawRequest(wish=wish, candidates=range(8)).message()
     draw = random.Random(0)
-    messages = [hostile_bytes(draw, body, tensors) for _ in range(NUM_MESSAGES)]
+    asked = RankRequest(caption="a small red star", codes=expected)
+    messages = [(SERVICE, hostile_bytes(draw, body, tensors)) for _ in range(NUM_MESSAGES)]
+    messages += [(RANK_SERVICE, hostile_bytes(draw, *asked.message())) for _ in range(NUM_MESSAGES // 4)]
+    draw.shuffle(messages)
 
     async def attack(p2p):
         while messages:
-            data = messages.pop()
+            service, data = messages.pop()
             with contextlib.suppress(Exception):  # streams are refused, which is what they deserve
                 async with asyncio.timeout(PATIENCE):
-                    name = handler_name(NAMESPACE, SERVICE)
+                    name = handler_name(NAMESPACE, service)
                     _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(ready["peer"]), name)
                     try:
                         writer.write(data)
@@ -134,14 +155,16 @@ def test_a_thousand_hostile_messages_change_nobodys_codes(run):
         ]
         try:
             first = await drawn(honest, ready["peer"], wish)
+            scores = [await scored(honest, ready["peer"], asked)]
             before = memory()
             attacks = [asyncio.create_task(attack(hostile)) for _ in range(AT_ONCE)]
             answers, highest = [], before
             while not all(task.done() for task in attacks):
                 answers.append(await drawn(honest, ready["peer"], wish))
+                scores.append(await scored(honest, ready["peer"], asked))
                 highest = max(highest, memory())
             await asyncio.gather(*attacks)
-            return [first, *answers, await drawn(honest, ready["peer"], wish)], highest - before
+            return [first, *answers, await drawn(honest, ready["peer"], wish)], scores, highest - before
         finally:
             await hostile.shutdown()
             await honest.shutdown()
@@ -149,8 +172,9 @@ def test_a_thousand_hostile_messages_change_nobodys_codes(run):
     def memory():
         return sum(process.memory_info().rss for process in family_of(server.process.pid))
 
-    answers, growth = asyncio.run(everybody())
+    answers, scores, growth = asyncio.run(everybody())
     assert len(answers) > 2 and all(torch.equal(codes, expected) for codes in answers)
+    assert len(scores) > 1 and all(torch.equal(one, scores[0]) for one in scores)
     assert growth < MOST_GROWTH, f"the server's memory grew by {growth / 1e6:.0f} MB"
     assert server.process.poll() is None and "Traceback" not in server.log.read_text(), server.log.read_text()[-3000:]
 
