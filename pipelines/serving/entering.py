@@ -108,6 +108,9 @@ class AskingPlace:
     servers: Callable[[], Mapping[bytes, ServerRecord]]
     """Return who serves now, by public key; not to be called in the loop."""
 
+    names_users: bool
+    """Whether the run's authority vouches for the user names in records; otherwise they are anybody's own word."""
+
     complain: Callable[[Sequence[ServerComplaint]], None]
     """Publish what was found of servers; nothing of a stranger, who has no voice in the swarm."""
 
@@ -138,6 +141,7 @@ def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
             namespace=place.namespace,
             introductions=place.introductions(),
             servers=place.records.servers,
+            names_users=place.admission.has_authority,
             complain=partial(_complain, place),
         )
 
@@ -151,6 +155,7 @@ def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iter
             namespace=run.swarm_id,
             introductions=Introductions(Stranger(check)),
             servers=lambda: loop.call(ask_for_servers(loop.p2p, run.entry_addresses, check)),
+            names_users=bool(check.authority_key),
             complain=lambda _complaints: None,
         )
 

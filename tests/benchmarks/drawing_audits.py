@@ -38,7 +38,7 @@ def a_wish(seed: int, **options: object) -> Wish:
 def named_after(book: AuditBook, server: str, precision: str, measured: list[float]) -> int | None:
     """Return the audited candidate at which a server is named, or None."""
     for number, excess in enumerate(measured, start=1):
-        if book.note(server, precision, [excess], now=0.0):
+        if book.note(server, precision, [excess]):
             return number
     return None
 

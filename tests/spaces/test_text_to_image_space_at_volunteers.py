@@ -162,9 +162,15 @@ def test_a_liar_is_named_on_a_page_that_checks(run, bundle, environment, expecte
     assert all("drawn by giver-" in picture["caption"] for picture in pictures)
 
 
+QUEUE_HAS = """async (number) => {
+    const answer = await fetch("gradio_api/queue/status");
+    return (await answer.json()).queue_size === number;
+}"""
+
+
 @needs_browser
 @pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long)])
-def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, size, tmp_path):
+def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, client, size, tmp_path):
     run.serve("--name", HOSTILE_NAME, "--max-codes-per-second", 40)
     with watched_page(address, size) as page:
         status = page.get_by_label("Status")
@@ -188,6 +194,17 @@ def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, size, t
         wait_for_status(page, r"left\.$")
         page.get_by_role("button", name="Stop", exact=True).click()
         wait_for_status(page, r"^Stopped\.$")
+        job = client.submit("another visitor's star", 32, 4, 8, 1.0, 1.0, 1, api_name="/draw")
+        while not any("left." in output[1] for output in job.outputs()):
+            assert not job.done(), job.result()
+            time.sleep(0.05)
+        press_draw(page)
+        page.wait_for_function(QUEUE_HAS, arg=1)
+        page.get_by_role("button", name="Stop", exact=True).click()
+        page.wait_for_function(QUEUE_HAS, arg=0)
+        assert not job.done(), "the place was given back before anybody's turn came"
+        wait_for_status(page, r"^Stopped\.$")
+        job.cancel()
         press_draw(page)  # counts: no person presses twice
         wait_for_status(page, re.escape(UNCHECKED))
 

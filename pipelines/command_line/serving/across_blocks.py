@@ -50,7 +50,9 @@ def model_across_blocks(
         yield model, recheck
     hops = sorted(route.took_part, key=lambda hop: (hop.start, hop.end, hop.peer))
     chain = ", ".join(f"{hop.start}:{hop.end} at {hop.peer[-8:]}" for hop in hops)
-    found = [UNCHECKED] if recheck is None else [*what_audits_found(book.verdicts, book.limit), *recheck.found()]
+    found = [UNCHECKED]
+    if recheck is not None:
+        found = [*what_audits_found(book.verdicts, book.limit, route.swarm.avoided), *recheck.found()]
     for line in (f"Layers {chain}, in {precision}.", *found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

@@ -8,8 +8,8 @@ from pipelines.swarm.servers.server_record import ServerRecord
 MOST_LAYERS = 4096
 
 
-def served_spans(records: Mapping[bytes, ServerRecord]) -> list[ServedSpan]:
-    """Return the spans in servers' records; what cannot be a span is left out."""
+def served_spans(records: Mapping[bytes, ServerRecord], *, names_users: bool = False) -> list[ServedSpan]:
+    """Return the spans in servers' records; what cannot be a span is left out. `names_users`: see `AskingPlace`."""
     return [
         ServedSpan(
             peer=record.peer_id,
@@ -19,6 +19,7 @@ def served_spans(records: Mapping[bytes, ServerRecord]) -> list[ServedSpan]:
             layers_per_second=record.layer_rate,
             precision=record.precision,
             is_online=record.state == "online",
+            user=record.username if names_users else "",
         )
         for record in records.values()
         if record.first_layer < record.end_layer <= MOST_LAYERS and record.layer_rate > 0

@@ -30,6 +30,9 @@ class ServedSpan:
     is_online: bool = True
     """False while it loads weights, or leaves."""
 
+    user: str = ""
+    """Whom the run's authority has admitted with this peer; nobody in an open run."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ValueError(f"A span from {self.start} to {self.end} has no layers, expected 0 <= start < end.")
@@ -44,6 +47,8 @@ class Hop:
     peer: str
     start: int
     end: int
+    user: str = ""
+    """See `ServedSpan.user`."""
 
 
 class NoChainError(ConnectionError):
@@ -109,7 +114,7 @@ def _shortest(served: Sequence[ServedSpan], layers: range) -> list[Hop] | None:
                 total = seconds + span.round_trip_seconds + (end - at) / span.layers_per_second
                 if total <= reached.get(end, total):
                     reached[end] = total
-                    hop = Hop(peer=span.peer, start=at, end=end)
+                    hop = Hop(peer=span.peer, start=at, end=end, user=span.user)
                     heapq.heappush(waiting, (total, num_hops + 1, (*peers, span.peer), end, (*chain, hop)))
     return None
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hub_tools.atomic_files import write_text_whole
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import PROCESSOR_FILES, clip_name
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
 from pipelines.serving.draw.evidence import excesses, honest_excesses
@@ -34,11 +33,7 @@ from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.refusals import printable
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
-from pipelines.training.repository.organiser import local_folder
 from pipelines.training.repository.snapshot import RunSnapshot
-
-AVOIDED_FILE = "avoided_servers.json"
-"""On this machine: servers that were found to draw something else, and until when they are avoided."""
 
 MOST_NAME_CHARACTERS = 48
 
@@ -139,9 +134,7 @@ def open_studio(
     weights = weights_name(snapshot)
     folder = snapshot.download_matching(*PROCESSOR_FILES, "*.jinja")
     processor, config = medium_of_task(repository, newest.run.task).read(folder)
-    book, avoided = AuditBook({}), local_folder("serving", repository) / AVOIDED_FILE
-    if avoided.is_file():
-        book.remember(avoided.read_text(encoding="utf-8"))
+    book = AuditBook({}, AvoidedServers.of_run(repository))
     with contextlib.ExitStack() as stack:
         hear("asking", run=newest.run)
         place = stack.enter_context(place_to_ask(newest.run, repository, network))
@@ -157,7 +150,7 @@ def open_studio(
             return (await open_service(peer))[0]
 
         def servers() -> list[DrawingServer]:
-            return drawing_servers(place.servers())
+            return drawing_servers(place.servers(), names_users=place.names_users)
 
         async def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
             if auditor is not None:
@@ -176,8 +169,6 @@ def open_studio(
             if drawn.complaints:
                 found.extend(map(_published, drawn.complaints))
                 await asyncio.to_thread(place.complain, found)
-                avoided.parent.mkdir(parents=True, exist_ok=True)
-                write_text_whole(avoided, book.to_json())
             return drawn
 
         async def rank(caption: str, codes: Tensor, on_progress: OnRanked | None = None) -> Ranking:
@@ -187,7 +178,7 @@ def open_studio(
                 clip_name(processor),
                 caption,
                 codes,
-                is_banned=lambda peer: book.is_banned(peer, time.time()),
+                is_banned=lambda server: book.avoided.avoids(server.peer, server.user),
                 on_progress=on_progress,
                 patience_seconds=patience_seconds,
             )
@@ -218,8 +209,8 @@ def _published(complaint: Complaint) -> ServerComplaint:
     )
 
 
-def drawing_servers(records: Mapping[bytes, ServerRecord]) -> list[DrawingServer]:
-    """Return who draws now, by the signed records; two of one peer count once."""
+def drawing_servers(records: Mapping[bytes, ServerRecord], *, names_users: bool = False) -> list[DrawingServer]:
+    """Return who draws now, by the signed records; two of one peer count once. `names_users`: see `AskingPlace`."""
     found = {}
     for record in records.values():
         if record.state == "online" and record.draw_rate > 0:
@@ -231,6 +222,7 @@ def drawing_servers(records: Mapping[bytes, ServerRecord]) -> list[DrawingServer
                 precision=record.precision,
                 codes_per_second=record.draw_rate,
                 ranks=record.ranks,
+                user=record.username if names_users else "",
             )
     return list(found.values())
 

@@ -5,14 +5,12 @@ excesses are pooled for each server over its last audited candidates, and compar
 same precision would have reached, as measured on this model.
 """
 
-import json
-import logging
 import random
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-logger = logging.getLogger(__name__)
+from pipelines.serving.avoided import AvoidedServers, avoided_words
 
 POOL = 64
 """Audited candidates of a server that count."""
@@ -32,9 +30,6 @@ SINGLE_FACTOR = 48.0
 ROUNDING = 2e-7
 LARGEST_ROUNDING = 1e-5
 """Mean and largest excess of an honest server in float32, whose sums run in another order than the auditor's."""
-
-BAN_SECONDS = 600.0
-MOST_BAN_SECONDS = 7 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +60,6 @@ class Record:
 
     pool: deque[float] = field(default_factory=lambda: deque(maxlen=POOL))
     num_audited: int = 0
-    num_bans: int = 0
-    banned_until: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,43 +83,30 @@ class Complaint:
     limit: float
     num_audited: int
     until: float
+    user: str = ""
+    """The server's admitted user, in an open run nobody."""
+
     evidence: Evidence | None = None
 
     def __str__(self) -> str:
         return (
             f"{self.server} did not draw what was asked for: its last {self.num_audited} audited candidates are off by "
             f"{self.mean_excess:.1e} on average, and an honest server's by at most {self.limit:.1e}. Its candidates "
-            "are drawn again elsewhere, and it is avoided for a while."
+            f"are drawn again elsewhere, and {avoided_words(self.until, self.user)}."
         )
 
 
 class AuditBook:
     """The audits of one client."""
 
-    def __init__(self, honesty: Mapping[str, Honesty]) -> None:
-        """`honesty` by precision; float32 may be left out."""
-        self._honesty = {"float32": EXACT, **honesty}
+    def __init__(self, honesty: Mapping[str, Honesty], avoided: AvoidedServers | None = None) -> None:
+        """`honesty` by precision; float32 may be left out. `avoided` is what is known already, and learns more."""
+        self._honesty, self.avoided = {"float32": EXACT, **honesty}, avoided or AvoidedServers()
         self._records: dict[str, Record] = {}
 
     def learn(self, precision: str, honesty: Honesty) -> None:
         """Judge servers of a precision by this from now on."""
         self._honesty[precision] = honesty
-
-    def remember(self, text: str) -> None:
-        """Take over the bans that `to_json` has written; damaged ones are left out."""
-        try:
-            values = json.loads(text)
-            for server, (num_bans, until) in values.items():
-                known = self._records.setdefault(str(server), Record())
-                known.num_bans, known.banned_until = max(0, int(num_bans)), float(until)
-        except (ValueError, TypeError, AttributeError):
-            logger.warning("What was known of servers that draw something else cannot be read; it is forgotten.")
-
-    def to_json(self, most: int = 1000) -> str:
-        """Return the bans, newest first, with how many there have been."""
-        banned = {name: record for name, record in self._records.items() if record.num_bans}
-        newest = sorted(banned, key=lambda name: -banned[name].banned_until)[:most]
-        return json.dumps({name: [banned[name].num_bans, banned[name].banned_until] for name in newest})
 
     def knows(self, precision: str) -> bool:
         """Whether servers of a precision can be judged."""
@@ -136,12 +116,11 @@ class AuditBook:
         """Return how many of a server's candidates have ever been audited here."""
         return self._records[server].num_audited if server in self._records else 0
 
-    def is_banned(self, server: str, now: float) -> bool:
-        """Whether a server is avoided at the moment."""
-        return server in self._records and now < self._records[server].banned_until
+    def note(self, server: str, precision: str, measured: Sequence[float], user: str = "") -> Complaint | None:
+        """Take the excesses of some audited candidates; return the complaint if the server is avoided for them.
 
-    def note(self, server: str, precision: str, measured: Sequence[float], now: float) -> Complaint | None:
-        """Take the excesses of some audited candidates; return the complaint if the server is banned for them."""
+        `user` is as in `AvoidedServers.avoid`.
+        """
         record = self._records.setdefault(server, Record())
         for excess in measured:
             record.pool.append(excess)
@@ -151,14 +130,9 @@ class AuditBook:
         mean, limit = sum(record.pool) / len(record.pool), self._honesty[precision].limit(len(record.pool))
         if not mean > limit:  # also where it is no number: then the auditor's own model is damaged
             return None
-        # Each ban is twice as long as the one before. Its pool starts anew, so that it can prove itself afterwards.
-        record.banned_until = now + min(BAN_SECONDS * 2 ** min(record.num_bans, 30), MOST_BAN_SECONDS)
-        complaint = Complaint(
-            server=server, mean_excess=mean, limit=limit, num_audited=len(record.pool), until=record.banned_until
-        )
-        record.num_bans += 1
-        record.pool.clear()
-        return complaint
+        until, number = self.avoided.avoid(server, user), len(record.pool)
+        record.pool.clear()  # so that it can prove itself afterwards
+        return Complaint(server=server, user=user, mean_excess=mean, limit=limit, num_audited=number, until=until)
 
 
 def to_audit(

@@ -61,6 +61,9 @@ class DrawingServer:
     ranks: bool = False
     """Whether it also ranks pictures with the run's CLIP."""
 
+    user: str = ""
+    """Whom the run's authority has admitted; nobody in an open run, whatever the name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnCandidate:
@@ -165,7 +168,7 @@ class _OneDrawing:
         self._left_alone: dict[str, float] = {}
         self._num_gone: dict[str, int] = {}
         self._refused: dict[str, str] = {}
-        self._others = 0
+        self._others, self._avoided = 0, ""
         self._last_news = time.monotonic()
 
     async def run(self) -> Drawn:
@@ -207,16 +210,18 @@ class _OneDrawing:
         now = time.monotonic()
         fitting = [s for s in servers if (s.revision, s.precision) == (self.wish.revision, self.wish.precision)]
         self._others = len(servers) - len(fitting)
+        self._avoided = self.swarm.book.avoided.named((s.peer, s.user) for s in fitting)
         usual = statistics.median(s.codes_per_second for s in fitting) if fitting else 0.0
         for server in fitting:
-            is_avoided = now < self._left_alone.get(server.peer, 0) or self.swarm.book.is_banned(
-                server.peer, time.time()
-            )
+            is_avoided = now < self._left_alone.get(server.peer, 0) or self._is_found_out(server)
             if server.peer not in self._working and not is_avoided and self.allotment.missing:
                 new_places = self.places - self.wish.num_given
                 believed = min(server.codes_per_second, MOST_TIMES_THE_MEDIAN * usual)
                 self.allotment.rates[server.peer] = max(believed / new_places, 1e-3)
                 self._working[server.peer] = asyncio.create_task(self._work_with(server))
+
+    def _is_found_out(self, server: DrawingServer) -> bool:
+        return self.swarm.book.avoided.avoids(server.peer, server.user)
 
     async def _work_with(self, server: DrawingServer) -> None:
         """Have a server draw one part after the other until nothing is left, or it fails."""
@@ -298,7 +303,7 @@ class _OneDrawing:
 
     def _take_over(self, server: DrawingServer, part: Part, codes: Tensor) -> None:
         new = self.allotment.finish(part, time.monotonic())
-        if self.swarm.book.is_banned(server.peer, time.time()):
+        if self._is_found_out(server):
             self.allotment.lose(new)
             raise PeerGoneError("It was found to draw something else.")
         audited: list[int] = []
@@ -320,7 +325,7 @@ class _OneDrawing:
         """Audit some candidates; what a server has drawn that is found out is drawn again elsewhere."""
         assert self.swarm._audit is not None, "only called with somebody to audit"
         measured = await asyncio.to_thread(self.swarm._audit, self.wish, numbers, codes)
-        complaint = self.swarm.book.note(server.peer, server.precision, measured, time.time())
+        complaint = self.swarm.book.note(server.peer, server.precision, measured, server.user)
         if complaint is None:
             return
         worst = max(range(len(measured)), key=measured.__getitem__)
@@ -350,9 +355,10 @@ class _OneDrawing:
     def _why_nobody(self) -> str:
         wish = self.wish
         others = f"; other checkpoints or precisions: {self._others} servers" if self._others else ""
+        avoided = f" {self._avoided}" if self._avoided else ""
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (
             f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {wish.revision[:12]} in "
-            f"{wish.precision} answers{others}.{refusals} "
+            f"{wish.precision} answers{others}.{avoided}{refusals} "
             f"To serve it yourself: dalle-collab serve {self.swarm._repository}"
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipelines.serving.avoided import AvoidedServers, avoided_words
 from pipelines.serving.blocks.routing import Hop
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
@@ -48,7 +49,7 @@ class Verdict:
     error: float = 0.0
     """Relative difference to the other server's answer."""
 
-    liar: str | None = None
+    liar: Hop | None = None
 
 
 class BlockAudits:
@@ -70,10 +71,10 @@ class BlockAudits:
 
     def judge(self, hop: Hop, answer: Tensor, others: Mapping[str, Hop], repeat: Repeat) -> Verdict:
         """Compare a server's answer with those of up to two others, which have the same layers and precision."""
-        witnesses: list[tuple[str, Tensor]] = []
+        witnesses: list[tuple[Hop, Tensor]] = []
         for peer in self._random.sample(sorted(others), len(others)):
             try:
-                witnesses.append((peer, repeat(others[peer])))
+                witnesses.append((others[peer], repeat(others[peer])))
             except (PeerGoneError, Refusal) as error:
                 logger.info("Server %s could not be asked for a check: %s", peer, error)
                 continue
@@ -81,11 +82,9 @@ class BlockAudits:
                 break
         verdict = self._verdict(hop, answer, witnesses)
         self.verdicts.append(verdict)
-        if verdict.liar is not None:
-            logger.warning("Server %s has given a false answer (%.1e off).", verdict.liar, verdict.error)
         return verdict
 
-    def _verdict(self, hop: Hop, answer: Tensor, witnesses: list[tuple[str, Tensor]]) -> Verdict:
+    def _verdict(self, hop: Hop, answer: Tensor, witnesses: list[tuple[Hop, Tensor]]) -> Verdict:
         if not witnesses:
             return Verdict(hop=hop, outcome="unchecked")
         (first, other), error = witnesses[0], _error(answer, witnesses[0][1])
@@ -96,18 +95,18 @@ class BlockAudits:
             if _error(answer, third) <= self.limit:
                 return Verdict(hop=hop, outcome="false witness", error=error, liar=first)
             if _error(other, third) <= self.limit:
-                return Verdict(hop=hop, outcome="lies", error=error, liar=hop.peer)
+                return Verdict(hop=hop, outcome="lies", error=error, liar=hop)
         return Verdict(hop=hop, outcome="disputed", error=error)
 
 
-def what_audits_found(verdicts: Sequence[Verdict], limit: float) -> list[str]:
+def what_audits_found(verdicts: Sequence[Verdict], limit: float, avoided: AvoidedServers) -> list[str]:
     """Return lines that say who differs from others, what could not be told, and what was checked or was not."""
     checked = [verdict for verdict in verdicts if verdict.outcome in ("agrees", "false witness")]
-    liars = {verdict.liar: verdict.error for verdict in verdicts if verdict.liar is not None}
+    liars = {(one.liar.peer, one.liar.user): one.error for one in verdicts if one.liar is not None}
     lines = [
-        f"Server {peer[-8:]} differs from two others by {error:.1e}, and honest ones by at most {limit:.0e}: it is "
-        "avoided, and another one has computed in its place."
-        for peer, error in liars.items()
+        f"Server {peer[-8:]} differs from two others by {error:.1e}, and honest ones by at most {limit:.0e}: another "
+        f"one has computed in its place, and {avoided_words(avoided.until(peer, user), user)}."
+        for (peer, user), error in liars.items()
     ]
     lines += [
         f"Could not be told: {_place(verdict.hop)} and the only other server of these layers differ by "

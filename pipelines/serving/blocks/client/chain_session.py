@@ -136,8 +136,8 @@ class ChainSession:
 
         verdict = self._audits.judge(hop, answer, self._route.others(hop), repeat)
         if verdict.liar is not None:
-            self._route.ban(verdict.liar)
-        if verdict.liar == hop.peer:
+            self._route.ban(verdict.liar, verdict.error)
+        if verdict.liar == hop:
             raise PeerGoneError(f"Two other servers contradict {hop.peer}.")
 
     def reorder(self, rows: Tensor) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.entering import place_to_ask
@@ -23,7 +24,13 @@ def join_as_client(
     """
     run = RunSnapshot.read(repository).run
     with place_to_ask(run, repository, network) as place:
-        swarm = StreamSwarm(place.loop, place.namespace, place.introductions, lambda: served_spans(place.servers()))
+        swarm = StreamSwarm(
+            place.loop,
+            place.namespace,
+            place.introductions,
+            lambda: served_spans(place.servers(), names_users=place.names_users),
+            avoided=AvoidedServers.of_run(repository),
+        )
         try:
             yield swarm
         finally:

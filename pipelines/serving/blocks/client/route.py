@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from pipelines.serving.avoided import AvoidedServers, avoided_words
 from pipelines.serving.blocks.routing import Hop, NoChainError, ServedSpan, choose_chain
 from pipelines.serving.blocks.sessions import Answer, BlockServer, BlockSession
 from pipelines.swarm.streams.askers import Asker
@@ -20,7 +21,6 @@ from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 logger = logging.getLogger(__name__)
 
 AVOIDED_SECONDS = 60.0
-FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS = 600.0, 86400.0
 PATIENCE_SECONDS = 60.0
 """How long a client waits for somebody to serve what nobody serves."""
 
@@ -53,6 +53,9 @@ class Link(Protocol):
 class Swarm(Protocol):
     """How servers are found and reached."""
 
+    avoided: AvoidedServers
+    """Those that have answered falsely."""
+
     def served(self) -> Sequence[ServedSpan]:
         """Return what is served now."""
 
@@ -84,7 +87,6 @@ class Route:
         """All that generations' chains have consisted of."""
 
         self._left_out: frozenset[str] = frozenset()
-        self._banned: dict[str, tuple[float, float]] = {}
         self._round_trips: dict[str, float] = {}
         self._links: dict[str, Link] = {}
         self.num_failures = 0
@@ -123,6 +125,8 @@ class Route:
     def _measure(self) -> None:
         """Learn how far some servers are, and which of them can be reached, before the first choice."""
         self._is_measured = True
+        if named := self.swarm.avoided.named((span.peer, span.user) for span in self.swarm.served()):
+            logger.warning("%s", named)
         peers = [span.peer for span in self._usable() if span.is_online and span.revision == self.revision]
         if len(peers) > 1:
             with ThreadPoolExecutor(MOST_MEASURED) as executor:
@@ -143,7 +147,7 @@ class Route:
         own = {span.peer: span for span in self._usable()}
         asked = own.get(hop.peer)
         return {
-            span.peer: replace(hop, peer=span.peer)
+            span.peer: replace(hop, peer=span.peer, user=span.user)
             for span in own.values()
             if span.peer != hop.peer
             and span.peer not in self._avoided
@@ -154,10 +158,10 @@ class Route:
             and (asked is None or span.precision == asked.precision)
         }
 
-    def ban(self, peer: str) -> None:
-        """Do without a server that lies, for ten minutes, then twenty, up to a day."""
-        seconds = min(2 * self._banned.get(peer, (0.0, FIRST_BAN_SECONDS / 2))[1], LONGEST_BAN_SECONDS)
-        self._banned[peer] = self._clock() + seconds, seconds
+    def ban(self, liar: Hop, error: float) -> None:
+        """Do without a server whose answer was off by a relative error, here and in other processes."""
+        until = avoided_words(self.swarm.avoided.avoid(liar.peer, liar.user), liar.user)
+        logger.warning("Server %s has given a false answer (%.1e off): %s.", liar.peer, error, until)
 
     @contextlib.contextmanager
     def only_others(self) -> Iterator[None]:
@@ -170,12 +174,11 @@ class Route:
             self._left_out, self._patience = before
 
     def _usable(self) -> list[ServedSpan]:
-        now = self._clock()
         found = [
             span
             for span in self.swarm.served()
             if self._precision in (None, span.precision)
-            and self._banned.get(span.peer, (now, 0.0))[0] <= now
+            and not self.swarm.avoided.avoids(span.peer, span.user)
             and span.peer not in self._left_out
         ]
         if len(found) > MOST_SERVERS:  # anybody may say that he serves
@@ -238,7 +241,7 @@ class LocalSwarm:
     """Spans on this machine in place of others' servers: the same code, nobody else."""
 
     def __init__(self, servers: Mapping[str, BlockServer]) -> None:
-        self._servers = dict(servers)
+        self._servers, self.avoided = dict(servers), AvoidedServers()
 
     def served(self) -> list[ServedSpan]:
         """See `Swarm.served`."""

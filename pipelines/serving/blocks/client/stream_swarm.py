@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
 from pipelines.serving.blocks.sessions import Answer
@@ -38,9 +39,11 @@ class StreamSwarm:
         introductions: Introductions,
         find: Callable[[], Sequence[ServedSpan]],
         *,
+        avoided: AvoidedServers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`find` reads the records, which may take a while; what it returned is used until it returns again."""
+        self.avoided = avoided or AvoidedServers()
         self._loop, self._namespace, self._introductions = loop, namespace, introductions
         self._find, self._clock = find, clock
         self._links: weakref.WeakSet[StreamLink] = weakref.WeakSet()

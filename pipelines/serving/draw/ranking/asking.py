@@ -51,7 +51,7 @@ async def ranking_of(
     caption: str,
     codes: Tensor,
     *,
-    is_banned: Callable[[str], bool] = lambda _peer: False,
+    is_banned: Callable[[DrawingServer], bool] = lambda _server: False,
     on_progress: OnRanked | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Ranking:
@@ -64,7 +64,7 @@ async def ranking_of(
     """
     scores, names, failures = torch.empty(0), list[str](), list[str]()
     for server in sorted(servers, key=lambda one: -one.codes_per_second):
-        if not server.ranks or is_banned(server.peer):
+        if not server.ranks or is_banned(server):
             continue
         before = len(scores)
         try:

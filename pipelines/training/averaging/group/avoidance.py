@@ -4,7 +4,7 @@ The first time briefly, because a machine may have been frozen or a record late,
 are leaders that accept followers and never begin, and peers that claim an epoch of which nobody has the state.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 MOST_REMEMBERED = 4096
@@ -12,7 +12,9 @@ MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spell:
+class Spell:
+    """For how long a peer is avoided, and until when."""
+
     until: float
     seconds: float
 
@@ -22,22 +24,34 @@ class Avoidance:
 
     def __init__(self, first_seconds: float, longest_seconds: float) -> None:
         self._first_seconds, self._longest_seconds = first_seconds, longest_seconds
-        self._spells: dict[Hashable, _Spell] = {}
+        self.spells: dict[Hashable, Spell] = {}
 
     def avoid(self, peer: Hashable, now: float) -> float:
         """Avoid a peer from now on; return for how long."""
-        former = self._spells.get(peer)
+        former = self.spells.get(peer)
         seconds = min(self._longest_seconds, 2 * former.seconds) if former else self._first_seconds
-        self._spells[peer] = _Spell(until=now + seconds, seconds=seconds)
-        if len(self._spells) > MOST_REMEMBERED:
-            del self._spells[min(self._spells, key=lambda known: self._spells[known].until)]
+        self.spells[peer] = Spell(until=now + seconds, seconds=seconds)
+        self._forget_some()
         return seconds
 
     def forgive(self, peer: Hashable) -> None:
         """Forget what a peer did."""
-        self._spells.pop(peer, None)
+        self.spells.pop(peer, None)
+
+    def until(self, peer: Hashable) -> float:
+        """Return until when a peer is, or was, avoided; 0: never."""
+        spell = self.spells.get(peer)
+        return 0.0 if spell is None else spell.until
 
     def avoids(self, peer: Hashable, now: float) -> bool:
         """Return whether a peer is avoided now."""
-        spell = self._spells.get(peer)
-        return spell is not None and now < spell.until
+        return now < self.until(peer)
+
+    def recall(self, spells: Mapping[str, Spell]) -> None:
+        """Take over what was remembered elsewhere, where it lasts longer than what is known here."""
+        self.spells |= {peer: spell for peer, spell in spells.items() if spell.until > self.until(peer)}
+        self._forget_some()
+
+    def _forget_some(self) -> None:
+        while len(self.spells) > MOST_REMEMBERED:
+            del self.spells[min(self.spells, key=self.until)]

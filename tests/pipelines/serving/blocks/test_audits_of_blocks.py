@@ -9,6 +9,7 @@ from tiny_models import tiny_dalle, tiny_language_model
 
 from modeling_dalle_collab.packed_dalle_collab import Int8Linear
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.blocks.client.audits import BlockAudits, Verdict, what_audits_found
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
 from pipelines.serving.blocks.client.rechecking import Recheck
@@ -69,7 +70,7 @@ def test_a_liar_is_banned_and_the_codes_are_the_honest_ones(published, lie):
     text = torch.ones(1, 6, dtype=torch.int64)
     found = model.generate_image_codes(text, seed=1, window=1)
     assert torch.equal(found, honest.generate_image_codes(text, seed=1, window=1))
-    assert [verdict.liar for verdict in model.layers.audits.verdicts if verdict.liar] == ["a"]
+    assert [verdict.liar.peer for verdict in model.layers.audits.verdicts if verdict.liar] == ["a"]
     assert [hop.peer for hop in model.layers.route.chain(range(6))] != ["a"]
 
 
@@ -113,18 +114,20 @@ def test_who_replaces_a_lost_server_is_checked_as_well(published):
     swarm.lose("a")
     session.start(dict(num_candidates=1, window=1, is_static=False, is_packed=True))
     assert [hop.peer for hop in session.hops] == ["c"]
-    assert [verdict.liar for verdict in model.layers.audits.verdicts if verdict.liar] == ["b"]
+    assert [verdict.liar.peer for verdict in model.layers.audits.verdicts if verdict.liar] == ["b"]
 
 
 def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
-    outcomes = dict(agrees=None, lies="liar-server", disputed=None, unchecked=None)
+    outcomes = dict(agrees=None, lies=Hop(peer="liar-server", start=0, end=2), disputed=None, unchecked=None)
+    avoided = AvoidedServers(clock=lambda: 0.0)
+    avoided.avoid("liar-server")
     verdicts = [
         Verdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
         for outcome, liar in outcomes.items()
     ]
-    assert what_audits_found(verdicts, 1e-3) == [
-        "Server r-server differs from two others by 2.5e-01, and honest ones by at most 1e-03: it is avoided, and "
-        "another one has computed in its place.",
+    assert what_audits_found(verdicts, 1e-3, avoided) == [
+        "Server r-server differs from two others by 2.5e-01, and honest ones by at most 1e-03: another one has "
+        "computed in its place, and it is avoided until 1970-01-01 00:10:00 UTC.",
         "Could not be told: layers 0:2 at disputed and the only other server of these layers differ by 2.5e-01, and "
         "honest ones by at most 1e-03.",
         "Unchecked, since nobody else serves these layers: layers 0:2 at nchecked.",
@@ -167,7 +170,7 @@ def test_a_false_witness_does_not_bring_down_an_honest_server(published):
         others = {name: Hop(peer=name, start=0, end=6) for name in answers}
         verdict = audits.judge(hop, truth, others, lambda other: answers[other.peer])
         outcomes.add((verdict.outcome, verdict.liar))
-    assert outcomes == {("agrees", None), ("false witness", "b")}
+    assert outcomes == {("agrees", None), ("false witness", others["b"])}
 
 
 def test_one_against_one_is_a_dispute_and_nobody_else_is_unchecked():
@@ -223,17 +226,33 @@ def test_a_rate_beyond_belief_counts_little(published):
     assert max(span.layers_per_second for span in route._usable()) == 1600.0
 
 
-def test_a_ban_lasts_longer_each_time(published):
-    now = [0.0]
-    swarm = swarm_of(published, "a", "b")
-    route = Route(swarm, "org/run", swarm.served()[0].revision, clock=lambda: now[0])
-    for seconds in (600, 1200, 2400):
-        route.ban("a")
-        assert route.chain(range(6))[0].peer == "b"
-        now[0] += seconds - 1
-        assert route.chain(range(6))[0].peer == "b"
-        now[0] += 2
-        assert {span.peer for span in route._usable()} == {"a", "b"}
+def test_a_liar_is_avoided_by_later_clients_too_with_all_servers_of_its_user(published, tmp_path, caplog):
+    class Named(MortalSwarm):
+        """An authority vouches for the users of all servers."""
+
+        def served(self):
+            users = {"a": "mallory", "a again": "mallory"}
+            return [replace(span, user=users.get(span.peer, "honest")) for span in super().served()]
+
+    def swarm_of_names(*names):
+        swarm = Named({name: local_server(published[1], range(0, 6)) for name in names})
+        swarm.avoided = AvoidedServers(tmp_path / "avoided.json", clock=lambda: 0.0)
+        return swarm
+
+    swarm = swarm_of_names("a", "b", "c")
+    swarm.slow, lie = {"b", "c"}, swarm_of(published, liar="a", lie=LIES["nothing done"]).changed
+    swarm.changed = lie
+    model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
+    model.generate_image_codes(torch.ones(1, 6, dtype=torch.int64), seed=1, window=1)
+    until = "it and the other servers of mallory are avoided until 1970-01-01 00:10:00 UTC."
+    assert f"off): {until}" in caplog.text
+    assert what_audits_found(model.layers.audits.verdicts, 1e-3, swarm.avoided)[0].endswith(until)
+    later = swarm_of_names("a again", "b")
+    later.slow = {"b"}
+    caplog.clear()
+    route = Route(later, "org/run", later.served()[0].revision)
+    assert [hop.peer for hop in route.chain(range(6))] == ["b"]
+    assert "Avoided, since they have answered falsely: a again until 1970-01-01 00:10:00 UTC." in caplog.text
 
 
 def test_prompts_and_texts_of_a_language_model_are_checked(tmp_path):

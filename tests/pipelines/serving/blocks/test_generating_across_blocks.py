@@ -4,7 +4,10 @@ import json
 
 import pytest
 from drawn_runs import drawn_run
+from huggingface_hub import constants
 from published_runs import the_line
+
+from pipelines.serving.avoided import AvoidedServers
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
@@ -17,14 +20,14 @@ def generated(commands, run, folder, *options):
     return json.loads(done.stdout), done.stderr
 
 
-def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path):
+def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path, monkeypatch):
     with drawn_run(hub, tmp_path, "lent-run") as run:
         run.serve("--blocks", "0:2")
         words = ("generate", run.name, "a star", "--blocks", "--patience", 2, "--device", "cpu")
         none = commands.run(*words, folder=tmp_path, is_worker=True)
         line = none.stderr.strip().splitlines()[-1]
         assert none.returncode == 1 and f"dalle-collab serve {run.name} --blocks 2:3" in line
-        run.serve("--blocks", "2:3")
+        found_out = run.serve("--blocks", "2:3").wait_for("serving")["peer"]
         options = ("--candidates", 6, "--keep", 6, "--guidance-scale", 2)
         theirs, said = generated(commands, run, tmp_path, *options, "--blocks")
         assert theirs == generated(commands, run, tmp_path, *options)[0]
@@ -34,6 +37,11 @@ def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path):
         audited, said = generated(commands, run, tmp_path, *options, "--blocks", "--audit")
         assert audited == theirs and "Checked: 4 of 4 answers to prompts, each within 1e-03 of another" in said
         assert "Checked: 6 pictures, each computed again by servers that took no part." in said
+        for name, value in (("HF_HOME", run.environment["HF_HOME"]), ("ENDPOINT", hub.endpoint)):
+            monkeypatch.setattr(constants, name, value)
+        AvoidedServers.of_run(run.name).avoid(found_out)  # as another process of this machine
+        again, said = generated(commands, run, tmp_path, *options, "--blocks")
+        assert again == theirs and f"falsely: {found_out[-8:]} until " in said and f"at {found_out[-8:]}" not in said
 
 
 def test_texts_are_written_across_two_servers(hub, commands, tmp_path):

@@ -8,11 +8,10 @@ from false_drawings import drawings_of_liars, honest, in_bfloat16, in_int8
 from learned_model import captions_and_codes, learned_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import (
-    BAN_SECONDS,
     EXACT,
     LEAST_AUDITED,
-    MOST_BAN_SECONDS,
     POOL,
     SHARE_AUDITED,
     AuditBook,
@@ -77,49 +76,34 @@ def test_every_liar_is_named_and_no_honest_server(model, precision):
         for name, drawn in drawings.items():
             server = f"{name} {seed}"
             for excess in excesses(model, wish, numbers, drawn).tolist():
-                if book.note(server, precision, [excess], now=0.0):
+                if book.note(server, precision, [excess]):
                     break
-            assert book.is_banned(server, now=1.0) == (name != "honest"), server
+            assert book.avoided.avoids(server) == (name != "honest"), server
 
 
-def test_bans_are_local_and_twice_as_long_each_time():
-    book, now = AuditBook({}), 0.0
-    lengths = []
-    for _ in range(14):
-        complaint = book.note("liar", "float32", [0.1], now)
-        assert complaint is not None and book.is_banned("liar", complaint.until - 1)
-        assert not book.is_banned("liar", complaint.until) and "drawn again elsewhere" in str(complaint)
-        lengths.append(complaint.until - now)
-        now = complaint.until
-    assert lengths[:3] == [BAN_SECONDS, 2 * BAN_SECONDS, 4 * BAN_SECONDS] and lengths[-1] == MOST_BAN_SECONDS
-    assert book.note("honest", "float32", [0.0] * 100, now) is None and not book.is_banned("honest", now)
+def test_a_liar_is_avoided_and_it_is_said_until_when_and_who_else():
+    book = AuditBook({}, AvoidedServers(clock=lambda: 0.0))
+    complaint = book.note("liar", "float32", [0.1], "alice")
+    assert (complaint.server, complaint.user, complaint.until, complaint.num_audited) == ("liar", "alice", 600.0, 1)
+    assert str(complaint).endswith(
+        "Its candidates are drawn again elsewhere, and it and the other servers of alice are avoided until 1970-01-01 "
+        "00:10:00 UTC."
+    )
+    assert book.avoided.avoids("liar") and book.avoided.avoids("another", "alice")
+    assert book.note("honest", "float32", [0.0] * 100) is None and not book.avoided.avoids("honest")
     assert book.num_audited("honest") == 100 and book.num_audited("nobody") == 0
     assert book.knows("float32") and not book.knows("int8")
 
 
 def test_a_damaged_model_of_the_auditor_accuses_nobody():
     book = AuditBook({})
-    assert book.note("honest", "float32", [float("nan")], 0.0) is None and not book.is_banned("honest", 0.0)
-
-
-def test_bans_are_remembered_and_a_damaged_memory_is_forgotten():
-    book = AuditBook({})
-    first = book.note("liar", "float32", [0.1], 0.0)
-    book.note("honest", "float32", [0.0], 0.0)
-    later = AuditBook({})
-    later.remember(book.to_json())
-    assert later.is_banned("liar", first.until - 1) and not later.is_banned("honest", 0.0)
-    assert later.note("liar", "float32", [0.1], first.until).until - first.until == 2 * BAN_SECONDS
-    for text in ("", "[]", "null", '{"liar": 5}', '{"liar": ["x", 1]}'):
-        damaged = AuditBook({})
-        damaged.remember(text)
-        assert not damaged.is_banned("liar", 0.0)
+    assert book.note("honest", "float32", [float("nan")]) is None and not book.avoided.avoids("honest")
 
 
 def test_only_the_last_candidates_of_a_server_count_and_one_flip_in_rounding_is_no_lie():
     book = AuditBook({})
-    assert book.note("server", "float32", [EXACT.largest], 0.0) is None
-    assert book.note("server", "float32", [0.0] * POOL + [2 * EXACT.mean], 0.0) is None
+    assert book.note("server", "float32", [EXACT.largest]) is None
+    assert book.note("server", "float32", [0.0] * POOL + [2 * EXACT.mean]) is None
     assert Honesty.of([1e-4, 0.0]).limit(64) < Honesty.of([1e-4, 0.0]).limit(4)
 
 

@@ -213,6 +213,9 @@ def test_a_liar_is_named_and_what_it_has_drawn_is_drawn_again(run, commands, tmp
     assert "did not draw what was asked for" in theirs.stderr and "were drawn a second time" in theirs.stderr
     (drawn,) = [line for line in theirs.stderr.splitlines() if "candidates drawn by" in line]
     assert "32 candidates drawn by giver-" in drawn and "liar" not in drawn
+    assert re.search(r"elsewhere, and it is avoided until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\.", theirs.stderr)
+    later = generate(commands, run, tmp_path, "--swarm", candidates=32, keep=32)
+    assert codes_of(later) == here, "who does not check avoids as well whom this machine has found"
 
     found = findings_of(commands, run, tmp_path)["complaints"]
     assert found["status"] == "unknown" and "about liar by 1, who say that" in found["seen"]

@@ -32,7 +32,7 @@ def test_a_crowd_of_leaders_that_stall_does_not_fill_the_memory(monkeypatch):
     memory = Avoidance(FIRST_SECONDS, LONGEST_SECONDS)
     for number in range(100):
         memory.avoid(number, float(number))
-    assert len(memory._spells) == 10 and memory.avoids(99, 100.0)
+    assert len(memory.spells) == 10 and memory.avoids(99, 100.0)
 
 
 @pytest.mark.slow

@@ -207,9 +207,9 @@ def test_a_liar_is_named_and_an_honest_server_is_not(gpt2, liar):
         wish = a_wish(seed=seed)
         numbers = wish.numbers(some, gpt2.config)
         honest = excesses(gpt2, wish, numbers, drawn_here(gpt2, wish, some), batch_size=5)
-        assert book.note("honest", "float32", honest.tolist(), 0.0) is None
-        book.note("liar", "float32", excesses(gpt2, wish, numbers, LIARS[liar](gpt2, wish, some)).tolist(), 0.0)
-    assert book.is_banned("liar", 1.0)
+        assert book.note("honest", "float32", honest.tolist()) is None
+        book.note("liar", "float32", excesses(gpt2, wish, numbers, LIARS[liar](gpt2, wish, some)).tolist())
+    assert book.avoided.avoids("liar")
 
 
 def test_honest_rounding_to_bfloat16_is_no_lie(gpt2):
@@ -221,7 +221,7 @@ def test_honest_rounding_to_bfloat16_is_no_lie(gpt2):
     for seed in range(4):
         asked = a_wish(seed=seed)
         found = excesses(gpt2, asked, asked.numbers(some, gpt2.config), drawn_here(rounded, asked, some))
-        assert book.note("honest", "bfloat16", found.tolist(), 0.0) is None
+        assert book.note("honest", "bfloat16", found.tolist()) is None
 
 
 def test_models_that_keep_no_positions_and_precisions_of_pictures_are_refused(tmp_path, gpt2):

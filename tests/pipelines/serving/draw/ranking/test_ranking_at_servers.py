@@ -120,5 +120,5 @@ def test_where_nobody_is_left_the_error_tells_what_was_answered(parts):
     with pytest.raises(NobodyRanksError, match=r"paused: The server is paused by its owner"):
         ranked({"paused": paused}, codes, [a_server("paused")])
     with pytest.raises(NobodyRanksError, match=r"No server of the run offers it"):
-        ranked({"paused": paused}, codes, [a_server("paused")], is_banned=lambda peer: peer == "paused")
+        ranked({"paused": paused}, codes, [a_server("paused")], is_banned=lambda server: server.peer == "paused")
     paused.close()
