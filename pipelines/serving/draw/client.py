@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from hub_tools.counted import counted
 from pipelines.serving.draw.allotment import Allotment, Part
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Evidence, to_audit
 from pipelines.serving.draw.media.choice import medium_of
@@ -347,7 +348,7 @@ class _OneDrawing:
 
     def _why_nobody(self) -> str:
         wish = self.wish
-        others = f"; other checkpoints or precisions: {self._others} servers" if self._others else ""
+        others = f"; other checkpoints or precisions: {counted(self._others, 'server')}" if self._others else ""
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (
             f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {wish.revision[:12]} in "
