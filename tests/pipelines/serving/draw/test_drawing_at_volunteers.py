@@ -22,22 +22,16 @@ from pipelines.generation.image_generation import load_drawing_parts
 from pipelines.training.metrics.credit.served import read_served
 from pipelines.training.repository.manifest import digest_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.swarm,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("no_servers_stay"),
+]
 
+RUN = ("drawn-run",)
 ASKER, COMPLAINER = str(SUPPORT / "swarm_asker.py"), str(SUPPORT / "complainer.py")
 PROMPTS = ("a small red star", "a large green circle")
-
-
-@pytest.fixture(scope="module")
-def run(hub, tmp_path_factory):
-    with drawn_run(hub, tmp_path_factory.mktemp("drawn"), "drawn-run") as published:
-        yield published
-
-
-@pytest.fixture(autouse=True)
-def no_servers_stay(run):
-    yield
-    run.close()
 
 
 def generate(commands, run, folder, *options, prompts=PROMPTS[:1], candidates=16, keep=16):
