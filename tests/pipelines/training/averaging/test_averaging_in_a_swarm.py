@@ -118,10 +118,11 @@ def test_three_of_four_meet_again_without_the_one_whose_parts_come_too_late(tmp_
 
 
 def test_a_gradient_that_misses_its_round_counts_in_the_next(tmp_path):
-    run = tiny_run(num_epochs=10_000, target_batch_size=600)  # five seconds for three, enough to come back within one
+    run = tiny_run(num_epochs=10_000, target_batch_size=600)
+    pace = dict(seconds_per_batch=0.2)  # ten seconds an epoch for three, on any machine: enough to come back within one
     with Swarm(tmp_path, run, num_peers=3) as swarm:
-        others = [swarm.start("first"), swarm.start("second")]
-        late = swarm.start("late")
+        others = [swarm.start("first", **pace), swarm.start("second", **pace)]
+        late = swarm.start("late", **pace)
         late.wait_for("step", epoch=1)
         late.freeze()
         num_gathered = late.events("step")[-1]["num_gathered"]

@@ -50,7 +50,8 @@ def test_a_slow_uplink_is_measured_and_given_less_to_reduce(tmp_path):
     rounds = run_swarm(tmp_path, dict(first=200, second=200, third=200, slow=5), num_rounds=4)
     shares = rounds.shares("first")
     assert shares[0] == pytest.approx(dict(first=0.25, second=0.25, third=0.25, slow=0.25), abs=0.05)
-    assert shares[-1]["slow"] < 0.75 * min(shares[-1][name] for name in ("first", "second", "third"))
+    measured = [share["slow"] for share in shares[1:]]
+    assert sum(measured) / len(measured) < 0.75 * 0.25, "a busy machine disturbs single rounds"
     for name in rounds.ids:
         last = rounds.averaged[name][-1]
         assert last["multiple"] == pytest.approx(2.5, rel=1e-4)
