@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from .counted import counted
 from .endpoint import prepare_hub_client
 from .one_line_errors import run_command_line
 
@@ -84,13 +85,15 @@ def check(
     for problem in report.problems:
         typer.echo(problem, err=True)
     typer.echo(
-        f"{report.num_commits} commits, {report.num_contents} contents, {len(report.unused)} unused, "
-        f"{len(report.problems)} problems"
+        f"{counted(report.num_commits, 'commit')}, {counted(report.num_contents, 'content')}, "
+        f"{len(report.unused)} unused, {counted(len(report.problems), 'problem')}"
     )
     if remove_unused:
-        typer.echo(f"removed {consistency.remove_unused(root)} unused contents")
+        typer.echo(f"removed {counted(consistency.remove_unused(root), 'unused content')}")
     if report.problems:
-        raise ValueError(f"{root} has {len(report.problems)} problems, listed above. Restore those files from a backup")
+        raise ValueError(
+            f"{root} has {counted(len(report.problems), 'problem')}, listed above. Restore those files from a backup"
+        )
 
 
 @user_app.command("create")
@@ -190,7 +193,10 @@ def publish_dataset(
         dataset = dataset_publishing.inspect_shards(
             folder, lambda done, total: progress.update(task, completed=done, total=total)
         )
-    typer.echo(f"{len(dataset.shards)} shards, {dataset.num_rows:,} records, {dataset.num_bytes:,} bytes: all readable")
+    typer.echo(
+        f"{counted(len(dataset.shards), 'shard')}, {counted(dataset.num_rows, 'record')}, "
+        f"{dataset.num_bytes:,} bytes: all readable"
+    )
     with Progress(transient=True) as progress:
         task = progress.add_task("Publishing shards", total=None)
         published = dataset_publishing.publish_checked_dataset(
@@ -313,7 +319,7 @@ def bundle_space(
     from .publishing import page_settings, space_bundling
 
     files = space_bundling.bundle_space(name, output, page_settings.parse_settings(set_ or []))
-    typer.echo(f"{len(files)} files in {output}")
+    typer.echo(f"{counted(len(files), 'file')} in {output}")
 
 
 def main() -> None:

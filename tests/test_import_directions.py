@@ -93,7 +93,7 @@ MAY_IMPORT = {
         *("pipelines.serving.draw", "pipelines.generation", f"{PEER}.process_group", "pipelines.pages.line_program"),
         *LIBRARIES,
     ),
-    "pipelines.pages.drawing": ("pipelines.generation", CODES, HUB),
+    "pipelines.pages.drawing": ("pipelines.generation", "pipelines.serving.draw.requests", DEVICES, CODES, HUB),
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages.memory_calculator": (MEMORY,),
     "pipelines.demo.scenes": ("pipelines.evaluation", CODES, HUB),

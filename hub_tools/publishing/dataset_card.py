@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import yaml
 
+from ..counted import counted
+
 SPLITS = ("train", "validation", "test")
 SIZE_CATEGORIES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 LARGEST_SIZE_CATEGORY = "n>1M"
@@ -143,8 +145,8 @@ def _text(dataset: DatasetSummary, repo_id: str) -> str:
     columns = "\n".join(f"| `{name}` | {kind} |" for name, kind in dataset.shards[0].column_types)
     per_record = dataset.num_bytes / max(1, dataset.num_rows)
     facts = [
-        f"- {dataset.num_rows:,} records in {len(dataset.shards)} Parquet shards, {dataset.num_bytes:,} bytes "
-        f"({per_record:.0f} bytes per record)",
+        f"- {counted(dataset.num_rows, 'record')} in {counted(len(dataset.shards), 'Parquet shard')}, "
+        f"{dataset.num_bytes:,} bytes ({per_record:.0f} bytes per record)",
         *(f"- {_words(key)}: `{value}`" for key, value in sorted(dataset.metadata.items())),
     ]
     listed = "\n".join(facts)

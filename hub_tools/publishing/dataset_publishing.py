@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..counted import counted
 from .dataset_card import DatasetSummary, ShardSummary, dataset_card
 from .folder_publishing import Published, check_visibility
 
@@ -69,7 +70,7 @@ def publish_checked_dataset(
     found = api.dataset_info(repo_id)
     check_visibility(repo_id, found.private, wanted=private)
     card = dataset_card(dataset, repo_id, license=license, credits=credits)
-    title = message or f"Publish {dataset.num_rows:,} records in {len(dataset.shards)} shards"
+    title = message or f"Publish {counted(dataset.num_rows, 'record')} in {counted(len(dataset.shards), 'shard')}"
     parts = _parts(_changed_shards(api, dataset, repo_id, on_shard), _stale_shards(api, dataset, repo_id), card)
     for number, operations, is_last in parts:
         commit = api.create_commit(

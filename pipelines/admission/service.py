@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from starlette.concurrency import run_in_threadpool
 
 from hub_tools.checks import check_counts, check_positive
+from hub_tools.counted import counted
 from pipelines.admission.lists import ListsOnHub, objection_to
 from pipelines.admission.tokens import (
     Admission,
@@ -106,8 +107,8 @@ class AdmissionService:
         expires_at = now + self.options.lifetime_seconds
         if wait := self._live_peers.admit(username, peer_id, now, expires_at):
             raise Refusal(
-                403, "too_many_peers", f"{username} has {self.options.peers_per_user} peers in this run, the most that "
-                f"its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
+                403, "too_many_peers", f"{username} has {counted(self.options.peers_per_user, 'peer')} in this run, "
+                f"the most that its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
             )  # fmt: skip
         admission = Admission(
             username=username,

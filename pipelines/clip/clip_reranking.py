@@ -15,6 +15,7 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from open_clip.transform import center_crop_or_pad
 from safetensors import SafetensorError
 
+from hub_tools.counted import counted
 from hub_tools.places import local_folder
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,9 @@ class ClipReranker:
         """
         _require_pictures(images)
         if not 1 <= keep <= len(images):
-            raise ValueError(f"Cannot keep {keep} of {len(images)} pictures: choose a number from 1 to {len(images)}.")
+            raise ValueError(
+                f"Cannot keep {keep} of {counted(len(images), 'picture')}: choose a number from 1 to {len(images)}."
+            )
         return highest(self.scores(caption, images), keep)
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.counted import counted
 from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.faults.fault_script import ServingFault
 from pipelines.command_line.terminal.setting_options import parse_settings
@@ -123,7 +124,7 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     from rich.table import Table
 
     losses = list(report.evaluation_losses.values())
-    table = Table("figure", "value", title=f"{report.num_faults} faults")
+    table = Table("figure", "value", title=counted(report.num_faults, "fault"))
     table.add_row("goodput relative to the fault-free period", f"{report.goodput:.3f}")
     table.add_row("upper bound, given the time lost to faults", f"{report.goodput_bound:.3f}")
     table.add_row("samples/s with and without faults", _pair(report))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.counted import counted
+
 if TYPE_CHECKING:
     import torch
 
@@ -104,7 +106,7 @@ def show(
     images = read_pictures(pictures, loaded.config.image_size, num_pictures).float() / 255
     pairs = torch.stack([images, loaded.decode(loaded.encode(images))], dim=1).flatten(0, 1)
     picture_grid(pairs, columns=8 if len(images) > 1 else 2).save(output)
-    typer.echo(f"{output}: {len(images)} pictures, each with its reconstruction to the right.")
+    typer.echo(f"{output}: {counted(len(images), 'picture')} with the reconstruction to the right.")
 
 
 @app.command()

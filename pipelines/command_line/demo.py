@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.counted import counted
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 OutputOption = Annotated[Path, typer.Option("--output", help="Folder to write to; created if missing.")]
@@ -293,7 +295,7 @@ def emoji_tars(
     typer.echo(
         f"Wrote {sum(counts.pairs.values())} pairs of {counts.concepts} concepts and a style to {output}: {splits}. "
         f"Left out: {counts.same_picture} held-out pairs that look like one that is trained on, "
-        f"{len(counts.unreadable)} damaged drawings."
+        f"{counted(len(counts.unreadable), 'damaged drawing')}."
     )
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hub_tools.counted import counted
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -195,7 +197,7 @@ def generate(
         for prompt, ranked, saved, origin in zip(texts, drawn, files, origins, strict=True):
             typer.echo(json.dumps(_description(prompt, ranked, output, saved, origin), ensure_ascii=False))
     else:
-        typer.echo(f"{output}: {sum(map(len, drawn))} pictures, best first.")
+        typer.echo(f"{output}: {counted(sum(map(len, drawn)), 'picture')}, best first.")
 
 
 def _read_picture(path: Path | None, rows: int | None) -> "Image | None":

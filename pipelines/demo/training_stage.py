@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hub_tools.counted import counted
 from pipelines.demo.demo_plan import Accounts, DemoPlan
 from pipelines.demo.stages import StageError, Stages, stop_group
 
@@ -101,8 +102,8 @@ def _check_end(
 def _training_text(report: Mapping[str, Any]) -> str:
     summary = report["summary"]
     if summary is None:
-        return f"{report['num_trainers']} trainers"
+        return counted(report["num_trainers"], "trainer")
     return (
-        f"loss {summary['loss']:.3f}, {summary['num_peers']} peers, {summary['samples_per_second']:.0f} samples/s, "
-        f"{summary['share_averaged']:.0%} averaged"
+        f"loss {summary['loss']:.3f}, {counted(summary['num_peers'], 'peer')}, "
+        f"{summary['samples_per_second']:.0f} samples/s, {summary['share_averaged']:.0%} averaged"
     )

@@ -14,6 +14,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from rich.console import Console
 
+from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
 from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER
 from pipelines.demo.demo_plan import ORGANISATION, Accounts, DemoPlan
@@ -74,7 +75,7 @@ def run_whole_line(
         _create_run(stages, plan, accounts.organiser)
         captions = list_captions()
         stack.enter_context(_open_spaces(stages, plan, hub.endpoint, accounts.visitor, captions))
-        with stages.stage("training", f"Training together: {plan.num_trainers} peers and an auxiliary peer"):
+        with stages.stage("training", f"Training together: {counted(plan.num_trainers, 'peer')} and an auxiliary peer"):
             train_together(stages, plan, accounts, console)
         with stages.stage("generation", f"Drawing {len(captions)} captions, {plan.num_candidates} candidates each"):
             ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.swarm.open_files import open_files_limit
+from pipelines.training.run.compute_options import GIBIBYTE
 
 SHARED_MEMORY = Path("/dev/shm")
 CGROUP = Path("/sys/fs/cgroup")
-GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)

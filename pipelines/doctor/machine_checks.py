@@ -7,7 +7,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
-from pipelines.doctor.machine import GIBIBYTE, Machine
+from pipelines.doctor.machine import Machine
+from pipelines.training.run.compute_options import GIBIBYTE
 
 PACKAGE = "dalle-collab"
 ENOUGH_OPEN_FILES = 1024

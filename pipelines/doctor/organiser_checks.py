@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hub_tools.counted import counted
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
 from pipelines.swarm.dialling import parse_address
 from pipelines.training.run.training_run import TrainingRun
@@ -34,10 +35,10 @@ def check_entry_places(repository: str, addresses: Sequence[str]) -> CheckResult
     peers = {address.peer_id for address in public}
     places = sorted({address.place for address in public})
     if not public:
-        seen = f"{len(parsed)} addresses, all of a private network"
+        seen = f"{counted(len(parsed), 'address', 'addresses')}, all of a private network"
         cure = "Name one that is reachable from outside: dalle-collab run assist --announce /ip4/YOUR-IP/tcp/PORT"
         return warn(name, seen, expected, cure)
-    seen = f"{len(peers)} entry peers in {len(places)} places ({', '.join(places)})"
+    seen = f"{counted(len(peers), 'entry peer')} in {counted(len(places), 'place')} ({', '.join(places)})"
     return ok(name, seen, expected) if min(len(peers), len(places)) >= 2 else warn(name, seen, expected, cure)
 
 
@@ -117,7 +118,9 @@ def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, Any]]) 
     if seconds is None:
         return unknown(name, "the duration of an epoch is not known yet")
     per_hour = 3600.0 / (run.checkpoint_interval_epochs * seconds)
-    seen = f"a checkpoint every {run.checkpoint_interval_epochs} epochs makes {per_hour:,.1f} commits an hour"
+    seen = (
+        f"a checkpoint every {counted(run.checkpoint_interval_epochs, 'epoch')} makes {per_hour:,.1f} commits an hour"
+    )
     expected = f"at most {run.max_commits_per_hour}"
     if per_hour <= run.max_commits_per_hour:
         return ok(name, seen, expected)

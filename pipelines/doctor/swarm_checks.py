@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping
 
+from hub_tools.counted import counted
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
 from pipelines.swarm.dialling import parse_address
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
@@ -52,7 +53,7 @@ def check_daemon(finding: SwarmFinding) -> CheckResult:
         )
     return fail(
         name,
-        f"did not start after {finding.num_daemon_starts} attempts, the last one {said}",
+        f"did not start after {counted(finding.num_daemon_starts, 'attempt')}, the last one {said}",
         "a daemon that starts",
         "Close other programs and try again. If it never starts, reinstall it: pip install --force-reinstall hivemind",
     )
@@ -76,8 +77,10 @@ def check_entries(repository: str, finding: SwarmFinding) -> list[CheckResult]:
 def _check_entry(repository: str, entry: EntryFinding, some_answer: bool) -> CheckResult:
     name = f"entry address {_short(entry.call.address)}"
     if entry.answers:
-        trainers = "" if entry.num_trainers is None else f", {entry.num_trainers} training peers seen through it"
-        servers = f", {len(entry.servers)} servers of its model" if entry.servers else ""
+        trainers = (
+            "" if entry.num_trainers is None else f", {counted(entry.num_trainers, 'training peer')} seen through it"
+        )
+        servers = f", {counted(len(entry.servers), 'server')} of its model" if entry.servers else ""
         return ok(name, f"answers in {1000 * (entry.ping_seconds or 0.0):.0f} ms{trainers}{servers}")
     if entry.call.outcome == "answered":
         seen = f"connects, but the peer refuses or does not answer calls ({entry.refusal})"
@@ -120,7 +123,7 @@ def connected_groups(entries: Iterable[EntryFinding]) -> list[set[str]]:
 def _side(group: set[str], entries: list[EntryFinding]) -> str:
     here = [entry for entry in entries if entry.peer_id in group]
     trainers = max((entry.num_trainers or 0 for entry in here), default=0)
-    return f"{', '.join(_short(entry.call.address) for entry in here)} ({trainers} training peers)"
+    return f"{', '.join(_short(entry.call.address) for entry in here)} ({counted(trainers, 'training peer')})"
 
 
 def clock_sources(finding: SwarmFinding) -> dict[str, float]:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hub_tools.counted import counted
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
@@ -33,7 +35,7 @@ class GenerationOptions:
             raise ValueError(f"{self.num_candidates} candidates were requested: expected at least 1.")
         if not 1 <= self.keep <= self.num_candidates:
             raise ValueError(
-                f"Cannot keep {self.keep} of {self.num_candidates} candidates: "
+                f"Cannot keep {self.keep} of {counted(self.num_candidates, 'candidate')}: "
                 f"keep 1 to {self.num_candidates}, or draw more with --candidates {max(self.keep, 1)}."
             )
         if self.batch_size < 1:

@@ -28,11 +28,6 @@ def short_number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a count of things: `1 peer`, `1,200 peers`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def date(seconds: float) -> str:
     """Return a readable time in UTC; `–` for an invalid one."""
     if not 0 < seconds < 1e11:

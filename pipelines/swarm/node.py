@@ -135,7 +135,7 @@ def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException
             "programs, or wait longer: --startup-timeout 300"
         )
     return (
-        f"None of the {len(entry_addresses)} entry addresses of {run_name} answers ({error}). Either this machine has "
+        f"No entry address of {run_name} answers ({len(entry_addresses)} tried: {error}). Either this machine has "
         f"no route there, {'they do not accept its admission, ' if is_admitted else ''}or the run's auxiliary peer is "
         f"down. To check each address: dalle-collab doctor {run_name}. The organiser starts the auxiliary peer with: "
         f"dalle-collab run assist {run_name}"

@@ -6,10 +6,9 @@ except ImportError:
     spaces = None
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import gradio as gr
 from gradio.utils import get_upload_folder
@@ -22,100 +21,22 @@ from pipelines.generation.training_index import BUILD_COMMAND
 from pipelines.generation.uploaded_picture import read_picture
 from pipelines.pages.drawing.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
 from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
+from pipelines.pages.drawing.page_look import CRISP, ON_DRAW, ON_END, ON_STOP, STYLE
 from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
-from pipelines.pages.drawing.volunteers.volunteers import VolunteerOptions, Volunteers
+from pipelines.pages.drawing.settings import DrawingSettings
+from pipelines.pages.drawing.volunteers.volunteers import Volunteers
 from pipelines.pages.page_style import PAGE_STYLE
-from pipelines.serving.draw.requests import PRECISIONS
-from pipelines.torch_devices import torch_device
 
 GPU_SECONDS = 120
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 LARGEST_UPLOAD = "20mb"
 PREVIEW_SIDE = 256
-EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
 VOLUNTEERS_DRAW = " Volunteers draw on their machines: they can read your prompt, and their names are their own words."
-STYLE = """
-#drawn .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
-#drawn .grid-container, #seen .grid-container { padding-top: var(--size-6); }
-#drawn .caption-label, #seen .caption-label {
-  white-space: normal; overflow-wrap: anywhere;
-  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
-}
-#drawn .gallery-container:has(> .preview), #seen .gallery-container:has(> .preview) { min-height: 26rem; }
-.gallery-container:has(> .preview) > .grid-wrap { visibility: hidden; }
-#drawn .thumbnail-small img, #seen .thumbnail-small img { image-rendering: auto !important; }
-@media (max-width: 640px) {
-  #drawn .grid-container, #seen .grid-container { grid-template-columns: repeat(2, minmax(0, 1fr)) !important; }
-}
-"""
-# Gradio ignores a press of Draw until the drawing before has ended in the browser, which after Stop takes as long as
-# the server needs for it. So the buttons show which press counts; by scripts, as the server's answers might come late.
-ON_DRAW = """() => [
-    {__type__: "update", interactive: false}, {__type__: "update", interactive: true, value: "Stop"}
-]"""
-ON_STOP = '() => "Stopping ..."'
-ON_END = """(stop) => [
-    {__type__: "update", interactive: true}, {__type__: "update", interactive: false, value: "Stop"},
-    stop === "Stopping ..." ? "Stopped." : {__type__: "update"}
-]"""
-CRISP = """() => document.addEventListener("load", ({ target }) => {
-  if (target.matches?.("#drawn img, #seen img")) {
-    const isSmall = Math.max(target.naturalWidth, target.naturalHeight) < 192;
-    target.style.imageRendering = isSmall ? "pixelated" : "";
-  }
-}, true)"""
-"""Pictures of few pixels are shown larger than they are, which is not to blur them."""
-
 NAMES = ("prompt", "candidates", "keep", "top_k", "top_p", "temperature", "seed", "guidance", "checkpoint")
 """Fields of `DrawingRequest` in the order of the page's inputs, which is the order of the program's too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpaceSettings:
-    """What the owner of the Space chooses."""
-
-    model_repository: str
-    """Repository `ORG/RUN` of the run, or a folder."""
-    codec: str | None = None
-    """Codec in place of the run's."""
-    clip: str | None = None
-    """CLIP in place of the run's."""
-    training_index: str | None = None
-    """Dataset repository or folder with the index of the training data."""
-    max_candidates: int = 128
-    """Most candidates that a visitor may request."""
-    max_queue: int = 32
-    """Drawings that may wait; further visitors are told that the queue is full."""
-    examples: tuple[str, ...] = ()
-    """Prompts to try."""
-    device: str = "cpu"
-    """Torch device."""
-    volunteers: VolunteerOptions | None = None
-    """How volunteers are asked to draw; None: the Space draws itself."""
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the settings; ValueError where the run is not named or a setting is invalid."""
-        repository = environment.get("MODEL_REPOSITORY", "").strip()
-        if not repository:
-            raise ValueError("MODEL_REPOSITORY is not set. Name the run: MODEL_REPOSITORY=ORG/RUN")
-        examples, volunteers = environment.get("EXAMPLES", EXAMPLES).split("|"), _volunteers(environment, repository)
-        # ZeroGPU lends a GPU to what draws here; who only ranks needs none.
-        device = "cpu" if volunteers and environment.get("SPACES_ZERO_GPU") else environment.get("DEVICE", "auto")
-        return cls(
-            model_repository=repository,
-            codec=environment.get("CODEC_REPOSITORY") or None,
-            clip=environment.get("CLIP_REPOSITORY") or None,
-            training_index=environment.get("TRAINING_INDEX") or None,
-            max_candidates=_count(environment, "MAX_CANDIDATES", 128),
-            max_queue=_count(environment, "MAX_QUEUE", 32),
-            examples=tuple(example.strip() for example in examples if example.strip()),
-            device=torch_device(device),
-            volunteers=volunteers,
-        )
-
-
-def build_interface(settings: SpaceSettings) -> gr.Blocks:
+def build_interface(settings: DrawingSettings) -> gr.Blocks:
     """Return the page; the checkpoint is loaded at the first prompt."""
     checkpoints = PublishedCheckpoints(
         settings.model_repository,
@@ -172,7 +93,7 @@ def on_gpu(function: Callable) -> Callable:
     return function if lend is None else lend(duration=GPU_SECONDS)(function)
 
 
-def _build_inputs(settings: SpaceSettings) -> tuple[list[gr.components.Component], gr.Button, gr.Button]:
+def _build_inputs(settings: DrawingSettings) -> tuple[list[gr.components.Component], gr.Button, gr.Button]:
     most = settings.max_candidates
     prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", lines=1, max_lines=4)
     with gr.Row():
@@ -210,7 +131,7 @@ def _build_completion() -> tuple[gr.File, gr.Number]:
     return picture, rows
 
 
-def _build_seen(settings: SpaceSettings) -> list[gr.components.Component]:
+def _build_seen(settings: DrawingSettings) -> list[gr.components.Component]:
     if settings.training_index is not None:
         gr.Markdown("## Seen in training?\nThe training pictures nearest to the results, by CLIP: memorised or new?")
     shape = dict(columns=4, object_fit="contain", buttons=["fullscreen"], visible=False)
@@ -367,38 +288,15 @@ def _file(picture: Image.Image) -> str:
     return str(keep_picture(picture, Path(get_upload_folder())))
 
 
-def _default_candidates(settings: SpaceSettings) -> int:
+def _default_candidates(settings: DrawingSettings) -> int:
     return min(32, settings.max_candidates)
-
-
-def _volunteers(environment: Mapping[str, str], repository: str) -> VolunteerOptions | None:
-    precision, audit = environment.get("SWARM", "").strip(), environment.get("AUDIT", "").strip()
-    if audit not in ("", "yes"):
-        raise ValueError(f"AUDIT is {audit!r}, expected yes, or nothing.")
-    if not precision:
-        if audit:
-            raise ValueError("AUDIT is about the drawings of volunteers. Have them draw with SWARM=float32")
-        return None
-    if precision not in PRECISIONS:
-        raise ValueError(f"SWARM is {precision!r}, expected the precision of servers: {', '.join(PRECISIONS)}.")
-    if Path(repository).is_dir():
-        raise ValueError(f"MODEL_REPOSITORY is the folder {repository}: volunteers serve a run on the Hub, ORG/RUN.")
-    patience = _count(environment, "PATIENCE", 60)
-    return VolunteerOptions(precision=precision, audits=bool(audit), patience_seconds=patience)
-
-
-def _count(environment: Mapping[str, str], name: str, default: int) -> int:
-    value = environment.get(name) or str(default)
-    if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
-    return int(value)
 
 
 def main() -> None:
     """Start the Space with the settings of the environment."""
     prepare_hub_client()
     try:
-        settings = SpaceSettings.from_environment(os.environ)
+        settings = DrawingSettings.from_environment(os.environ)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if settings.training_index is None:  # for the owner's log; visitors need not know

@@ -62,7 +62,7 @@ def test_dead_entry_addresses_name_the_auxiliary_peer_as_the_cure(commands, trai
     run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
     training_material.copy_run("org/dead-run", without_address, training_run__json=run.to_json())
     line = the_line(commands.run("join", "org/dead-run", "--host", LOOPBACK, is_worker=True))
-    assert "None of the 1 entry addresses of org/dead-run answers" in line
+    assert "No entry address of org/dead-run answers (1 tried: " in line
     assert line.endswith("dalle-collab run assist org/dead-run")
 
 

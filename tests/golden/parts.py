@@ -37,7 +37,7 @@ from pipelines.training.averaging.reduce.robust_aggregation import AggregationRu
 from pipelines.training.averaging.reduce.suspects import Offence, Suspect
 from pipelines.training.averaging.wire.codec import averaging_compression, read_part
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.peer.training_peer import suspect_record
+from pipelines.training.peer.reports import suspect_record
 from pipelines.training.repository.key_list import ROLES, KeyList
 from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot

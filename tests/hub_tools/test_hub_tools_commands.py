@@ -41,13 +41,13 @@ def test_check_counts_and_names_problems(tmp_path):
 
         huggingface_hub.HfApi(endpoint=hub.endpoint, token=hub.create_user("alice")).create_repo("alice/run")
     sound = hub_tools("check", "--root", tmp_path / "hub")
-    assert (sound.returncode, sound.stdout) == (0, "1 commits, 1 contents, 0 unused, 0 problems\n")
+    assert (sound.returncode, sound.stdout) == (0, "1 commit, 1 content, 0 unused, 0 problems\n")
     (content,) = (tmp_path / "hub" / "objects").glob("??/??/*")
     content.unlink()
     broken = hub_tools("check", "--root", tmp_path / "hub")
     assert broken.returncode == 1
     assert f"content {content.name} is missing" in broken.stderr
-    assert "has 1 problems" in broken.stderr
+    assert "has 1 problem," in broken.stderr
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def pixels(pictures):
 
 def test_the_index_command_reads_the_runs_dataset_and_publishes(index_command):
     assert index_command.returncode == 0, index_command.stderr
-    assert "24 records in 1 parts (0 from before)" in index_command.stdout
+    assert "24 records in 1 part (0 from before)" in index_command.stdout
     assert index_command.stdout.splitlines()[-1] == "For the Space: TRAINING_INDEX=org/run-index"
 
 

@@ -20,6 +20,8 @@ from pipelines.chaos.faults.process_table import group_members
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.text_to_image import generate_images_for_prompts
+from pipelines.pages.drawing.page_look import ON_DRAW, ON_END, ON_STOP
+from pipelines.pages.drawing.settings import DrawingSettings
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_NAME = "<img src=x onerror=document.title='hacked'>\u202e[a](javascript:alert)"
@@ -218,17 +220,11 @@ def app():
     return app
 
 
-@pytest.fixture(scope="module")
-def settings(app):
-    """The class of the Space's settings."""
-    return app.SpaceSettings
-
-
-def test_a_button_can_be_pressed_exactly_while_a_press_counts(app, settings):
+def test_a_button_can_be_pressed_exactly_while_a_press_counts(app):
     """Draw is off from its press until the browser has done with the drawing, and Stop is on as long."""
 
     async def build():
-        return app.build_interface(settings.from_environment(dict(MODEL_REPOSITORY="org/run")))
+        return app.build_interface(DrawingSettings.from_environment(dict(MODEL_REPOSITORY="org/run")))
 
     interface = asyncio.run(build())  # Gradio makes a loop where there is none, and leaves it open
     wired = [fn.get_config() for fn in interface.fns.values()]
@@ -239,13 +235,13 @@ def test_a_button_can_be_pressed_exactly_while_a_press_counts(app, settings):
         if getattr(block, "value", "") in ("Draw", "Stop")
     }
     assert not interface.blocks[buttons["Stop"]].interactive
-    (begun,) = [one for one in wired if one["js"] == app.ON_DRAW]
+    (begun,) = [one for one in wired if one["js"] == ON_DRAW]
     assert begun["targets"] == drawing["targets"] and begun["id"] < drawing["id"], "dispatched before the drawing"
-    (stopped,) = [one for one in wired if one["js"] == app.ON_STOP]
+    (stopped,) = [one for one in wired if one["js"] == ON_STOP]
     (cancelled,) = [one for one in wired if one["cancels"]]
     assert stopped["targets"] == cancelled["targets"] == [(buttons["Stop"], "click")]
     assert cancelled["cancels"] == [drawing["id"]]
-    ended = [one for one in wired if one["js"] == app.ON_END]
+    ended = [one for one in wired if one["js"] == ON_END]
     assert [(one["trigger_after"], one["trigger_only_on_failure"]) for one in ended] == [
         (drawing["id"], False),
         (drawing["id"], True),
@@ -253,29 +249,3 @@ def test_a_button_can_be_pressed_exactly_while_a_press_counts(app, settings):
     assert not any(one["backend_fn"] for one in (begun, stopped, *ended)), "an answer of the server might come late"
     for one in (begun, *ended):
         assert one["outputs"][:2] == [buttons["Draw"], buttons["Stop"]]
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        (dict(SWARM="float64"), "SWARM is 'float64', expected the precision of servers: float32, bfloat16, int8."),
-        (dict(AUDIT="yes"), "AUDIT is about the drawings of volunteers. Have them draw with SWARM=float32"),
-        (dict(SWARM="int8", AUDIT="1"), "AUDIT is '1', expected yes, or nothing."),
-        (dict(SWARM="int8", PATIENCE="soon"), "PATIENCE is 'soon', expected a whole number"),
-        (dict(SWARM="float32", MODEL_REPOSITORY=str(SPACE)), "volunteers serve a run on the Hub, ORG/RUN."),
-    ],
-)
-def test_a_wrong_setting_is_one_line(settings, own, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        settings.from_environment(dict(MODEL_REPOSITORY="org/run") | own)
-
-
-def test_where_a_gpu_is_lent_volunteers_need_none(settings):
-    on_zero = dict(MODEL_REPOSITORY="org/run", SPACES_ZERO_GPU="true", DEVICE="cuda", SWARM="int8", PATIENCE="5")
-    found = settings.from_environment(on_zero)
-    assert found.device == "cpu"
-    assert (found.volunteers.precision, found.volunteers.audits, found.volunteers.patience_seconds) == (
-        "int8",
-        False,
-        5,
-    )

@@ -7,8 +7,9 @@ row that is missing or wrong, ready to be put in here.
 
 from typing import NamedTuple
 
-AVERAGER = "training/averaging/averager.py"
+ANSWERING = "training/averaging/answering_averager.py"
 ATTACKERS = "chaos/attacks/hostile_averagers.py"
+AVERAGER = "training/averaging/averager.py"
 DIALLING = "swarm/dialling.py"
 FORKS = "swarm/forks.py"
 GATE = "admission/averaging_gate.py"
@@ -21,6 +22,7 @@ REDUCER = "training/averaging/reduce/reducer.py"
 REDUCING_END = "training/averaging/reducing_end.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
+SENDING_END = "training/averaging/sending_end.py"
 STATE = "training/state/averager.py"
 TRACKER = "training/swarm_optimizer/progress_tracking.py"
 
@@ -48,7 +50,7 @@ CONTRACT = (
         (NAMES,), "cleared per class: a subclass would be handed its parent's stub"),
     Row("p2p.servicer.ServicerBase.get_stub",
         "@classmethod (cls, p2p: P2P, peer: PeerID, *, namespace: Optional[str]=None) -> StubBase",
-        (AVERAGER,), "replaced on the object: states are fetched through it, once both sides are introduced"),
+        (ANSWERING,), "replaced on the object: states are fetched through it, once both sides are introduced"),
     Row("p2p.p2p_daemon.P2P._client", "= None",
         (DIALLING, FORKS), "called: only there can a daemon that runs be told an address of a peer; read: its calls"),
     Row("p2p.p2p_daemon_bindings.control.ControlClient._handler_tasks", ": Dict[CallID, asyncio.Task] = {}",
@@ -72,9 +74,9 @@ CONTRACT = (
     Row("utils.mpfuture.MPFuture._update_lock", "= mp.Lock()",
         (FORKS,), "replaced: as SharedBytes._lock"),
     Row("averaging.averager.DecentralizedAverager._run_internal", "(self)",
-        (AVERAGER,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
+        (ANSWERING,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
     Row("averaging.averager.DecentralizedAverager._p2p", ": P2P",
-        (AVERAGER, STATE), "read: the process's own connection, for calls to other averagers"),
+        (ANSWERING, AVERAGER, STATE), "read: the process's own connection, for calls to other averagers"),
     Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
         (AVERAGER,), "called: the one way to have something done in the averager's process"),
     Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
@@ -91,9 +93,9 @@ CONTRACT = (
         (AVERAGER,), "overridden: runs rounds that check, bound, and are given up in time"),
     Row("averaging.averager.DecentralizedAverager._running_groups",
         ": Dict[GroupID, asyncio.Future[AllReduceRunner]] = {}",
-        (AVERAGER,), "read and filled: parts may come before this peer has checked the group"),
+        (ANSWERING, AVERAGER), "read and filled: parts may come before this peer has checked the group"),
     Row("averaging.averager.DecentralizedAverager._pending_groups_registered", ": asyncio.Event",
-        (AVERAGER,), "awaited: as _running_groups"),
+        (ANSWERING,), "awaited: as _running_groups"),
     Row("averaging.averager.DecentralizedAverager._declare_for_download_periodically", "async (self)",
         (AVERAGER,), "overridden to do nothing: states are in signed records, and the DHT is spared"),
     Row("averaging.averager.DecentralizedAverager._shutdown", "async (self, timeout: Optional[float]) -> None",
@@ -138,7 +140,7 @@ CONTRACT = (
         "len(self.sender_peer_ids))",
         (REDUCING_END,), "replaced: by one that aggregates by the run's rule"),
     Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
-        (REDUCING_END, RUNNER), "read: parts go over several streams, and are compressed again for answers"),
+        (REDUCING_END, RUNNER, SENDING_END), "read: parts go over several streams, and are compressed again"),
     Row("averaging.partition.TensorPartContainer.return_deltas", "= return_deltas",
         (REDUCING_END,), "set: answers are averages where members must agree in every bit"),
     Row("averaging.partition.TensorPartReducer.accumulator", "= None",

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.counted import counted
 from pipelines.command_line.data.deduplicate import deduplicate
 from pipelines.command_line.data.download import download
 from pipelines.command_line.data.prepare import prepare
@@ -31,11 +32,14 @@ def verify(
         report = verify_folder(folder, lambda done, total: bar.update(task, completed=done, total=total))
     for problem in report.problems:
         typer.echo(problem, err=True)
-    typer.echo(f"{folder}: {report.num_shards} valid shards, {report.num_records} records, {report.num_bytes} bytes")
+    typer.echo(
+        f"{folder}: {counted(report.num_shards, 'valid shard')}, {counted(report.num_records, 'record')}, "
+        f"{report.num_bytes} bytes"
+    )
     if report.layout is not None:
         typer.echo(f"codec {report.layout.codec_fingerprint}, {report.layout.codebook_size} codes")
     if report.problems:
-        typer.echo(f"{len(report.problems)} shards are damaged.", err=True)
+        typer.echo(f"Damaged: {counted(len(report.problems), 'shard')}.", err=True)
         raise typer.Exit(1)
 
 
@@ -59,7 +63,7 @@ def diff(
         task = bar.add_task("comparing shards", total=None)
         found = compare_datasets(old, new, lambda done, total: bar.update(task, completed=done, total=total))
     typer.echo(
-        f"{old}: {found.num_old:,} records. {new}: {found.num_new:,}. {found.num_same_shards:,} shards are equal."
+        f"{old}: {found.num_old:,} records. {new}: {found.num_new:,}. Equal: {counted(found.num_same_shards, 'shard')}."
     )
     for kind, number in found.counts.items():
         keys = found.examples[kind]

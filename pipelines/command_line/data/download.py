@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.counted import counted
 from pipelines.command_line.data.outcome_table import print_outcomes
 
 
@@ -68,4 +69,4 @@ def download(
     print_outcomes("downloaded", report.num_downloaded, report.failures)
     for damage in report.damaged_lists:
         typer.echo(f"Damaged: {damage}", err=True)
-    typer.echo(f"{output}: {report.num_downloaded} pictures of {report.num_rows} rows")
+    typer.echo(f"{output}: {counted(report.num_downloaded, 'picture')} of {counted(report.num_rows, 'row')}")

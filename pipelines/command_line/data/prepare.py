@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.counted import counted
 from pipelines.command_line.data.engine_options import EngineChoice, EngineName, PartName
 from pipelines.command_line.data.filter_options import Places, with_filter_options
 from pipelines.command_line.data.outcome_table import print_outcomes
@@ -171,7 +172,7 @@ def _prepare_with_progress(
 
         def on_progress(progress: PreparationProgress) -> None:
             rate = progress.num_new_samples / max(1e-3, time.monotonic() - started)
-            words = f"{progress.num_samples:,} samples, {progress.num_shards:,} shards, {rate:,.0f} pictures/s"
+            words = f"{progress.num_samples:,} samples, {counted(progress.num_shards, 'shard')}, {rate:,.0f} pictures/s"
             bar.update(task, completed=progress.bytes_read, description=words)
 
         try:
@@ -196,10 +197,10 @@ def _prepare(
         from pipelines.data_preparation.engines.part_preparation import prepare_part
 
         done = prepare_part(preparation, how.part, on_progress=on_progress)
-        typer.echo(f"Part {how.part}: {done.num_shards} shards are finished.")
+        typer.echo(f"Part {how.part}: {counted(done.num_shards, 'shard')} finished.")
         if done.missing:
             typer.echo(
-                f"{len(done.missing)} shards of other parts are missing, such as "
+                f"Missing: {counted(len(done.missing), 'shard')} of other parts, such as "
                 f"{done.missing[0].describe(preparation.sources)}. The last part to end puts {preparation.output} "
                 "together; if all have ended, run those again that failed, or the same command without --part."
             )
@@ -236,4 +237,5 @@ def _print_shards(result: "PreparationResult", output: Path) -> None:
     per_sample = f", {num_bytes / result.report.kept:.0f} bytes per sample" if result.report.kept else ""
     if any((output / "dropped").glob("*.txt")):
         typer.echo(f"Some of what was dropped is in {output / 'dropped'}; `data show` makes a page of it.")
-    typer.echo(f"{output}: {len(written)} shards ({result.num_shards_kept} from before), {num_bytes} bytes{per_sample}")
+    shards = f"{counted(len(written), 'shard')} ({result.num_shards_kept} from before)"
+    typer.echo(f"{output}: {shards}, {num_bytes} bytes{per_sample}")

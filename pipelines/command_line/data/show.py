@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.counted import counted
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,7 +42,7 @@ def show(
     picture_grid(pictures, columns=6, captions=captions).save(output)
     page = output.with_suffix(".html")
     facts = _write_page(page, folder, captions, pictures)
-    typer.echo(f"{output}: {len(captions)} records of {folder}. A page about all of it: {page}")
+    typer.echo(f"{output}: {counted(len(captions), 'record')} of {folder}. A page about all of it: {page}")
     if facts.layout.fit != "pad":
         typer.echo(f"Cropping cut off {100 * facts.mean_cut_share:.1f} % of a picture's area on average.")
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.counted import counted
+
 
 def audit(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
@@ -47,7 +49,9 @@ def audit(
             hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
         )
     for server in report.servers:
-        console.print(f"{server.username}: {server.num_right} candidates, all right", highlight=False, markup=False)
+        console.print(
+            f"{server.username}: {counted(server.num_right, 'candidate')}, all right", highlight=False, markup=False
+        )
     for complaint in report.complaints:
         console.print(str(complaint), highlight=False, markup=False, soft_wrap=True)
     if output is not None:

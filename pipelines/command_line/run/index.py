@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.counted import counted
+
 
 def index(
     run: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run, or a folder.")],
@@ -51,8 +53,8 @@ def index(
             source, parts.codec, parts.reranker, output, every=every, batch_size=batch_size, on_progress=on_progress
         )
     typer.echo(
-        f"{output}: {report.num_records:,} records in {report.num_parts} parts ({report.num_parts_kept} from before), "
-        f"{report.num_bytes / 1e6:.1f} MB. "
+        f"{output}: {counted(report.num_records, 'record')} in {counted(report.num_parts, 'part')} "
+        f"({report.num_parts_kept} from before), {report.num_bytes / 1e6:.1f} MB. "
         f"Median similarity of a picture to its nearest neighbour: {report.typical_similarity:.2f}."
     )
     if publish is not None:

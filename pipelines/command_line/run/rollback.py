@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.counted import counted
+
 
 def rollback(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
@@ -39,7 +41,8 @@ def rollback(
     newest = f"from epoch {plan.newest_epoch} " if plan.newest_epoch else ""
     typer.echo(
         f"The checkpoint of epoch {epoch} is intact (commit {plan.source[:12]}). {repository} goes back {newest}to it "
-        f"and becomes generation {plan.generation}: {len(plan.restored)} files restored, {len(plan.deleted)} deleted."
+        f"and becomes generation {plan.generation}: {counted(len(plan.restored), 'file')} restored, "
+        f"{len(plan.deleted)} deleted."
     )
     if dry_run:
         typer.echo("Nothing was changed (--dry-run).")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from hub_tools.counted import counted
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks
 from pipelines.command_line.terminal.peer_events import EventFile
@@ -66,12 +67,12 @@ def run_drawing_server(
         ):
             for report in peer.follow(stop):
                 status.update(
-                    f"epoch {report.epoch}  {report.num_drawn} {peer.medium.product}s drawn  "
-                    f"{report.num_askers} asking  {report.free_places} places free"
+                    f"epoch {report.epoch}  {counted(report.num_drawn, peer.medium.product)} drawn  "
+                    f"{report.num_askers} asking  {counted(report.free_places, 'place')} free"
                 )
                 events.write_report(report)
     events.happened("left", num_drawn=peer.report().num_drawn)
-    console.print(f"Left {repository}: {peer.report().num_drawn} {peer.medium.product}s for others.")
+    console.print(f"Left {repository}: {counted(peer.report().num_drawn, peer.medium.product)} for others.")
     if peer.found_new_generation:
         console.print(f"{repository} was rolled back: serving its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from hub_tools.counted import counted
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join, why_it_does_not_publish
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
@@ -123,7 +124,7 @@ def _keep_entry(
             events.happened("entry", addresses=entry.addresses)
             auditing = None if audits is None else stack.enter_context(ServingAudits(repository, *audits))
             while not entry.stop.wait(SECONDS_BETWEEN_LOOKS):
-                status.update(f"{len(entry.records.servers())} servers")
+                status.update(counted(len(entry.records.servers()), "server"))
                 if auditing is not None and (right := auditing.look()) is not None:
                     said = ", ".join(f"{user} {number}" for user, number in right.items()) or "nobody"
                     console.print(f"Audited the servers; candidates drawn right: {said}", highlight=False, markup=False)
@@ -141,8 +142,8 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
         loss = f"{report.summary.loss:.4f}" if report.summary else "-"
         status.update(
             f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
-            f"{report.num_trainers} trainers  loss {loss}"
-            + (f"  {report.num_waiting} checkpoints wait for the Hub" if report.num_waiting else "")
+            f"{counted(report.num_trainers, 'trainer')}  loss {loss}"
+            + (f"  {counted(report.num_waiting, 'checkpoint')} waiting for the Hub" if report.num_waiting else "")
             + ("" if report.evaluating_epoch is None else f"  evaluating epoch {report.evaluating_epoch}")
             + ("" if report.is_publisher else f"  ({_who_publishes(report.is_listed)})")
         )

@@ -7,6 +7,8 @@ import re
 
 from rich.console import Console
 
+from hub_tools.counted import counted
+
 logger = logging.getLogger(__name__)
 
 UNWRAPPED = 400
@@ -35,7 +37,10 @@ class OneLineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
-        text = ATTEMPTS.sub(lambda found: f" ({found.group().count('* [')} addresses tried) ", super().format(record))
+        text = ATTEMPTS.sub(
+            lambda found: f" ({counted(found.group().count('* ['), 'address', 'addresses')} tried) ",
+            super().format(record),
+        )
         line = " ".join(text.split())
         return line if len(line) <= MOST_CHARACTERS else line[: MOST_CHARACTERS - 4] + " ..."
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from hub_tools.counted import counted
 from pipelines.evaluation.comparison import compare
 from pipelines.evaluation.report import (
     EvaluationReport,
@@ -25,7 +26,7 @@ def show_report(report: EvaluationReport, output: Path, *, as_json: bool) -> Non
         typer.echo(path.read_text(encoding="utf-8"))
         return
     Console().print(figures_table(report))
-    typer.echo(f"{path}: {len(report.measurement.figures)} figures, in {report.seconds:.0f} s.")
+    typer.echo(f"{path}: {counted(len(report.measurement.figures), 'figure')}, in {report.seconds:.0f} s.")
 
 
 def show_comparison(
@@ -42,4 +43,4 @@ def show_comparison(
     Console().print(differences_table(*names, differences))
     for name, reason in (dict(first.left_out, **second.left_out)).items():
         typer.echo(f"{name} is left out: {reason}")
-    typer.echo(f"{path} and {page_path}: {len(differences)} figures compared.")
+    typer.echo(f"{path} and {page_path}: {counted(len(differences), 'figure')} compared.")

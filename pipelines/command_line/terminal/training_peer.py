@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from hub_tools.counted import counted
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
@@ -105,9 +106,9 @@ def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: 
             is_counted = True
             console.print(f"First gradient counted {seconds_since_start():.0f} s after the start.", highlight=False)
         text = (
-            f"epoch {report.epoch}/{num_epochs}  mean loss {report.epoch_loss:.4f}  {_peers(report)}: "
-            f"{report.swarm_samples_per_second:.1f} {unit}/s, {report.samples_per_second:.1f} of them here  "
-            f"share averaged {report.share_averaged:.0%}  "
+            f"epoch {report.epoch}/{num_epochs}  mean loss {report.epoch_loss:.4f}  "
+            f"{counted(report.num_peers, 'peer')}: {report.swarm_samples_per_second:.1f} {unit}/s, "
+            f"{report.samples_per_second:.1f} of them here  share averaged {report.share_averaged:.0%}  "
             f"yours {report.num_samples} {unit}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
         )
         status.update(text)
@@ -115,7 +116,3 @@ def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: 
         if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
             console.print(text)
             last_line = time.monotonic()
-
-
-def _peers(report: Any) -> str:
-    return "1 peer" if report.num_peers == 1 else f"{report.num_peers} peers"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hub_tools.counted import counted
 from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import readable_name
@@ -54,7 +55,7 @@ class ParquetSource:
                             yield sample_of_row(row, number, self.name, column, self.reading)
                         number += 1
                     if number < end:
-                        reason = f"{end - number} rows of row group {group} cannot be read"
+                        reason = f"{counted(end - number, 'row')} of row group {group} cannot be read"
                         yield from (self._lost(row) for row in range(max(begin, number), end))
                         number = end
                         yield SourceDamage(source=self.name, reason=reason, num_samples_read=number)

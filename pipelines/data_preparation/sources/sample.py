@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hub_tools.counted import counted
 from pipelines.data_preparation.filtering import DropReason
 
 
@@ -48,7 +49,7 @@ class SourceDamage:
     """Samples yielded before the damage."""
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.reason}; {self.num_samples_read} samples were read, later ones are lost"
+        return f"{self.source}: {self.reason}; {counted(self.num_samples_read, 'sample')} read, later ones are lost"
 
 
 class CaptionImageSource(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
 from pipelines.demo.demo_plan import Accounts, DemoPlan
 from pipelines.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER
@@ -95,7 +96,7 @@ def run_language_demo(output: Path, console: Console, settings: Mapping[str, Any
         accounts = make_accounts(hub, plan.num_trainers)
         stages = Stages(output / "logs", hub.environment(), console)
         _publish_text(stages, plan, accounts)
-        with stages.stage("training", f"Training together: {plan.num_trainers} peers and an auxiliary peer"):
+        with stages.stage("training", f"Training together: {counted(plan.num_trainers, 'peer')} and an auxiliary peer"):
             train_together(stages, plan, accounts, console)
         with stages.stage("evaluation", "Comparing it with an n-gram model of the same text"):
             dataset = str(plan.work / "text" / TEXT_FOLDER)

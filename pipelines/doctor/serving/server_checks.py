@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from hub_tools.counted import counted
 from pipelines.doctor.check_result import CheckResult, ok, unknown, warn
 from pipelines.swarm.servers.complaints import Accused
 from pipelines.swarm.servers.layers import fill_command, missing_layers
@@ -53,10 +54,10 @@ def _check_rates(servers: Sequence[ServerRecord]) -> CheckResult:
     drawing = [one for one in servers if one.draw_rate > 0]
     computing = [one for one in servers if one.first_layer < one.end_layer]
     codes = sum(one.draw_rate for one in drawing)
-    parts = [f"{len(drawing)} draw {codes:.0f} codes a second together"] if drawing else []
+    parts = [f"{len(drawing)} drawing {codes:.0f} codes a second together"] if drawing else []
     parts += [f"{ranking} of them ranking pictures"] if (ranking := sum(one.ranks for one in drawing)) else []
-    parts += [f"{len(computing)} compute layers"] if computing else []
-    parts += [f"{len(servers) - len(drawing) - len(computing)} are starting"] if not parts else []
+    parts += [f"{len(computing)} computing layers"] if computing else []
+    parts += [f"{len(servers) - len(drawing) - len(computing)} starting"] if not parts else []
     return ok("servers", f"{', '.join(parts)} ({_named(servers)}), as they say themselves")
 
 
@@ -66,7 +67,7 @@ def _check_revisions(servers: Sequence[ServerRecord], revision: str) -> CheckRes
     if not old:
         return ok(name, "all servers have the newest one", expected)
     epochs = f"epoch {', '.join(map(str, sorted({one.epoch for one in old})[:MOST_NAMED]))}"
-    seen = f"{len(old)} of {len(servers)} servers have another one ({_named(old)}: {epochs})"
+    seen = f"another one at {len(old)} of {counted(len(servers), 'server')} ({_named(old)}: {epochs})"
     return warn(name, seen, expected, "Whoever runs it starts it again if it stays so: it may not reach the Hub.")
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hub_tools.counted import counted
 from pipelines.pages.dashboard.history_columns import HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import StateVerdict
-from pipelines.pages.text import counted
 from pipelines.training.metrics.stalls import is_stalled, usual_seconds
 from pipelines.training.run.training_run import TrainingRun
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from hub_tools.counted import counted
 from hub_tools.endpoint import current_endpoint
 from pipelines.pages.dashboard.alerts import Alert, duration
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.pages.text import counted, date, escaped, short_number
+from pipelines.pages.text import date, escaped, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
 from pipelines.training.metrics.evaluation.held_out_losses import is_few
@@ -154,9 +155,9 @@ def peers_html(page: PeerPage, now: float, unit: str = "samples") -> str:
     if not page.num_peers:
         return '<div class="board"><p class="empty">Nobody has been seen training yet.</p></div>'
     found = (
-        f"{page.num_found:,} of {page.num_peers:,} peers"
+        f"{page.num_found:,} of {counted(page.num_peers, 'peer')}"
         if page.num_found < page.num_peers
-        else f"{page.num_found:,} peers"
+        else counted(page.num_found, "peer")
     )
     last = page.first_row + len(page.rows) - 1
     place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
@@ -227,7 +228,7 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
         command = f'pipeline("{view.run.task}", model="{settings.run}", revision="{newest}")'
     else:
         command = f"dalle-collab generate {settings.run} 'a caption' --revision {newest}"
-    caption = f"{len(view.checkpoints):,} checkpoints" + (
+    caption = counted(len(view.checkpoints), "checkpoint") + (
         f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
     )
     columns = ("epoch", "held-out loss", "commit", "to load it", *(["to draw with it"] if links else []))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from PIL import Image
 
+from hub_tools.counted import counted
 from hub_tools.one_line_errors import explain_error
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import RankingParts, TextToImage
@@ -221,13 +222,15 @@ def _finished(
     drawn = [(picture.image, _caption(picture, drawing.drawn_by)) for picture in drawing.pictures]
     message = " ".join(
         [
-            f"The best {len(drawn)} of {options.num_candidates} candidates, best first.",
+            f"The best {len(drawn)} of {counted(options.num_candidates, 'candidate')}, best first.",
             _source(drawing, checkpoint),
             *drawing.remarks,
         ]
     )
     if drawing.num_tokens_cut:
-        message += f" The prompt is too long: the model did not read its last {drawing.num_tokens_cut} tokens."
+        message += (
+            f" The prompt is too long: the model did not read its last {counted(drawing.num_tokens_cut, 'token')}."
+        )
     link_message = "The link does not include the picture that was completed." if is_completed else ""
     if volunteers is not None and volunteers.options.precision != "float32":
         link_message += f" In {volunteers.options.precision} another volunteer may draw slightly other pictures."

@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
+from hub_tools.counted import counted
+
 NUM_REMEMBERED = 5
 SECONDS_PER_MINUTE = 60
 
@@ -53,7 +55,7 @@ class DrawingSpeed:
         number = len(self._drawings)
         measured = "the last drawing" if number == 1 else f"the last {number} drawings"
         return (
-            f"{num_candidates} candidates will take about {in_words(expected)} here ({self.device}): "
+            f"{counted(num_candidates, 'candidate')} will take about {in_words(expected)} here ({self.device}): "
             f"{seconds:.2g} s each in {measured}."
         )
 

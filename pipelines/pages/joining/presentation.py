@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from hub_tools.counted import counted
 from pipelines.doctor.check_result import STATUSES, CheckResult
 from pipelines.pages.joining import join_view
 from pipelines.pages.joining.join_view import JoinView
@@ -157,7 +158,7 @@ def checks_summary(view: JoinView) -> str:
     if view.check_problem:
         return f"The checks did not finish: {view.check_problem}"
     if view.is_checking:
-        return f"{len(view.checks)} checks so far"
+        return f"{counted(len(view.checks), 'check')} so far"
     counts = {status: sum(result.status == status for result in view.checks) for status in STATUSES}
     if counts["fail"]:
         return f"{counts['fail']} of {len(view.checks)} checks failed."

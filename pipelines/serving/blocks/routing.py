@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from hub_tools.counted import counted
 from pipelines.swarm.servers.layers import fill_command, missing_layers
 
 DEFAULT_ROUND_TRIP_SECONDS = 0.1
@@ -58,7 +59,7 @@ class NoChainError(ConnectionError):
         self.missing = tuple(missing)
         named = ", ".join(f"{hole.start}:{hole.stop}" for hole in missing)
         others = (
-            f" {other_revisions} servers have other revisions, which are never mixed: open the model again."
+            f" Of other revisions, which are never mixed: {counted(other_revisions, 'server')}. Open the model again."
             if other_revisions
             else ""
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from hub_tools.counted import counted
 from pipelines.serving.draw.allotment import Allotment, Part
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Evidence, to_audit
 from pipelines.serving.draw.media.choice import medium_of
@@ -354,7 +355,7 @@ class _OneDrawing:
 
     def _why_nobody(self) -> str:
         wish = self.wish
-        others = f"; other checkpoints or precisions: {self._others} servers" if self._others else ""
+        others = f"; other checkpoints or precisions: {counted(self._others, 'server')}" if self._others else ""
         avoided = f" {self._avoided}" if self._avoided else ""
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (

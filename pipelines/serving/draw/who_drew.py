@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from hub_tools.counted import counted
 from pipelines.serving.draw.client import Drawn, DrawnCandidate
 
 MOST_NAMED = 12
@@ -32,8 +33,8 @@ def what_came(drawn: Sequence[Drawn], *, is_audited: bool) -> list[str]:
         (c.server.name, c.server.epoch, c.server.precision) for c in candidates
     )
     told = [f"{name} {n} (epoch {epoch}, {kind})" for (name, epoch, kind), n in by_whom.most_common(MOST_NAMED)]
-    told += [f"{len(by_whom) - MOST_NAMED} others"] * (len(by_whom) > MOST_NAMED)
-    lines = [f"{len(candidates)} candidates drawn by {', '.join(told)}."]
+    told += [counted(len(by_whom) - MOST_NAMED, "other")] * (len(by_whom) > MOST_NAMED)
+    lines = [f"{counted(len(candidates), 'candidate')} drawn by {', '.join(told)}."]
     if lost := sum(one.num_lost for one in drawn):
         lines.append(f"{lost} were drawn a second time, because a server did not finish or drew something else.")
     lines += [str(complaint) for one in drawn for complaint in one.complaints]

@@ -82,7 +82,7 @@ async def ask_for_servers(p2p: P2P, entries: Sequence[str], check: TokenCheck) -
         except (P2PDaemonError, P2PHandlerError, OSError, ValueError) as error:
             failure = error
     raise ConnectionError(
-        f"None of the {len(entries)} entries of this run tells strangers who serves its model ({failure}). Its "
+        f"No entry of this run tells strangers who serves its model ({len(entries)} asked: {failure}). Its "
         "organiser restarts them after a change of who_may_draw: dalle-collab run assist ORG/RUN --stay"
     ) from failure
 

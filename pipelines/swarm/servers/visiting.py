@@ -29,6 +29,6 @@ class Visitor:
             )
         except (P2PDaemonError, TimeoutError) as error:
             raise SwarmUnreachableError(
-                f"None of the {len(self._entries)} entry addresses of {self._repository} answers ({error}). Its "
+                f"No entry address of {self._repository} answers ({len(self._entries)} tried: {error}). Its "
                 f"organiser starts one with: dalle-collab run assist {self._repository} --stay"
             ) from error

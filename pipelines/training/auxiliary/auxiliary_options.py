@@ -9,8 +9,7 @@ from pathlib import Path
 from hub_tools.checks import check_positive
 from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
 from pipelines.training.repository.organiser import local_folder
-
-GIBIBYTE = 2**30
+from pipelines.training.run.compute_options import GIBIBYTE
 
 
 def default_folder(repository: str) -> Path:

@@ -1,7 +1,8 @@
 """What averagers among strangers share: rounds that check, bound, aggregate by a rule, and count.
 
 hivemind 1.1.12 reports a round as successful although part of it failed, checks neither values nor weights, and takes
-helpers for full members. `runner` handles this within a round; this file handles how rounds start and end.
+helpers for full members. `runner` handles this within a round; this file handles how rounds start and end, and
+`answering_averager` what is answered besides.
 """
 
 import asyncio
@@ -17,21 +18,19 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
-from hivemind.averaging.averager import DecentralizedAverager
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.averaging.partition import AllreduceException
-from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.p2p.servicer import StubBase
-from hivemind.proto import auth_pb2, averaging_pb2
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip, enter_asynchronously
 
-from pipelines.admission.averaging_gate import AveragingGate, GroupSignatures
+from pipelines.admission.averaging_gate import GroupSignatures
 from pipelines.admission.client import PeerAdmission
-from pipelines.admission.protocol_names import NamedServicer
-from pipelines.swarm.forks import forget_ended_calls, left_out_of_forks, set_aside_what_exists
+from pipelines.swarm.forks import left_out_of_forks
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
+from pipelines.training.averaging.answering_averager import AnsweringAverager
 from pipelines.training.averaging.bandwidth.division import Division
 from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
@@ -44,7 +43,6 @@ from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.reducing_end import RoundMemory
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
-from pipelines.training.averaging.wire.signed_answers import RoundAnswers, read_answers_request
 from pipelines.training.averaging.wire.streams import until_reader_closes
 
 logger = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ MAX_ATTEMPTS = 2
 PLAIN_RULE = AggregationRule()
 
 
-class RobustAverager(NamedServicer, DecentralizedAverager):
+class RobustAverager(AnsweringAverager):
     """An averager that accepts only admitted peers, and whose rounds check, bound, aggregate by a rule, and count.
 
     A concrete averager inherits first from it, then from the hivemind class that defines what is averaged. An
@@ -67,7 +65,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     `TrustedAllReduceRunner`. The figures are for the trainer, in whose process this object is created.
     """
 
-    get_stub: Callable[..., StubBase]
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     checks_type: type[RoundChecks] = RoundChecks
     times_of_attempts: Callable[..., AttemptTimes] = staticmethod(attempt_times)
@@ -89,23 +86,23 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         `rounds_begin_together`: see `GroupSearch`; `may_help`: see `Division`; all else is as in
         `DecentralizedAverager`.
         """
-        self._gate = AveragingGate(admission, prefix, kwargs.get("allreduce_timeout"))
         self._rounds_begin_together, self._may_help = rounds_begin_together, may_help
         self._division: Division | None = None
-        self._rule, self._min_share_averaged, self._upload_limit = rule, min_share_averaged, upload_limit
+        self._rule, self._min_share_averaged = rule, min_share_averaged
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
-        self._answers: dict[bytes, RoundAnswers] = {}
         self._attempt_times = self.times_of_attempts(
             kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
         )
         self._num_attempts_left = 0
         self._search: GroupSearch | None = None
-        self._checks: RoundChecks | None = None
         self._epoch: int | None = None
-        super().__init__(*args, prefix=prefix, **{"part_size_bytes": PART_BYTES, **kwargs})
+        super().__init__(
+            *args, prefix=prefix, admission=admission, upload_limit=upload_limit,
+            **{"part_size_bytes": PART_BYTES, **kwargs},
+        )  # fmt: skip
 
     @property
     def last_round(self) -> AveragingRound:
@@ -125,45 +122,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         """Return tensors of the trainer's process, which the averaging process does not need."""
         return ()
 
-    def _run_internal(self) -> None:
-        # On the object, because hivemind gets stubs for forming and averaging groups from the class, and stubs for
-        # fetching states from the object.
-        self.get_stub = self._introducing_stub
-        set_aside_what_exists()
-        super()._run_internal()
-
-    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:
-        stub = type(self).get_stub(p2p, peer, **kwargs)
-        return self._gate.introducing(stub, partial(self._gate.introduce, self.greet, peer))
-
-    async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
-        """Answer calls, and refuse those of strangers."""
-        forget_ended_calls(p2p)
-        await super().add_p2p_handlers(p2p, self._gate.guarded(self) or wrapper, **kwargs)
-
-    async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
-        """Let a peer introduce itself; see `AveragingGate.answer`."""
-        return self._gate.answer(request, context.remote_id)
-
-    async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
-        """Call another averager; return its answer, which contains its token if the run has an authority."""
-        stub = self._stub_of(peer)
-        return await stub.rpc_introduce(self._gate.introduction(), timeout=self.request_timeout * 2)
-
-    def _stub_of(self, peer: PeerID) -> StubBase:
-        return type(self).get_stub(self._p2p, peer, namespace=self.prefix)
-
-    def _introducing_stub_of(self, peer: PeerID) -> StubBase:
-        """Return a stub for calls of peers that may not have checked this one's group yet."""
-        return self._introducing_stub(self._p2p, peer, namespace=self.prefix)
-
-    async def until_group_is_checked(self, group_id: bytes) -> None:
-        """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
-        if group_id not in self._running_groups:
-            await self._pending_groups_registered.wait()
-        if (group := self._running_groups.get(group_id)) is not None:
-            await asyncio.wait([group])
-
     async def rpc_aggregate_part(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
     ) -> StreamOf[averaging_pb2.AveragingData]:
@@ -175,37 +133,6 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
                 yield message
         finally:
             self._num_senders_served -= 1
-
-    async def rpc_take_answers(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
-    ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Pass a reducer's answers on to a member of the same round that did not get them; see `RoundAnswers`."""
-        group_id, reducer, part_indices = read_answers_request(request)
-        if group_id not in self._answers:  # who only listens may ask before this peer has begun
-            await self.until_group_is_checked(group_id)
-        if (answers := self._answers.get(group_id)) is None:
-            return
-        async for message in until_reader_closes(answers.given_to(context.remote_id, reducer, part_indices)):
-            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
-            yield message
-
-    async def rpc_show_inputs(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
-    ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Show a member of the same round what one of this peer's answers was made of; see `RoundInputs`."""
-        inputs = () if self._checks is None else self._checks.shown(context.remote_id, request)
-        if inputs:
-            async for message in until_reader_closes(as_aiter(*inputs)):
-                await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
-                yield message
-
-    async def rpc_accuse(
-        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
-    ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Hear what a member of the same round has to show against another one; see `RoundChecks.hear`."""
-        if self._checks is not None:
-            async for message in until_reader_closes(self._checks.hear(context.remote_id, stream)):
-                yield message
 
     async def _pass_bytes(self, number: int) -> None:
         """Wait until the upload limit and the pace of this peer's link let so many bytes of a part pass."""

@@ -71,7 +71,7 @@ class Signatures(Protocol):
 
 
 class ReducingEnd(AllReduceRunner):
-    """Aggregates this peer's share of the vector; the other end is `TrustedAllReduceRunner`."""
+    """Aggregates this peer's share of the vector; the other end is `SendingEnd`."""
 
     tensor_part_reducer: RobustPartReducer
     """In place of hivemind's own."""

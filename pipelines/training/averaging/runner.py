@@ -1,11 +1,10 @@
 """One all-reduce among a group of peers, in which nobody is trusted: see `TrustedAllReduceRunner`."""
 
 import asyncio
-import hashlib
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +19,15 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter, attach_event_on_finished
 
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
-from pipelines.training.averaging.reducing_end import ReducingEnd
+from pipelines.training.averaging.sending_end import SendingEnd, stream_hello
 from pipelines.training.averaging.wire.codec import read_part
 from pipelines.training.averaging.wire.parallel_streams import in_turn
-from pipelines.training.averaging.wire.proportional_order import ProportionalOrder
 from pipelines.training.averaging.wire.signed_answers import (
     RoundAnswers,
     answer_statement,
     answers_request,
     read_seal,
 )
-from pipelines.training.averaging.wire.signed_inputs import part_statement
 from pipelines.training.averaging.wire.streams import first_messages, open_greeted
 
 logger = logging.getLogger(__name__)
@@ -52,10 +49,6 @@ OPENINGS_PER_TIMEOUT = 3
 them takes is late."""
 
 
-async def pass_at_once(number: int) -> None:
-    """Let any number of bytes pass."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     part_index: int
@@ -63,7 +56,7 @@ class _Answer:
     values: torch.Tensor
 
 
-class TrustedAllReduceRunner(ReducingEnd):
+class TrustedAllReduceRunner(SendingEnd):
     """An all-reduce that checks its inputs, aggregates by the run's rule, and reports who misbehaved.
 
     Senders are not trusted: parts and weights are checked and bounded before they are aggregated, and a sender of
@@ -83,24 +76,13 @@ class TrustedAllReduceRunner(ReducingEnd):
     A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(
-        self,
-        *,
-        is_last_attempt: bool,
-        pass_bytes: Callable[[int], Awaitable[None]] = pass_at_once,
-        **kwargs: Any,
-    ) -> None:
-        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
-
-        `pass_bytes` waits until so many bytes may be sent.
-        """
+    def __init__(self, *, is_last_attempt: bool, **kwargs: Any) -> None:
+        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero."""
         super().__init__(**kwargs)
-        self._is_last_attempt, self._order = is_last_attempt, ProportionalOrder(pass_bytes)
+        self._is_last_attempt = is_last_attempt
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
         self.answers = RoundAnswers(self.ordered_peer_ids)
-        self.sent: dict[tuple[PeerID, int], tuple[float, bytes]] = {}
-        """Weight and digest of this peer's own parts, by reducer and number, to which it has itself answered."""
 
     @property
     def share_averaged(self) -> float:
@@ -333,7 +315,7 @@ class TrustedAllReduceRunner(ReducingEnd):
         all_sent = asyncio.Event()
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
-            hello=_hello(self.group_id, number),
+            hello=stream_hello(self.group_id, number),
             messages=attach_event_on_finished(self._messages_of_stream(peer_index, number), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
             seconds=self._opening_seconds,
@@ -383,46 +365,6 @@ class TrustedAllReduceRunner(ReducingEnd):
         are_senders = self.terms.senders.issuperset(contribution.sender for contribution in contributions)
         if not (are_senders and self._signatures.verify(reducer, statement, signature)):
             raise AllreduceException(f"{reducer} has not signed its answer")
-
-    def _signed_part(
-        self, reducer: PeerID, part_index: int, part_and_info: tuple[torch.Tensor, CompressionInfo]
-    ) -> tuple[int, averaging_pb2.AveragingData, bytes]:
-        """Return a part's number, the part as it is sent, and its digest; runs in a thread."""
-        part = self.tensor_part_container.compression.compress(*part_and_info, allow_inplace=False)
-        digest = hashlib.sha256(part.buffer).digest()
-        statement = part_statement(self.group_id, self.peer_id, reducer, part_index, self.weight, digest)
-        message = averaging_pb2.AveragingData(
-            code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group_id, tensor_part=part, weight=self.weight,
-            peer_id=self._signatures.sign(statement),
-        )  # fmt: skip
-        return part_index, message, digest
-
-    def _parts_of_stream(self, peer_index: int, number: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
-        parts = tuple(self.tensor_part_container._input_parts_by_peer[peer_index])
-        if not parts:  # the round is over
-            return ()
-        return tuple(parts[index] for index in self._streams_by_reducer[peer_index].part_indices(number))
-
-    async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        reducer, indices = self.ordered_peer_ids[peer_index], self._streams_by_reducer[peer_index].part_indices(number)
-        parts = self._parts_of_stream(peer_index, number)
-        signed = amap_in_executor(
-            partial(self._signed_part, reducer),
-            as_aiter(*indices[: len(parts)]),
-            as_aiter(*parts),
-            max_prefetch=self.tensor_part_container.prefetch,
-        )
-        num_parts = self.tensor_part_container.num_parts_by_peer[peer_index]
-        async for part_index, message, digest in signed:
-            self.sent[reducer, part_index] = (message.weight, digest)
-            self._count_bytes(len(message.tensor_part.buffer))
-            await self._order.pass_part(len(message.tensor_part.buffer), (part_index + 1) / num_parts)
-            yield message
-
-
-def _hello(group_id: bytes, number: int) -> averaging_pb2.AveragingData:
-    """Return the first message of a stream; its number is in a hivemind field that is otherwise unused."""
-    return averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, group_id=group_id, peer_id=bytes([number]))
 
 
 def _norm(part: torch.Tensor) -> float:

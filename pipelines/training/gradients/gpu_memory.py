@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-logger = logging.getLogger(__name__)
+from pipelines.training.run.compute_options import GIBIBYTE
 
-GIBIBYTE = 2**30
+logger = logging.getLogger(__name__)
 
 
 def cap_gpu_memory(device: str, gibibytes: float | None) -> None:

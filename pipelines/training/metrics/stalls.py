@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hub_tools.counted import counted
+
 NUM_EPOCHS = 50
 """Newest epochs whose median is the usual time."""
 
@@ -82,5 +84,5 @@ def stall_sentence(news: StallNews) -> str:
         return f"The run goes on: epoch {news.epoch} has ended, after {news.seconds:,.0f} s without one."
     return (
         f"The run has stalled: no epoch has ended for {news.seconds:,.0f} s, usually one takes "
-        f"{news.usual_seconds:,.0f} s; {news.num_trainers} trainers."
+        f"{news.usual_seconds:,.0f} s; {counted(news.num_trainers, 'trainer')}."
     )

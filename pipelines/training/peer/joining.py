@@ -26,7 +26,8 @@ from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
-from pipelines.training.peer.training_peer import RunFinishedError, StepReport, TrainingPeer, finished_message
+from pipelines.training.peer.reports import StepReport
+from pipelines.training.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,13 +17,11 @@ from pipelines.swarm.records import (
     MAX_SUSPECTS,
     PeerIntroduction,
     PeerMetrics,
-    SuspectRecord,
     SwarmRecords,
     sender_name,
 )
 from pipelines.thread_choice import halves
 from pipelines.torch_devices import describe_device, num_cores
-from pipelines.training.averaging.reduce.suspects import Suspect
 from pipelines.training.gradients.adaptive_threads import AdaptiveThreads
 from pipelines.training.gradients.computation import (
     ComputeGradient,
@@ -38,6 +35,7 @@ from pipelines.training.gradients.micro_batch import choose_micro_batch, largest
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
 from pipelines.training.peer.pausing import PauseSwitch, take_break
+from pipelines.training.peer.reports import StepReport, suspect_record
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.task import Batch, NamedBatch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
@@ -56,38 +54,6 @@ LINGER_SECONDS = 150.0
 
 class RunFinishedError(ValueError):
     """The run has reached its last epoch; there is nothing left to train."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """What one local step did."""
-
-    epoch: int
-    """Epoch for which the gradient was computed."""
-
-    loss: float | None
-    """Mean loss of the micro-batch; None if its gradient overflowed in float16 and was dropped."""
-
-    epoch_loss: float | None
-    """Mean loss of this peer's micro-batches of the epoch so far, or of this one while none of them counts."""
-
-    was_used: bool
-    """Whether the gradient counts towards the epoch; not if it was computed on an outdated state."""
-
-    ended_epoch: bool
-    num_peers: int
-    samples_per_second: float
-    """This peer's speed."""
-
-    swarm_samples_per_second: float
-    """That of all peers together, as they say; each counts up to a multiple of the typical one."""
-
-    share_averaged: float
-    num_samples: int
-    """Samples this peer has contributed so far."""
-
-    bytes_per_sample: float
-    """Bytes this peer has sent for averaging, per sample that it has contributed."""
 
 
 class TrainingPeer:
@@ -398,8 +364,3 @@ def finished_message(run: TrainingRun) -> str:
         f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
         "dalle-collab generate ORG/RUN 'a caption'; or create a new run with: dalle-collab run create"
     )
-
-
-def suspect_record(suspect: Suspect) -> SuspectRecord:
-    """Return what is published of a suspect."""
-    return SuspectRecord(peer_id=suspect.peer_id, offence=suspect.offence.name, num_rounds=suspect.num_rounds)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from hub_tools.checks import check_choice, check_counts, check_positive
 
+GIBIBYTE = 2**30
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:

@@ -229,7 +229,7 @@ def test_swarms_are_one_if_a_chain_of_peers_connects_them_and_two_if_none_does()
     assert result.status == "fail"
     assert result.seen == (
         "2 swarms that do not know each other: 203.0.113.1:31337, 203.0.113.2:31337 (4 training peers); "
-        "203.0.113.3:31337 (1 training peers)"
+        "203.0.113.3:31337 (1 training peer)"
     )
     assert check_one_swarm("org/run", look(entry(1, answers=False))) is None
 
@@ -240,7 +240,7 @@ def test_a_daemon_that_is_slow_or_does_not_start_is_explained():
     assert slow.status == "warn" and "--startup-timeout" in slow.cure
     dead = check_daemon(look(daemon_seconds=None, daemon_error="Daemon failed to start in 180.0 seconds"))
     assert dead.status == "fail" and "pip install --force-reinstall hivemind" in dead.cure
-    assert dead.seen == "did not start after 1 attempts, the last one in 180.0 seconds"
+    assert dead.seen == "did not start after 1 attempt, the last one in 180.0 seconds"
     taken = check_daemon(look(daemon_seconds=None, daemon_error="failed to listen on any addresses"))
     assert taken.status == "fail" and "--host" in taken.cure
 
@@ -355,7 +355,9 @@ def test_who_serves_is_named_with_what_they_say_and_holes_with_what_fills_them()
         server("cy", first_layer=0, end_layer=4), server("di", first_layer=6, end_layer=9),
         server("eve", first_layer=4, end_layer=6, state="draining"),
     )  # fmt: skip
-    assert found["servers"].seen.startswith("2 draw 150 codes a second together, 3 compute layers (ann, b [2Jo, cy")
+    assert found["servers"].seen.startswith(
+        "2 drawing 150 codes a second together, 3 computing layers (ann, b [2Jo, cy"
+    )
     assert found["served layers"].status == "warn" and found["served layers"].seen == "nobody serves layers 4:6, 9:12"
     assert found["served layers"].cure == (
         "dalle-collab serve org/run --blocks 4:6 ; dalle-collab serve org/run --blocks 9:12"
@@ -369,7 +371,7 @@ def test_who_serves_is_named_with_what_they_say_and_holes_with_what_fills_them()
 def test_a_server_of_another_checkpoint_is_named_and_fills_no_hole():
     found = served(server("new", first_layer=0, end_layer=6), server("old", revision=OLDER, epoch=3, end_layer=12))
     old = found["served checkpoint"]
-    assert old.status == "warn" and "1 of 2 servers have another one (old: epoch 3)" in old.seen
+    assert old.status == "warn" and "another one at 1 of 2 servers (old: epoch 3)" in old.seen
     assert found["served layers"].seen == "nobody serves layers 6:12"
 
 

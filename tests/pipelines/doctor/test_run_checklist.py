@@ -49,8 +49,8 @@ def paper_run(**changes):
     [
         ([], "fail", "no entry address"),
         ([f"/ip4/192.168.1.2/tcp/1/p2p/{FIRST}", f"/ip4/10.0.0.2/tcp/1/p2p/{SECOND}"], "warn", "private network"),
-        ([f"/ip4/8.8.4.1/tcp/1/p2p/{FIRST}", f"/ip4/8.8.4.2/tcp/1/p2p/{SECOND}"], "warn", "2 entry peers in 1 places"),
-        ([f"/ip4/8.8.4.1/tcp/1/p2p/{FIRST}", f"/ip4/1.1.1.2/tcp/1/p2p/{FIRST}"], "warn", "1 entry peers in 2 places"),
+        ([f"/ip4/8.8.4.1/tcp/1/p2p/{FIRST}", f"/ip4/8.8.4.2/tcp/1/p2p/{SECOND}"], "warn", "2 entry peers in 1 place"),
+        ([f"/ip4/8.8.4.1/tcp/1/p2p/{FIRST}", f"/ip4/1.1.1.2/tcp/1/p2p/{FIRST}"], "warn", "1 entry peer in 2 places"),
         ([f"/ip4/8.8.4.1/tcp/1/p2p/{FIRST}", f"/dns4/a.org/tcp/1/p2p/{SECOND}"], "ok", "2 entry peers in 2 places"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hub_tools.counted import counted
 from pipelines.serving.blocks.client.chain_session import LOST
 from pipelines.serving.blocks.routing import NoChainError
 from pipelines.serving.draw.audits import EXACT
@@ -43,7 +44,7 @@ class Recheck:
             return lines
         mean, limit = sum(self.measured) / number, EXACT.limit(number)
         if mean <= limit:
-            return [*lines, f"Checked: {number} {product}s, each computed again by servers that took no part."]
+            return [*lines, f"Checked: {counted(number, product)}, each computed again by servers that took no part."]
         return [
             *lines,
             f"Could not be told who differs: by servers that took no part these {number} {product}s are off by "

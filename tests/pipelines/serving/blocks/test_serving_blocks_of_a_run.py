@@ -6,26 +6,20 @@ import signal
 
 import pytest
 import torch
-from drawn_runs import drawn_run, tiny_model
+from drawn_runs import tiny_model
 from forked_processes import ForkedProcess, fork_server
 from published_runs import family_of, still_alive, the_line
 from support_files import SUPPORT
 
-pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.swarm,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("no_servers_stay"),
+]
 
+RUN = ("blocks-run",)
 TEXT = [[1, 2, 3, 4, 5, 6, 1, 1]]
-
-
-@pytest.fixture(scope="module")
-def run(hub, tmp_path_factory):
-    with drawn_run(hub, tmp_path_factory.mktemp("blocks"), "blocks-run") as published:
-        yield published
-
-
-@pytest.fixture(autouse=True)
-def no_servers_stay(run):
-    yield
-    run.close()
 
 
 def drawn_across(run, folder):

@@ -22,22 +22,16 @@ from pipelines.generation.image_generation import load_drawing_parts
 from pipelines.training.metrics.credit.served import read_served
 from pipelines.training.repository.manifest import digest_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.swarm,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("no_servers_stay"),
+]
 
+RUN = ("drawn-run",)
 ASKER, COMPLAINER = str(SUPPORT / "swarm_asker.py"), str(SUPPORT / "complainer.py")
 PROMPTS = ("a small red star", "a large green circle")
-
-
-@pytest.fixture(scope="module")
-def run(hub, tmp_path_factory):
-    with drawn_run(hub, tmp_path_factory.mktemp("drawn"), "drawn-run") as published:
-        yield published
-
-
-@pytest.fixture(autouse=True)
-def no_servers_stay(run):
-    yield
-    run.close()
 
 
 def generate(commands, run, folder, *options, prompts=PROMPTS[:1], candidates=16, keep=16):
@@ -277,7 +271,7 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         dead = run.entry
         run.end_entry()
         line = the_line(commands.run("serve", run.name, "--host", LOOPBACK, is_worker=True))
-        assert "None of the 1 entry addresses of org/orphaned-run answers" in line
+        assert "No entry address of org/orphaned-run answers (1 tried: " in line
         first = run.assist()
         run.serve()
         here = codes_of(generate(commands, run, tmp_path))

@@ -27,18 +27,13 @@ from pipelines.training.repository.manifest import digest_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
+RUN = ("attacked-run",)
 NUM_MESSAGES, AT_ONCE, PATIENCE = 1000, 6, 60.0
 MOST_GROWTH = 150e6
 """Bytes: what one drawing takes here is a few MB; a message that was believed could announce terabytes."""
 
 NAMESPACE = "drawn"
 NONSENSE = (None, True, -1, 0, 2**31, 2**63 - 1, 1e308, float("nan"), "", "x" * 5000, b"\x00", [], [1], {}, {"a": 1})
-
-
-@pytest.fixture(scope="module")
-def run(hub, tmp_path_factory):
-    with drawn_run(hub, tmp_path_factory.mktemp("attacked"), "attacked-run") as published:
-        yield published
 
 
 def a_wish(run, words=1, **values):

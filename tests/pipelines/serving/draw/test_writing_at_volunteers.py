@@ -11,21 +11,15 @@ import pytest
 from drawn_runs import drawn_run
 from published_runs import the_line
 
-pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.swarm,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("no_servers_stay"),
+]
 
+RUN = ("written-run", "text-generation")
 PROMPTS = ("The old house", "Her brother went past")
-
-
-@pytest.fixture(scope="module")
-def run(hub, tmp_path_factory):
-    with drawn_run(hub, tmp_path_factory.mktemp("written"), "written-run", "text-generation") as published:
-        yield published
-
-
-@pytest.fixture(autouse=True)
-def no_servers_stay(run):
-    yield
-    run.close()
 
 
 def words(run, *options, prompts=PROMPTS[:1], candidates=8, tokens=40):

@@ -16,7 +16,8 @@ from pipelines.swarm.upload_limit import pass_bytes
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.reducing_end import RoundMemory
-from pipelines.training.averaging.runner import TrustedAllReduceRunner, _hello
+from pipelines.training.averaging.runner import TrustedAllReduceRunner
+from pipelines.training.averaging.sending_end import stream_hello
 from pipelines.training.averaging.wire import parallel_streams
 from pipelines.training.averaging.wire.parallel_streams import (
     MAX_STREAMS,
@@ -150,7 +151,7 @@ async def codes_of_answers(runner, hello):
 @asynccontextmanager
 async def open_streams(runner, *stream_indices):
     """Have some streams of the sender open."""
-    streams = [asyncio.ensure_future(codes_of_answers(runner, _hello(GROUP, n))) for n in stream_indices]
+    streams = [asyncio.ensure_future(codes_of_answers(runner, stream_hello(GROUP, n))) for n in stream_indices]
     async with asyncio.timeout(10):
         while runner._open_streams[SENDER] != set(stream_indices):
             await asyncio.sleep(0.001)
@@ -165,7 +166,7 @@ async def open_streams(runner, *stream_indices):
 @pytest.mark.parametrize("field", [b"", b"\x04", b"\xff", b"\x00\x00", SENDER.to_bytes()])
 def test_a_stream_that_does_not_exist_is_refused(make_runner, field):
     async def run():
-        hello = _hello(GROUP, 0)
+        hello = stream_hello(GROUP, 0)
         hello.peer_id = field
         return await codes_of_answers(make_runner(), hello)
 
@@ -177,7 +178,7 @@ def test_a_stream_that_is_open_is_not_opened_again_and_its_opener_is_named(make_
         runner = make_runner()
         async with open_streams(runner, 1, 2):
             assert not runner.offences
-            return await codes_of_answers(runner, _hello(GROUP, 1)), runner.offences
+            return await codes_of_answers(runner, stream_hello(GROUP, 1)), runner.offences
 
     codes, offences = asyncio.run(run())
     assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
@@ -198,7 +199,7 @@ def test_a_sender_that_has_not_signed_its_part_is_left_out_and_named(make_runner
 
     async def run():
         runner = make_runner(Forged())
-        return await codes_of_answers(runner, _hello(GROUP, 0)), runner.offences, runner.banned_senders
+        return await codes_of_answers(runner, stream_hello(GROUP, 0)), runner.offences, runner.banned_senders
 
     codes, offences, banned = asyncio.run(run())
     assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]

@@ -5,7 +5,7 @@ import multiprocessing
 from pipelines.swarm.records import MAX_SUSPECTS, PeerMetrics
 from pipelines.training.averaging.figures import SharedFigures
 from pipelines.training.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
-from pipelines.training.peer.training_peer import suspect_record
+from pipelines.training.peer.reports import suspect_record
 
 
 def test_a_peers_offence_counts_once_a_round_and_the_most_frequent_comes_first():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pipelines.training.gradients.gpu_memory import GIBIBYTE, cap_gpu_memory, off_the_gpu
+from pipelines.training.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
+from pipelines.training.run.compute_options import GIBIBYTE
 
 
 def test_without_a_gpu_a_cap_on_its_memory_is_said_to_have_no_effect(caplog):
