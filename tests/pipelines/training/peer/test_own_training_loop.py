@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 @contextlib.contextmanager
-def script(*arguments):
+def script(*arguments, output=subprocess.PIPE):
     """Run the example; it goes with all processes that it has started."""
     command = [sys.executable, "-W", "ignore", str(EXAMPLE), *arguments]
-    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    streams = dict(stdout=output, stderr=subprocess.DEVNULL, text=True)
     with subprocess.Popen(command, start_new_session=True, **streams) as process:
         try:
             yield process
@@ -28,24 +28,25 @@ def script(*arguments):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def losses_until(process, text, epoch=0):
-    """Read what the script prints until a line has the text and is of this epoch or a later one; return all losses."""
+def losses_of_two(process, epoch):
+    """Read what the script prints until two peers are at this epoch or a later one; return all losses."""
     losses = []
     for line in process.stdout:
-        losses += [float(loss) for loss in re.findall(r"loss ([0-9.]+)", line)]
-        if text in line and int(re.findall(r"epoch (\d+)", line)[0]) >= epoch:
+        found = re.fullmatch(r"epoch (\d+), (\d+) peers, loss ([0-9.]+)", line.strip())
+        losses.append(float(found[3]))
+        if int(found[1]) >= epoch and int(found[2]) == 2:
             return losses
-    raise AssertionError(f"{text} was never printed; losses: {losses[-3:]}")
+    raise AssertionError(f"There were never two peers; losses: {losses[-3:]}")
 
 
-def test_a_plain_script_starts_a_run_and_joins_it_when_it_is_given_the_address():
+def test_a_plain_script_starts_a_run_and_joins_it_when_it_is_given_the_address(tmp_path):
     assert len(EXAMPLE.read_text().splitlines()) <= MOST_LINES
-    with script() as first:
+    joined = tmp_path / "joined.log"
+    with script() as first, joined.open("w") as output:
         address = first.stdout.readline().split()[-1]
         assert "/p2p/" in address
-        with script(address) as second:
-            losses = losses_until(first, "2 peers")
-            losses_until(second, "2 peers")
-            losses += losses_until(first, "2 peers", epoch=15)
+        with script(address, output=output):  # into a file: who prints into a full pipe waits for its reader
+            losses = losses_of_two(first, epoch=15)
+    assert "2 peers" in joined.read_text()
     # The learning rate rises for five epochs; by the fifteenth a third of the loss is gone, whenever the second joins.
     assert sum(losses[-200:]) < 0.8 * sum(losses[:200]), "the swarm learns"
