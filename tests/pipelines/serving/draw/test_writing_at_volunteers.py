@@ -106,6 +106,8 @@ def test_what_makes_no_sense_is_one_line(run, commands, tmp_path, hub):
     assert "4000 more are wished for; this model reads 64 in all" in long.stderr.strip().splitlines()[-1]
     poor = commands.run("serve", run.name, "--precision", "int8", is_worker=True)
     assert "int8 is for runs that draw pictures" in poor.stderr.strip().splitlines()[-1]
+    ranking = commands.run("serve", run.name, "--ranking", is_worker=True)
+    assert "makes texts, and CLIP ranks pictures. Leave out --ranking." in ranking.stderr.strip().splitlines()[-1]
     with drawn_run(hub, tmp_path, "masked-run", "fill-mask") as masked:
         served = commands.run("serve", masked.name, is_worker=True)
         assert "is a run of fill-mask: servers draw pictures or write texts" in served.stderr.strip().splitlines()[-1]
