@@ -91,7 +91,7 @@ def serve(
         return
     if max_codes_per_second is not None or http is not None or ranking:
         raise ValueError(
-            "--max-codes-per-second, --ranking and --http are about drawings: leave them out with --blocks."
+            "--max-codes-per-second, --ranking and --http are about drawings and have no effect on --blocks."
         )
     from pipelines.command_line.serving.block_server import run_block_server
 
