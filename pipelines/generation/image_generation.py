@@ -140,13 +140,20 @@ def load_ranking_parts(
     name = str(repository_or_folder)
     folder = model_folder(name, revision, PROCESSOR_FILES)
     processor = DalleCollabProcessor.from_pretrained(folder)
-    return RankingParts(
-        name=name,
-        processor=processor,
-        codec=load_codec(processor, name, codec, device),
-        reranker=load_reranker(processor, clip, device),
-        epoch=_epoch_of(folder),
-    )
+    return with_clip(name, processor, load_codec(processor, name, codec, device), clip, epoch=_epoch_of(folder))
+
+
+def with_clip(
+    name: str,
+    processor: DalleCollabProcessor,
+    codec: VQGANCodec,
+    clip: str | Path | None = None,
+    *,
+    epoch: int | None = None,
+) -> RankingParts:
+    """Load the CLIP that a run's processor names, or `clip`, to a codec, on its device; raises as `load_reranker`."""
+    reranker = load_reranker(processor, clip, next(codec.parameters()).device)
+    return RankingParts(name=name, processor=processor, codec=codec, reranker=reranker, epoch=epoch)
 
 
 def model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:

@@ -133,21 +133,16 @@ class _Ranker:
                     f"dalle-collab serve {self._repository} --ranking"
                 )
             else:
-                self._note(f"Ranked by {', '.join(map(str, ranking.servers))}, unchecked.")
+                remark = f"Ranked by {', '.join(ranking.servers)}, unchecked."
+                self.remarks += [remark] * (remark not in self.remarks)
                 return pictures_by_scores(self.codec, codes, ranking.scores, options.keep)
         self._here = self._here or self._load()
         return rank_candidates(self._here, prompt, codes, options, on_progress=on_progress, place=place)
 
-    def _note(self, remark: str) -> None:
-        if remark not in self.remarks:
-            self.remarks.append(remark)
-
     def _load(self) -> "RankingParts":
-        from pipelines.generation.image_generation import RankingParts, load_reranker
+        from pipelines.generation.image_generation import with_clip
 
-        processor, device = self._studio.processor, next(self.codec.parameters()).device
-        reranker = load_reranker(processor, self._clip, device)
-        return RankingParts(name=self._repository, processor=processor, codec=self.codec, reranker=reranker)
+        return with_clip(self._repository, self._studio.processor, self.codec, self._clip)
 
 
 def say_what_came(console: Console, drawn: "Sequence[Drawn]", *, is_audited: bool) -> None:

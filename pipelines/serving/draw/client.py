@@ -18,7 +18,7 @@ from pipelines.serving.draw.allotment import Allotment, Part
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Evidence, to_audit
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
-from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
+from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
 logger = logging.getLogger(__name__)
@@ -272,11 +272,7 @@ class _OneDrawing:
         codes = torch.empty(number, 0, dtype=torch.int64) if given is None else given.expand(number, -1)
         heard, usual = time.monotonic(), 0.0
         while True:
-            try:
-                async with asyncio.timeout(max(self.swarm._patience, STEPS_OF_SILENCE * usual)):
-                    frame = await conversation.receive(silence_seconds(usual, conversation.round_trip_seconds))
-            except TimeoutError:
-                raise PeerGoneError("It shows that it lives, and sends no codes.") from None
+            frame = await conversation.receive_answer(self.swarm._patience, usual)
             if self.allotment.is_over(part):
                 return None
             if frame.body.get("done"):

@@ -14,7 +14,7 @@ import httpx2
 import torch
 from transformers import PreTrainedModel
 
-from pipelines.generation.image_generation import MODEL_FILES, DrawingParts, RankingParts, clip_name, load_reranker
+from pipelines.generation.image_generation import MODEL_FILES, DrawingParts, clip_name, with_clip
 from pipelines.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoints, load_served
 from pipelines.serving.draw.engine import DrawEngine
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
@@ -254,7 +254,10 @@ def serve_run(
         )
         fetch = Fetch(snapshot, options, device)
         first = fetch.load(snapshot)
-        ranking = _ranking_parts(repository, first, device) if options.ranks else None
+        ranking = None
+        if options.ranks:
+            parts = cast("DrawingParts", first.parts)
+            ranking = with_clip(repository, parts.processor, parts.codec)
         hear("measuring")
         rate = measured_rate(first.parts.model)
         rate = min(rate, options.most_codes_per_second or rate)
@@ -296,17 +299,6 @@ def _places(what: str, run: TrainingRun) -> Quota:
     """Return the quota of candidates that wait or are computed."""
     limits = dict(per_peer=run.candidates_per_peer, per_address=run.candidates_per_address)
     return Quota(what, **limits, in_all=PLACES, code="busy")
-
-
-def _ranking_parts(repository: str, checkpoint: ServedCheckpoint, device: str) -> RankingParts:
-    """Return the codec and the CLIP of a run; the CLIP is loaded now."""
-    parts = cast("DrawingParts", checkpoint.parts)
-    return RankingParts(
-        name=repository,
-        processor=parts.processor,
-        codec=parts.codec,
-        reranker=load_reranker(parts.processor, None, device),
-    )
 
 
 def _name_of(place: PlaceInSwarm, options: ServingOptions) -> str:

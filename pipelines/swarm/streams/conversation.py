@@ -104,6 +104,21 @@ class Conversation:
             raise PeerGoneError("The other peer has ended the conversation.")
         return frame
 
+    async def receive_answer(self, most_seconds: float, usual_step_seconds: float) -> Frame:
+        """Return the next message of a peer that computes for this one, and usually sends one in so many seconds.
+
+        Raises:
+            PeerGoneError: see `receive`; or only heartbeats have come for `most_seconds`, and for many usual steps.
+            PeerSilentError: see `receive`; nothing has come for longer than a peer is silent that computes.
+            Refusal: see `receive`.
+        """
+        longest = max(most_seconds, STEPS_OF_SILENCE * usual_step_seconds)
+        try:
+            async with asyncio.timeout(longest):
+                return await self.receive(silence_seconds(usual_step_seconds, self.round_trip_seconds))
+        except TimeoutError:
+            raise PeerGoneError(f"It shows that it lives, and has sent nothing else for {longest:.0f} s.") from None
+
     async def write(self, frame: Frame) -> None:
         """Send any frame; raises as `send`."""
         buffers = buffers_of(frame)

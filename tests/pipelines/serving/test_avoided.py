@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from clocks import Clock
 from huggingface_hub import constants
 
 from pipelines.serving import avoided as avoided_servers
@@ -13,16 +14,9 @@ from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.training.averaging.group import avoidance
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

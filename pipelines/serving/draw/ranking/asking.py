@@ -1,6 +1,5 @@
 """Having candidates ranked by a server that holds the run's CLIP; its word is not checked."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer
 from pipelines.serving.draw.ranking.requests import MOST_CANDIDATES, MOST_CHARACTERS, RankRequest
-from pipelines.swarm.streams.conversation import Conversation, silence_seconds
-from pipelines.swarm.streams.frames import Frame
+from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
 logger = logging.getLogger(__name__)
@@ -92,7 +90,7 @@ async def _scored_by(
 ) -> AsyncGenerator[Tensor]:
     """Yield the next scores, as one server sends them, until all have come; raises what a conversation raises."""
     conversation, about = await open_stream(server.peer)
-    try:
+    async with conversation:
         if about.get("clip") != clip:
             raise Refusal("invalid", f"It ranks with {str(about.get('clip'))[:80]}, not with the run's {clip}.")
         for part in codes.split(MOST_CANDIDATES):
@@ -100,21 +98,12 @@ async def _scored_by(
             await conversation.send(body, tensors)
             missing = len(part)
             while missing:
-                scores = (await _next_frame(conversation, patience_seconds)).tensors.get("scores")
+                answer = await conversation.receive_answer(patience_seconds, USUAL_STEP_SECONDS)
+                scores = answer.tensors.get("scores")
                 if scores is None or not _are_scores(scores, missing):
                     raise Refusal("malformed", "It answers with something else than scores.")
                 missing -= len(scores)
                 yield scores
-    finally:
-        await conversation.close()
-
-
-async def _next_frame(conversation: Conversation, patience_seconds: float) -> Frame:
-    try:
-        async with asyncio.timeout(patience_seconds):
-            return await conversation.receive(silence_seconds(USUAL_STEP_SECONDS, conversation.round_trip_seconds))
-    except TimeoutError:
-        raise PeerGoneError("It shows that it lives, and sends no scores.") from None
 
 
 def _are_scores(scores: Tensor, most: int) -> bool:

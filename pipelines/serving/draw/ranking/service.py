@@ -9,13 +9,11 @@ from torch import Tensor
 
 from pipelines.generation.text_to_image import RanksPictures
 from pipelines.serving.draw.ranking.requests import AT_ONCE, MOST_TENSOR_BYTES, SERVICE, RankRequest
+from pipelines.serving.draw.service import IDLE_SECONDS
 from pipelines.serving.fair_thread import FairThread
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
-
-IDLE_SECONDS = 60.0
-"""A conversation in which nothing is asked for so long is ended."""
 
 
 class RankService:

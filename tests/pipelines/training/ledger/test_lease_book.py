@@ -1,6 +1,7 @@
 import threading
 
 import pytest
+from clocks import Clock
 
 from pipelines.swarm.records import MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED
 from pipelines.training.ledger.batch_gradients import BatchGradient
@@ -9,16 +10,9 @@ from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.spans import Span
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
