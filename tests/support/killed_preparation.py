@@ -27,7 +27,7 @@ class HeldMemory:
     @classmethod
     def of(cls, pids: set[int]) -> "HeldMemory":
         """Look at these processes now."""
-        rollups = [_rollup(pid) for pid in pids]
+        rollups = [_rollup(pid) for pid in pids if not _shares_its_parents_memory(pid)]
         resident, anonymous = (sum(rollup.get(kind, 0) for rollup in rollups) for kind in ("Rss", "Anonymous"))
         return cls(resident=resident, anonymous=anonymous)
 
@@ -79,6 +79,14 @@ def _rollup(pid: int) -> dict[str, int]:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
         return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return {}
+
+
+def _shares_its_parents_memory(pid: int) -> bool:
+    """Whether this process has been started and has not yet begun its own program: Linux shows its parent's memory."""
+    with contextlib.suppress(OSError, IndexError):
+        parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{parent}/cmdline").read_bytes()
+    return False
 
 
 def _children(pid: int) -> set[int]:
