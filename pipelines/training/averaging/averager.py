@@ -35,6 +35,7 @@ from pipelines.training.averaging.bandwidth.division import Division
 from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
+from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
 from pipelines.training.averaging.group.time_limits import AttemptTimes, attempt_times
 from pipelines.training.averaging.reduce.finite_values import is_finite
@@ -195,7 +196,8 @@ class RobustAverager(AnsweringAverager):
         self._search.begin()
         self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries else 1
         try:
-            await super()._step(step=step, **kwargs)
+            with kept_from_garbage():  # while it waits for the trainer's process to allow the round
+                await super()._step(step=step, **kwargs)
         finally:
             del step.wait_for_cancel  # which refers to the step: its pipes would stay open until garbage is collected
             self._search.end()

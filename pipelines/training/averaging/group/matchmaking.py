@@ -19,6 +19,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
 
 FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS = 5.0, 3600.0
 """A leader whose group has never begun is not followed for this long, twice as long each time."""
@@ -79,6 +80,8 @@ class GroupSearch:
         self._is_kept_out, self._num_requests = is_kept_out, 0
         self._request_join_group = matchmaking._request_join_group
         matchmaking._request_join_group = self._follow
+        self._look_for_group = matchmaking.look_for_group
+        matchmaking.look_for_group = self._look
         self._silent: frozenset[PeerID] = frozenset()
         self._late: frozenset[PeerID] = frozenset()
         self._members: tuple[PeerID, ...] = ()
@@ -154,6 +157,11 @@ class GroupSearch:
         finally:
             self._silent = frozenset(silent)
             self._update()
+
+    async def _look(self, step: StepControl) -> GroupInfo | None:
+        """See `Matchmaking.look_for_group`. A search that is given up goes on until the DHT has heard of it."""
+        with kept_from_garbage():
+            return await self._look_for_group(step)
 
     async def _follow(self, leader: PeerID) -> GroupInfo | None:
         """Ask a leader to join its group, and remember whether that has begun."""
