@@ -11,7 +11,7 @@ SITE_VENV := .venv-site
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 # Test files run in parallel; a file's shared fixtures are made once. Swarms wait for each other a third of the time.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
-# On a loaded machine a swarm may miss a clock: such a test is run once more, and the report names it.
+# On a loaded machine a peer or a browser may miss a clock: such a test is run once more, and the report names it.
 AGAIN := --reruns 1 -rR
 # Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
 PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
@@ -35,7 +35,7 @@ demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, 
 
 test: $(STAMP)  ## Run all tests, the quick ones first
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
-	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2 $(AGAIN)
 	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 3 $(AGAIN)
 
 test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill preparations; what is measured is not repeated
