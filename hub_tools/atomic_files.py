@@ -1,6 +1,7 @@
-"""Files that exist completely or not at all: written under a temporary name, then renamed."""
+"""Files that exist completely or not at all: written under a temporary name, then renamed; and a file's digest."""
 
 import contextlib
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -27,3 +28,9 @@ def write_text_whole(path: Path, text: str) -> None:
     """Write a text as UTF-8."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,12 +1,11 @@
 """A prepared folder's manifest: its settings, and each finished shard with its span of input."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hub_tools.atomic_files import write_text_whole
+from hub_tools.atomic_files import file_digest, write_text_whole
 from pipelines.data_preparation.filtering import FilterReport
 
 MANIFEST_NAME = "manifest.json"
@@ -133,12 +132,6 @@ def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Pa
 def write_json(path: Path, values: Any) -> None:
     """Write values as JSON, atomically."""
     write_text_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _short(value: Any) -> str:

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from hub_tools.atomic_files import file_digest
 from pipelines.data_preparation.device_encoding import Encoders
 from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPictures
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings
-from pipelines.data_preparation.preparation_manifest import FinishedShard, InputPosition, file_digest
+from pipelines.data_preparation.preparation_manifest import FinishedShard, InputPosition
 from pipelines.data_preparation.span_reader import SpanReader
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
 from pipelines.image_codes.vqgan_codec import VQGANCodec

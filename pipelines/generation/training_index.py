@@ -6,7 +6,6 @@ of the dataset `part-N.safetensors` with CLIP embeddings and image codes and `pa
 Axis names: `query`, `record`, `embedding`, `image` (the codes of one picture).
 """
 
-import hashlib
 import heapq
 import json
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
+from hub_tools.atomic_files import file_digest
 from hub_tools.places import NoSuchPlaceError, local_folder
 
 INDEX_FILE = "training_index.json"
@@ -237,12 +237,6 @@ def check_part(folder: Path, part: IndexPart, settings: IndexSettings) -> None:
     problem = _problem_in(folder, part, settings)
     if problem:
         raise TrainingIndexError(f"{part.name} of {folder} {problem}. Make the index again: {BUILD_COMMAND}")
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file in hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _problem_in(folder: Path, part: IndexPart, settings: IndexSettings) -> str | None:

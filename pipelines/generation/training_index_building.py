@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.numpy import save_file
 
-from hub_tools.atomic_files import write_text_whole, written_whole
+from hub_tools.atomic_files import file_digest, write_text_whole, written_whole
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.training_index import (
     CAPTION_EMBEDDINGS,
@@ -25,7 +25,6 @@ from pipelines.generation.training_index import (
     IndexSettings,
     TrainingIndexError,
     check_part,
-    file_digest,
     index_text,
     nearest_records,
     part_chunks,

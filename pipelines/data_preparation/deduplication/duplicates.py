@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hub_tools.atomic_files import written_whole
+from hub_tools.atomic_files import file_digest, written_whole
 from pipelines.data_preparation.deduplication.fingerprints import FINGERPRINT_BYTES, digest_of, fingerprint
 from pipelines.data_preparation.deduplication.neighbours import LARGEST_DISTANCE, first_of_equals, first_of_neighbours
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
@@ -90,8 +90,7 @@ class DuplicatesList:
             raise FileNotFoundError(
                 f"There is no {path}. Expected {LIST_NAME} of: dalle-collab data deduplicate SOURCES --output DIR"
             )
-        with path.open("rb") as file:
-            self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.digest = file_digest(path)
         names, is_near = [], []
         with pq.ParquetFile(path) as parquet:
             for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=["name", "reason"]):

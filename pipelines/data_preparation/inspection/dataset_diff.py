@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from hub_tools.atomic_files import file_digest
 from pipelines.data_preparation.inspection.dataset_facts import shards_of
-from pipelines.data_preparation.preparation_manifest import file_digest
 from pipelines.image_codes.image_code_record import (
     ImageCodeFormatError,
     captions_and_codes,

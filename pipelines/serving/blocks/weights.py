@@ -16,6 +16,7 @@ from huggingface_hub import HfApi, HfFileSystem, hf_hub_download
 from huggingface_hub.hf_api import RepoFile
 from torch import Tensor
 
+from hub_tools.atomic_files import file_digest
 from hub_tools.places import local_folder
 from hub_tools.run_files import MANIFEST_FILE, TRAINING_RUN_FILE, WEIGHTS_FILE
 from pipelines.training.repository.manifest import CheckpointRefusedError
@@ -139,12 +140,10 @@ def _in_folder(folder: Path) -> PublishedModel:
             return file.read(end - start)
 
     header, first_byte = _header(read, path.stat().st_size, str(folder))
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     return PublishedModel(
         name=str(folder),
-        revision=digest,
+        revision=file_digest(path),
         commit=None,
         config=config,
         header=header,

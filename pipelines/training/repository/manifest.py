@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from hub_tools.atomic_files import file_digest
 from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, utc
 from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
@@ -84,10 +85,8 @@ def digest_files(folder: Path) -> dict[str, FileDigest]:
 
 def digest_file(path: Path) -> FileDigest:
     """Return a file's digest; a safetensors file's tensors have their own."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     tensors = tensor_digests(path) if path.suffix == ".safetensors" else {}
-    return FileDigest(sha256=sha256, size=path.stat().st_size, tensors=tensors)
+    return FileDigest(sha256=file_digest(path), size=path.stat().st_size, tensors=tensors)
 
 
 def tensor_digests(path: Path) -> dict[str, str]:
@@ -217,8 +216,7 @@ def check_files(folder: Path, expected: Mapping[str, FileDigest], source: str) -
             raise CheckpointRefusedError(
                 f"{name} is damaged: it has {seen} bytes, {source} says {digest.size}. {_cure(folder)}"
             )
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = file_digest(path)
         if sha256 != digest.sha256:
             raise CheckpointRefusedError(_explain_damage(path, digest, sha256, source))
     for path in sorted(folder.iterdir()):

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from hub_tools.atomic_files import file_digest
 from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
 from pipelines.clip.clip_reranking import ClipReranker, new_clip
 from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig
@@ -19,7 +20,6 @@ from pipelines.generation.training_index import (
     PROBE_CAPTION,
     TrainingIndex,
     TrainingIndexError,
-    file_digest,
     nearest_records,
 )
 from pipelines.generation.training_index_building import build_training_index
