@@ -40,6 +40,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -longest[item.path])
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print also why a test failed that was run again: its second run says nothing of it."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"RERUN {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+
+
 @pytest.fixture(scope="session")
 def setup_cfg():
     """Return what setup.cfg says."""
