@@ -117,7 +117,7 @@ CONTRACT = (
     Row("averaging.matchmaking.Matchmaking._request_join_group", "async (self, leader: PeerID) -> Optional[GroupInfo]",
         (SEARCH,), "wrapped on the object: a leader that accepts and never begins is remembered"),
     Row("averaging.matchmaking.Matchmaking.look_for_group", "async (self, step: StepControl) -> Optional[GroupInfo]",
-        (SEARCH,), "replaced: its task is kept from the garbage collector until the DHT has heard of a search's end"),
+        (SEARCH,), "wrapped on the object: its task is kept from the garbage collector until the DHT knows it is over"),
     Row("averaging.matchmaking.Matchmaking.min_matchmaking_time", "= (min_matchmaking_time, request_timeout)",
         (SEARCH,), "set: a search after a round that was given up is short"),
     Row("averaging.matchmaking.Matchmaking.target_group_size", "= (target_group_size, min_group_size)",

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 COMMAND = (sys.executable, "-m", "pipelines.command_line.main", "data", "prepare")
 WATCH_SECONDS = 0.1
 
@@ -83,9 +85,10 @@ def _rollup(pid: int) -> dict[str, int]:
 
 def _shares_its_parents_memory(pid: int) -> bool:
     """Whether this process has been started and has not yet begun its own program: Linux shows its parent's memory."""
-    with contextlib.suppress(OSError, IndexError):
-        parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
-        return Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{parent}/cmdline").read_bytes()
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        parent = process.parent()
+        return parent is not None and process.cmdline() == parent.cmdline()
     return False
 
 
