@@ -6,7 +6,6 @@ Servers are real processes on one machine, each paced to the same rate, which is
 is measured is how well the work is spread, not the machine. The Hub is the embedded one, the model tiny.
 """
 
-import json
 import signal
 import sys
 import tempfile
@@ -17,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import torch
 from drawn_runs import DrawnRun, drawn_run
-from forked_processes import ForkedProcess, fork_server
+from forked_processes import ForkedProcess, fork_server, printed_json
 from measurement import Row, write_results
 from support_files import SUPPORT
 
@@ -38,7 +37,7 @@ def asked(run: DrawnRun, folder: Path, number: int, kill_at: int | None = None) 
             time.sleep(0.02)
         run.servers[-1].signal(signal.SIGKILL)
     assert asker.wait(600) == 0, log.read_text()
-    return json.loads(log.read_text().splitlines()[-1])
+    return printed_json(log)
 
 
 def rows_of(run: DrawnRun, folder: Path, quick: bool) -> list[Row]:

@@ -1,6 +1,7 @@
 """Programs in forks of one process that has paid for all heavy imports; run as a program this file is that process."""
 
 import atexit
+import json
 import os
 import signal
 import tempfile
@@ -71,6 +72,13 @@ class ForkedProcess:
         """Kill the program alone and wait until it is gone."""
         self.send_signal(signal.SIGKILL)
         self.wait()
+
+
+def printed_json(log: Path) -> dict:
+    """Return the object that a program has printed as a line of JSON: its libraries' warnings may stand after it."""
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+    assert lines, f"no line of {log} is a JSON object:\n{log.read_text(encoding='utf-8')[-3000:]}"
+    return json.loads(lines[-1])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from drawn_runs import LOOPBACK, drawn_run
-from forked_processes import ForkedProcess, fork_server
+from forked_processes import ForkedProcess, fork_server, printed_json
 from PIL import Image
 from published_runs import interrupt, started_command, the_line
 from support_files import SUPPORT
@@ -337,7 +337,7 @@ def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
                 assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
                 time.sleep(0.05)
             assert asker.wait(120) == 0, log.read_text()
-            assert len(json.loads(log.read_text().splitlines()[-1])["codes"]) == 24
+            assert len(printed_json(log)["codes"]) == 24
             assert server.process.poll() is None and "Traceback" not in server.log.read_text()
 
 

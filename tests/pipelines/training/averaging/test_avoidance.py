@@ -1,9 +1,8 @@
 """Whom a peer avoids by experience, and which leaders it follows after one has accepted it and then said nothing."""
 
-import json
 
 import pytest
-from forked_processes import ForkedProcess, fork_server
+from forked_processes import ForkedProcess, fork_server, printed_json
 from support_files import SUPPORT
 
 from pipelines.training.averaging.group import avoidance
@@ -41,7 +40,7 @@ def test_two_peers_average_again_and_name_the_leader_that_accepts_them_and_never
     log = tmp_path / "stalled.log"
     process = ForkedProcess(fork_server(), str(SUPPORT / "stalling_leader.py"), [], log)
     assert process.wait(240) == 0, log.read_text()
-    seen = json.loads(log.read_text().splitlines()[-1])
+    seen = printed_json(log)
     assert seen["before"] == [1, 1]
     assert seen["named"], "who accepted them and never began is among the suspects"
     assert min(seen["during"]) >= 4 and seen["num_rounds_tried"] <= 6, seen

@@ -1,10 +1,9 @@
 """A swarm computes what one process computes with the joined batches: whatever the shares, and nearly so in 8 bits."""
 
-import json
 
 import pytest
 import torch
-from forked_processes import ForkedProcess, fork_server
+from forked_processes import ForkedProcess, fork_server, printed_json
 from made_up_tasks import made_up_batch, made_up_task
 from plain_training import train_alone
 from safetensors.torch import load_file
@@ -59,7 +58,7 @@ def test_fifty_epochs_of_eight_bit_averaging_end_within_one_per_cent_of_exact_tr
     settings.write_text(run.to_json())
     pair = ForkedProcess(fork_server(), str(SUPPORT / "averager_pair.py"), [str(settings)], log)
     assert pair.wait(300) == 0, log.read_text()[-3000:]
-    losses = json.loads(log.read_text().splitlines()[-1])
+    losses = printed_json(log)
     assert losses["alone"][-1] < 0.9 * losses["alone"][0], "there is something to learn"
     for peer in ("first", "second"):
         assert len(losses[peer]) == 50

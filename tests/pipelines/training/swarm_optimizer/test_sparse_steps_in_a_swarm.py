@@ -1,10 +1,9 @@
 """Real peers that give each other the largest values of their progress: equal bits, whatever dies or lies."""
 
-import json
 
 import pytest
 from admission_material import edit_lists, publish_run, running_service
-from forked_processes import ForkedProcess, fork_server
+from forked_processes import ForkedProcess, fork_server, printed_json
 from safetensors.torch import load_file
 from support_files import SUPPORT
 from swarm_of_processes import PATIENT, Swarm, tiny_run
@@ -74,7 +73,7 @@ def test_contributions_larger_than_a_sockets_buffer_are_averaged(tmp_path):
     log = tmp_path / "pair.log"
     pair = ForkedProcess(fork_server(), str(SUPPORT / "contribution_pair.py"), [], log)
     assert pair.wait(240) == 0, log.read_text(encoding="utf-8")
-    found = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    found = printed_json(log)
     assert found["are_equal"] == [True, True]
     assert found["sent"] == found["sizes"] and min(found["sizes"]) > 2**19
 
