@@ -7,11 +7,13 @@ column up to itself, or the past part of a window around itself.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from .configuration_dalle_collab import DalleCollabConfig
 from .linear_dalle_collab import apply_linear
@@ -88,14 +90,42 @@ def grid_offsets_visible(config: DalleCollabConfig, kind: str, rows_back: Tensor
 
 def visible_mask(config: DalleCollabConfig, kind: str, device: torch.device | str | None = None) -> Tensor:
     """Return which key every query may see: (position, position) bool, True where it may."""
-    block = config.text_block_length
-    place = torch.arange(block + config.num_image_codes, device=device)
-    is_text = place < block
-    row = (place - block).div(config.image_grid_size, rounding_mode="floor")
-    column = (place - block) % config.image_grid_size
-    on_grid = grid_offsets_visible(config, kind, row[:, None] - row, column[:, None] - column)
-    causal = place[:, None] >= place
-    return causal & (is_text | (~is_text[:, None] & on_grid))
+    place = torch.arange(config.text_block_length + config.num_image_codes, device=device)
+    return _is_visible(config, kind, place[:, None], place)
+
+
+def _is_visible(config: DalleCollabConfig, kind: str, query: Tensor, key: Tensor) -> Tensor:
+    """Return whether positions of queries see positions of keys (broadcast, bool)."""
+    block, size = config.text_block_length, config.image_grid_size
+    rows_back = (query - block).div(size, rounding_mode="floor") - (key - block).div(size, rounding_mode="floor")
+    columns_back = (query - block) % size - (key - block) % size
+    on_grid = grid_offsets_visible(config, kind, rows_back, columns_back)
+    return (query >= key) & ((key < block) | ((query >= block) & on_grid))
+
+
+def visible_blocks(config: DalleCollabConfig, kind: str, device: torch.device | str) -> BlockMask:
+    """Return the same for FlexAttention, which skips blocks of keys that no query of a block sees."""
+    return _visible_blocks(
+        config.text_sequence_length,
+        config.image_grid_size,
+        config.conv_kernel_size,
+        config.conv_window,
+        kind=kind,
+        device=str(device),
+    )
+
+
+@lru_cache(maxsize=32)  # passes share it: making it takes longer than a layer
+def _visible_blocks(text: int, grid: int, kernel: int, window: str, *, kind: str, device: str) -> BlockMask:
+    config = DalleCollabConfig(
+        text_sequence_length=text, image_grid_size=grid, conv_kernel_size=kernel, conv_window=window
+    )
+    length = config.text_block_length + config.num_image_codes
+
+    def is_visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return _is_visible(config, kind, query, key)
+
+    return create_block_mask(is_visible, None, None, length, length, device=device)
 
 
 def band_mask(config: DalleCollabConfig, kind: str, device: torch.device | str | None = None) -> Tensor:
@@ -135,6 +165,8 @@ class AttentionTables:
     """The kinds computed as one masked product over all positions."""
     eager: bool = False
     """Whether weights are computed in plain steps, so that they can be returned; all kinds are dense then."""
+    blocks: dict[str, BlockMask] = field(default_factory=dict)
+    """For each kind what FlexAttention needs, in compiled code on a GPU; there are no masks then."""
 
     @classmethod
     def build(
@@ -143,22 +175,33 @@ class AttentionTables:
         device: torch.device,
         dtype: torch.dtype,
         dense_kinds: frozenset[str] | None = None,
+        *,
+        for_compiled_code: bool = False,
     ) -> "AttentionTables":
         """Make the tables for whole sequences; without `dense_kinds` each kind is computed the faster way.
 
         `config._attn_implementation` chooses between fused products ("sdpa") and plain ones ("eager").
         """
-        num_positions = config.text_block_length + config.num_image_codes
         eager = config._attn_implementation == "eager"
+        kinds, rotations = dict.fromkeys(config.layer_kinds), rotary_table(config, device)
+        if for_compiled_code and device.type == "cuda" and not eager:
+            blocks = {kind: visible_blocks(config, kind, device) for kind in kinds}
+            return cls(rotations=rotations, masks={}, dense_kinds=frozenset(), blocks=blocks)
         if eager:
-            dense_kinds = frozenset(config.layer_kinds)
+            dense_kinds = frozenset(kinds)
         if dense_kinds is None:
-            dense_kinds = frozenset(kind for kind, limit in DENSE_MAX_POSITIONS.items() if num_positions <= limit)
+            dense_kinds = kinds_computed_densely(config, device.type)
         masks = {}
-        for kind in dict.fromkeys(config.layer_kinds):
+        for kind in kinds:
             visible = (visible_mask if kind in dense_kinds else band_mask)(config, kind, device)
             masks[kind] = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
-        return cls(rotations=rotary_table(config, device), masks=masks, dense_kinds=dense_kinds, eager=eager)
+        return cls(rotations=rotations, masks=masks, dense_kinds=dense_kinds, eager=eager)
+
+
+def kinds_computed_densely(config: DalleCollabConfig, device_type: str) -> frozenset[str]:
+    """Return the kinds for which one masked product over everything is faster than the banded one."""
+    length = config.text_block_length + config.num_image_codes
+    return frozenset(kind for kind, limit in DENSE_MAX_POSITIONS.items() if device_type == "cuda" or length <= limit)
 
 
 class DalleCollabAttention(nn.Module):
@@ -203,6 +246,8 @@ class DalleCollabAttention(nn.Module):
         on_weights: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Return the values that each position sees, (batch, head, position, head_size) like the arguments."""
+        if kind in tables.blocks:
+            return flex_attention(query, key, value, block_mask=tables.blocks[kind])
         mask, length = tables.masks[kind].to(query.dtype), query.shape[2]
         if kind not in tables.dense_kinds:
             return self._banded(query, key, value, kind, mask)
@@ -256,10 +301,19 @@ def attend_with_sum(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     """
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias)
+    if query.device.type == "cuda" and query.shape[-1] % 8 == 0:
+        bias = None if bias is None else _aligned(bias).expand(-1, query.shape[1], -1, -1)
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)
+        return found[0], found[1][..., : query.shape[2]]  # its sums are padded
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     scores = (scores if bias is None else scores + bias).float()
     total = scores.logsumexp(dim=-1)
     return (scores - total[..., None]).exp().to(value.dtype) @ value, total
+
+
+def _aligned(bias: Tensor) -> Tensor:
+    """Return it with rows that begin at multiples of 8 values, as the fused product on a GPU wants them."""
+    return F.pad(bias, (0, -bias.shape[-1] % 8))[..., : bias.shape[-1]]
 
 
 def _bands(lines: Tensor, num_lines: int) -> Tensor:

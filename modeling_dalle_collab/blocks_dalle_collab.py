@@ -7,10 +7,11 @@ weights of f to the group of layers that share them.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
@@ -69,7 +70,16 @@ def shift_tokens(x: Tensor, config: DalleCollabConfig) -> Tensor:
     comes from the code above, the second from the code on the left; outside the grid is 0. `x` is the text block and
     any number of whole rows.
     """
-    return _TokenShift.apply(x, config.text_block_length, config.image_grid_size)
+    block, size = config.text_block_length, config.image_grid_size
+    if not torch.compiler.is_compiling():
+        return _TokenShift.apply(x, block, size)
+    # The compiler fuses this with what is around it, and autograd's backward pass, too.
+    half, quarter = x.shape[-1] // 2, x.shape[-1] // 4
+    text, grid = x[:, :block], x[:, block:].unflatten(1, (-1, size))
+    text = torch.cat([F.pad(text[..., :half], (0, 0, 1, -1)), text[..., half:]], dim=-1)
+    above = F.pad(grid[..., :quarter], (0, 0, 0, 0, 1, -1))
+    left = F.pad(grid[..., quarter:half], (0, 0, 1, -1))
+    return torch.cat([text, torch.cat([above, left, grid[..., half:]], dim=-1).flatten(1, 2)], dim=1)
 
 
 class DalleCollabSharedGroup(nn.Module):
@@ -121,6 +131,7 @@ class DalleCollabStack(nn.Module):
         self.groups = nn.ModuleList(DalleCollabSharedGroup(config) for _ in range(config.num_shared_groups))
         self.layers = nn.ModuleList(DalleCollabLayer(config, index) for index in range(config.num_hidden_layers))
         self.gradient_checkpointing = False  # set by transformers' activation_checkpointing_enable
+        self.compiles_layers = False  # set by compile_layers
 
     def forward(self, x: Tensor, tables: AttentionTables | None = None, taps: Taps | None = None) -> Tensor:
         """Run all layers over whole sequences: (batch, position, hidden_size) to the mean of the two streams."""
@@ -140,9 +151,10 @@ class DalleCollabStack(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Run consecutive layers, or all, over whole sequences: streams (batch, position, hidden_size) to the same."""
         layers = range(len(self.layers)) if layers is None else layers
-        tables = tables or AttentionTables.build(self.config, first.device, first.dtype)
+        compiled = self.compiles_layers and taps is None and not torch.compiler.is_compiling()
+        tables = tables or AttentionTables.build(self.config, first.device, first.dtype, for_compiled_code=compiled)
         on_weights = None if taps is None or taps.attentions is None else taps.attentions.append
-        calls = list(self._calls(tables, on_weights, layers))
+        calls = list(self._calls(tables, on_weights, layers, compiled))
         if num_recomputed := self._num_recomputed_branches(taps, layers):
             first, second = run_reversibly(first, second, calls[:num_recomputed])
             calls = calls[num_recomputed:]
@@ -176,15 +188,40 @@ class DalleCollabStack(nn.Module):
         tables: AttentionTables,
         on_weights: Callable[[Tensor], None] | None = None,
         layers: range | None = None,
+        compiled: bool = False,
     ) -> Iterator[BranchCall]:
-        for layer, kind, group in self.parts_of_layers(layers):
-            attend = partial(group.attention, kind=kind, tables=tables, on_weights=on_weights)
-            yield self._call(layer.attention, attend, group.attention)
-            yield self._call(layer.feed_forward, group.feed_forward, group.feed_forward)
-
-    def _call(self, branch: DalleCollabBranch, compute: Callable[[Tensor], Tensor], shared: nn.Module) -> BranchCall:
-        def run(x: Tensor) -> Tensor:
-            return branch.scale * compute(shift_tokens(branch.norm(x), self.config))
-
+        attend, feed = _attention_branch, _feed_forward_branch
+        if compiled:
+            attend, feed = _compiled(attend), _compiled(feed)
         dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout)
-        return BranchCall(run, (*branch.parameters(), *shared.parameters()), self.training and dropout > 0)
+        is_random = self.training and dropout > 0
+        for layer, kind, group in self.parts_of_layers(layers):
+            compute = partial(attend, layer.attention, group.attention, kind=kind, tables=tables, on_weights=on_weights)
+            yield BranchCall(compute, (*layer.attention.parameters(), *group.attention.parameters()), is_random)
+            compute = partial(feed, layer.feed_forward, group.feed_forward)
+            yield BranchCall(compute, (*layer.feed_forward.parameters(), *group.feed_forward.parameters()), is_random)
+
+
+def _attention_branch(
+    branch: DalleCollabBranch,
+    attention: DalleCollabAttention,
+    x: Tensor,
+    kind: str,
+    tables: AttentionTables,
+    on_weights: Callable[[Tensor], None] | None,
+) -> Tensor:
+    return branch.scale * attention(shift_tokens(branch.norm(x), attention.config), kind, tables, on_weights)
+
+
+def _feed_forward_branch(branch: DalleCollabBranch, feed_forward: DalleCollabFeedForward, x: Tensor) -> Tensor:
+    return branch.scale * feed_forward(shift_tokens(branch.norm(x), feed_forward.config))
+
+
+@cache
+def _compiled(branch: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a branch in compiled code: made once for each kind of attention, whatever the number of layers.
+
+    And once with and once without gradients, for one size of batch and then for any: more than torch's limit of 8.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    return torch.compile(branch)

@@ -7,7 +7,9 @@ read together), head, slot, head_size, hidden. The keys and values of the text a
 the number of candidates.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +23,9 @@ from .attention_dalle_collab import (
     num_band_lines,
     rotary_table,
 )
-from .blocks_dalle_collab import DalleCollabStack, shift_tokens
+from .blocks_dalle_collab import DalleCollabLayer, DalleCollabSharedGroup, DalleCollabStack, shift_tokens
 from .configuration_dalle_collab import DalleCollabConfig
-from .linear_dalle_collab import Products
+from .linear_dalle_collab import Products, is_plain_linear
 from .packed_dalle_collab import packed_products
 
 
@@ -165,9 +167,11 @@ class GenerationCache:
         *,
         window: int = 1,
         static: bool = False,
+        compiled: bool = False,
         layers: range | None = None,
     ) -> None:
         self.stack, self.prefix, self.static, config = stack, prefix, static, stack.config
+        self.compiled = compiled
         self.layers, self.window = layers or range(config.num_hidden_layers), window
         device = prefix.hidden.device
         self.num_prompts, self.num_candidates = len(prefix.hidden), num_candidates
@@ -238,18 +242,13 @@ class GenerationCache:
         # Every row of the ring is two quarters of the channels: those for the code below, and for the one on the right.
         passed_on = (2 * around + torch.arange(2, device=around.device)).flatten()
 
-        def shift(normed: Tensor, kept: Tensor) -> Tensor:
-            half = kept.shape[1]
-            kept.index_copy_(0, written, normed[..., :half].flatten(0, 1))
-            seen = kept.view(-1, half // 2).index_select(0, passed_on).view(*normed.shape[:2], half)
-            return torch.cat([seen, normed[..., half:]], dim=-1)
-
+        run_layer = _compiled_layer_step() if self.compiled else _layer_step
         for index, (layer, kind, group) in enumerate(self.stack.parts_of_layers(self.layers)):
-            shifted = shift(layer.attention.norm(second), self.shifted[2 * index])
-            attended = self._attend(group.attention, shifted, rotations, index, readings[kind])
-            first = torch.addcmul(first, layer.attention.scale, attended)
-            shifted = shift(layer.feed_forward.norm(first), self.shifted[2 * index + 1])
-            second = torch.addcmul(second, layer.feed_forward.scale, group.feed_forward(shifted))
+            first, second = run_layer(
+                first, second, layer, group, kept=self.images[index], text_keys=self.prefix.text_keys[index],
+                text_values=self.prefix.text_values[index], passed=self.shifted[2 * index : 2 * index + 2],
+                rotations=rotations, reading=readings[kind], written=written, passed_on=passed_on,
+            )  # fmt: skip
         return first, second
 
     def with_window(self, window: int, num_read: Tensor) -> "GenerationCache":
@@ -258,8 +257,9 @@ class GenerationCache:
         This one may hold codes behind these, within its own window; they are not taken over.
         """
         other = GenerationCache(
-            self.stack, self.prefix, self.num_candidates, window=window, static=self.static, layers=self.layers
-        )
+            self.stack, self.prefix, self.num_candidates, window=window, static=self.static, compiled=self.compiled,
+            layers=self.layers,
+        )  # fmt: skip
         size = self.ring - self.window
         for kept, target, kind in zip(self.images, other.images, self.kinds, strict=True):
             numbers = self.slots[kind].number, other.slots[kind].number
@@ -288,25 +288,68 @@ class GenerationCache:
         picked = (slots.picked[places] + of_sample[:, :, None])[:, :, :number]
         return _Reading(written=written, picked=picked.flatten(), bias=bias.flatten(0, 1)[:, None, None, :number])
 
-    def _attend(
-        self, attention: DalleCollabAttention, x: Tensor, rotations: Tensor, index: int, reading: _Reading
-    ) -> Tensor:
-        num_heads, kept = attention.config.num_attention_heads, self.images[index]
-        query, pairs = attention.rotated(x, rotations).tensor_split([num_heads], dim=2)  # (sample, step, heads, ...)
-        kept.index_copy_(0, reading.written, pairs.flatten(0, 1))
-        read = kept if reading.picked is None else kept.index_select(0, reading.picked)
-        groups, queries = reading.bias.shape[0], reading.bias.shape[2]
-        keys, values = read.view(groups, -1, 2 * num_heads, read.shape[-1]).transpose(1, 2).chunk(2, dim=1)
-        by_group = query.reshape(groups, queries, *query.shape[2:]).transpose(1, 2)
-        image, image_sum = attend_with_sum(by_group, keys, values, reading.bias)
-        by_prompt = query.reshape(self.num_prompts, -1, *query.shape[2:]).transpose(1, 2)
-        text, text_sum = attend_with_sum(by_prompt, self.prefix.text_keys[index], self.prefix.text_values[index])
-        # Two softmaxes over parts are one over the whole, weighted by their sums.
-        image, image_sum, text, text_sum = (
-            part.transpose(1, 2).reshape(*query.shape[:3], -1) for part in (image, image_sum, text, text_sum)
-        )
-        share_of_text = (text_sum - image_sum).sigmoid().to(image.dtype)
-        return attention.merge(torch.lerp(image, text, share_of_text).transpose(1, 2))
+
+def _layer_step(
+    first: Tensor,
+    second: Tensor,
+    layer: DalleCollabLayer,
+    group: DalleCollabSharedGroup,
+    *,
+    kept: Tensor,
+    text_keys: Tensor,
+    text_values: Tensor,
+    passed: list[Tensor],
+    rotations: Tensor,
+    reading: _Reading,
+    written: Tensor,
+    passed_on: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Run one layer over some places: streams, (sample, step, hidden), to the same."""
+
+    def shift(normed: Tensor, ring: Tensor) -> Tensor:
+        half = ring.shape[1]
+        ring.index_copy_(0, written, normed[..., :half].flatten(0, 1))
+        seen = ring.view(-1, half // 2).index_select(0, passed_on).view(*normed.shape[:2], half)
+        return torch.cat([seen, normed[..., half:]], dim=-1)
+
+    shifted = shift(layer.attention.norm(second), passed[0])
+    attended = _attend(group.attention, shifted, rotations, kept, text_keys, text_values, reading)
+    first = torch.addcmul(first, layer.attention.scale, attended)
+    shifted = shift(layer.feed_forward.norm(first), passed[1])
+    return first, torch.addcmul(second, layer.feed_forward.scale, group.feed_forward(shifted))
+
+
+def _attend(
+    attention: DalleCollabAttention,
+    x: Tensor,
+    rotations: Tensor,
+    kept: Tensor,
+    text_keys: Tensor,
+    text_values: Tensor,
+    reading: _Reading,
+) -> Tensor:
+    num_heads = attention.config.num_attention_heads
+    query, pairs = attention.rotated(x, rotations).tensor_split([num_heads], dim=2)  # (sample, step, heads, ...)
+    kept.index_copy_(0, reading.written, pairs.flatten(0, 1))
+    read = kept if reading.picked is None else kept.index_select(0, reading.picked)
+    groups, queries = reading.bias.shape[0], reading.bias.shape[2]
+    keys, values = read.view(groups, -1, 2 * num_heads, read.shape[-1]).transpose(1, 2).chunk(2, dim=1)
+    by_group = query.reshape(groups, queries, *query.shape[2:]).transpose(1, 2)
+    image, image_sum = attend_with_sum(by_group, keys, values, reading.bias)
+    by_prompt = query.reshape(len(text_keys), -1, *query.shape[2:]).transpose(1, 2)
+    text, text_sum = attend_with_sum(by_prompt, text_keys, text_values)
+    # Two softmaxes over parts are one over the whole, weighted by their sums.
+    image, image_sum, text, text_sum = (
+        part.transpose(1, 2).reshape(*query.shape[:3], -1) for part in (image, image_sum, text, text_sum)
+    )
+    share_of_text = (text_sum - image_sum).sigmoid().to(image.dtype)
+    return attention.merge(torch.lerp(image, text, share_of_text).transpose(1, 2))
+
+
+@cache
+def _compiled_layer_step() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `_layer_step` in compiled code: once for each kind of attention, whatever the number of layers."""
+    return torch.compile(_layer_step)
 
 
 class GenerationLayers:
@@ -315,13 +358,20 @@ class GenerationLayers:
     def __init__(self, stack: DalleCollabStack) -> None:
         self.stack = stack
 
+    def can_be_captured(self) -> bool:
+        """Return whether steps can be CUDA graphs: all weights are on a GPU and used as they are."""
+        leaves = [module for module in self.stack.groups.modules() if not any(module.children())]
+        return all(is_plain_linear(leaf) and leaf.weight.device.type == "cuda" for leaf in leaves)
+
     def read(self, x: Tensor, num_places: int) -> Prefix:
         """Read embedded prompts; see `read_prefix`."""
         return read_prefix(self.stack, x, num_places)
 
-    def open(self, prefix: Prefix, num_candidates: int, window: int, static: bool) -> GenerationCache:
+    def open(
+        self, prefix: Prefix, num_candidates: int, *, window: int, static: bool, compiled: bool = False
+    ) -> GenerationCache:
         """Return the state of a batch of candidates; see `GenerationCache`."""
-        return GenerationCache(self.stack, prefix, num_candidates, window=window, static=static)
+        return GenerationCache(self.stack, prefix, num_candidates, window=window, static=static, compiled=compiled)
 
     def packed(self) -> Products:
         """Return products with the layers' weights, packed."""

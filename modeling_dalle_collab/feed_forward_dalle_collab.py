@@ -73,6 +73,7 @@ class DalleCollabFeedForward(nn.Module):
 
     def __init__(self, config: DalleCollabConfig) -> None:
         super().__init__()
+        self.config = config
         self.dropout = config.feed_forward_dropout
         inner_size = config.feed_forward_multiplier * config.hidden_size
         self.input = nn.Linear(config.hidden_size, 2 * inner_size)

@@ -6,6 +6,7 @@ Axes: prompt, candidate, sample (prompt-major), image (the places of all codes),
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from .cache_dalle_collab import GenerationLayers, Prefix
+from .cache_dalle_collab import GenerationCache, GenerationLayers, Prefix
+from .captured_dalle_collab import CapturedStep
 from .configuration_dalle_collab import DalleCollabConfig
 from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
 from .inputs_dalle_collab import check_image_prompt, check_text
@@ -284,8 +286,15 @@ class _Predictor:
         self.model, self.options = model, options
         static = options.compile_step or options.cache_implementation == "static"
         self.windows = WINDOWS if options.window is None and not static else (options.window or 1,)
-        self.cache = model.generation_layers().open(prefix, num_candidates, max(self.windows), static)
-        self.step = torch.compile(self._step, mode="reduce-overhead") if options.compile_step else self._step
+        layers = model.generation_layers()
+        is_captured = layers.can_be_captured()
+        self.cache = layers.open(
+            prefix, num_candidates, window=max(self.windows), static=static or is_captured,
+            compiled=options.compile_step,
+        )  # fmt: skip
+        self.step: Callable[[Tensor, Tensor], Tensor] = partial(_step, model, self.cache)
+        if is_captured:
+            self.step = CapturedStep(self.step)
 
     def first(self) -> Tensor:
         """Return the logits behind the prefix: (sample, code)."""
@@ -303,14 +312,15 @@ class _Predictor:
             codes, places = codes.repeat(2, 1), places.repeat(2, 1)
         return self._guided(self.step(codes, places.clamp(max=self.model.config.num_image_codes - 1)))
 
-    def _step(self, codes: Tensor, places: Tensor) -> Tensor:
-        return self.model.next_code_logits(self.cache.step(self.model.embed_codes(codes), places))
-
     def _guided(self, logits: Tensor) -> Tensor:
         if self.options.guidance_scale == 1:
             return logits
         logits, null = logits.chunk(2)
         return null + (logits - null) * self.options.guidance_scale
+
+
+def _step(model: ImageCodeGeneration, cache: GenerationCache, codes: Tensor, places: Tensor) -> Tensor:
+    return model.next_code_logits(cache.step(model.embed_codes(codes), places))
 
 
 def _check_counts(*values: int, names: tuple[str, str] = ("num_candidates", "candidate_batch_size")) -> None:

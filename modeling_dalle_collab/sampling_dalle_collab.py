@@ -30,12 +30,12 @@ class SamplingOptions:
     num_image_codes: int | None = None
     """Stop after this many codes, counted from the first of the image; None for the whole image."""
     cache_implementation: str = "dynamic"
-    """`dynamic` computes what is visible; `static` keeps all sizes equal, for compiled code and CUDA graphs."""
+    """`dynamic` computes what is visible; `static` keeps all sizes equal, as on a GPU, where passes are CUDA graphs."""
     window: int | None = None
     """Codes of a sample that a pass works on: the next one, and guesses behind it, which count if they turn out right.
     None: what is fastest, as measured on the way. The codes are those of 1."""
     compile_step: bool = False
-    """Compile the step from code to code (`torch.compile`), with a static cache: minutes once, for many images."""
+    """Compile the layers' step from code to code (`torch.compile`), with a static cache: up to a minute, once."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "SamplingOptions":

@@ -5,23 +5,26 @@ Without a GPU, or with --quick, a tiny model runs through all cells: so the comm
 """
 
 import argparse
+import multiprocessing
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from measurement import Row, median_seconds, write_results
 from model_generation import peer_seconds
 from model_pair import SIZES, build_peer, example_batch
-from model_training import PEER_REVERSIBLE, TrainingStep
+from model_training import TrainingStep
 from rich.console import Console
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from modeling_dalle_collab.attention_dalle_collab import visible_mask
-from modeling_dalle_collab.configuration_dalle_collab import ATTENTION_KINDS, RECOMPUTE_CHOICES
+from modeling_dalle_collab.attention_dalle_collab import visible_blocks, visible_mask
+from modeling_dalle_collab.configuration_dalle_collab import ATTENTION_KINDS
 from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
 
 # Dense products in 16 bits with float32 sums, in TFLOP/s, from the vendor's data sheets; the first name that fits.
@@ -34,10 +37,17 @@ LOSS_SCALE = 2.0**12
 """Of float16: a fixed one, since no step is taken."""
 
 CANDIDATES = (1, 8, 128)
-NUM_CODES = 64
+NUM_CODES = 256
 """Timed codes of each candidate; a whole picture of the paper's size has 1,024."""
 
 PEER_CODES = 16
+PEER_BATCH = 16
+"""With 64 sequences of the paper's size it accesses memory that is not its own; its step is scaled up from these."""
+
+ATTENTION_BATCH = 8
+CELL_SECONDS = 180.0
+"""After so long a part of a cell is given up."""
+
 TINY = dict(
     text_vocab_size=11, codebook_size=7, text_sequence_length=3, image_grid_size=4, hidden_size=8, num_hidden_layers=6,
     num_attention_heads=2, head_dim=12,
@@ -62,8 +72,11 @@ class Machine:
 
     device: str
     peak_tflops: float | None
-    compiles: bool
-    """Whether compiled cells are worth their minutes."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether compiled code is worth its minutes."""
+        return self.device != "cpu"
 
     def wait(self) -> None:
         """Wait until the GPU has done what it was told."""
@@ -82,6 +95,40 @@ class Machine:
 
 
 Cell = tuple[str, Callable[[], Iterator[Row]]]
+Result = TypeVar("Result")
+
+
+def apart(machine: Machine, action: Callable[[], Result]) -> Result:
+    """Return what an action returns in a process of its own, if there is a GPU.
+
+    One that accesses memory that is not its own leaves a GPU useless to its process; this one must never have used it.
+    Raises RuntimeError for an action that fails, with what it said, and for one that takes longer than a cell may.
+    """
+    if machine.device == "cpu":
+        return action()
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            sender.send((action(), None))
+        except BaseException as error:
+            traceback.print_exc(limit=-6)
+            sender.send((None, f"{type(error).__name__}: {str(error)[:300]}"))
+
+    process = context.Process(target=run)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(CELL_SECONDS):
+            raise RuntimeError(f"it has not ended within {CELL_SECONDS} s")
+        found, failure = receiver.recv()
+    finally:
+        process.kill()
+        process.join()
+    if failure:
+        raise RuntimeError(failure)
+    return found
 
 
 def sizes_of_a_gpu() -> list[Size]:
@@ -90,7 +137,7 @@ def sizes_of_a_gpu() -> list[Size]:
     pattern = DalleCollabConfig().attention_pattern
     unshared = (pattern * layers)[: layers - 1]
     return [
-        Size(name="paper", config=DalleCollabConfig(conv_window="corner", **SIZES["paper"]), batch=64),
+        Size(name="paper", config=DalleCollabConfig(conv_window="corner", **SIZES["paper"]), batch=32),
         Size(name="1.1 B unshared", config=DalleCollabConfig(attention_pattern=unshared), batch=32, has_peer=False),
     ]
 
@@ -102,49 +149,45 @@ def tiny_size() -> Size:
 
 def cells(sizes: list[Size], machine: Machine) -> Iterator[Cell]:
     """Yield what is measured, what matters most first."""
-    for size in sizes:
-        yield f"{size.name}: training, bfloat16", lambda size=size: _training(size, machine, "reversible", "bfloat16")
-        yield f"{size.name}: generation", lambda size=size: _generation(size, machine, compiled=False)
-    for size in sizes:
-        for recompute in (one for one in RECOMPUTE_CHOICES if one != "reversible"):
-            yield (
-                f"{size.name}: training, bfloat16, {recompute}",
-                lambda size=size, recompute=recompute: _training(size, machine, recompute, "bfloat16"),
-            )
-        yield f"{size.name}: training, float16", lambda size=size: _training(size, machine, "reversible", "float16")
-    for kind in ATTENTION_KINDS:
-        yield f"attention, {kind}", lambda kind=kind: _attention(sizes[0], machine, kind)
+    first, *others = sizes
+    yield f"{first.name}: training", lambda: _training(first, machine, "reversible", "bfloat16")
+    yield f"{first.name}: generation", lambda: _generation(first, machine)
+    yield f"{first.name}: training, none recomputed", lambda: _training(first, machine, "none", "bfloat16")
+    yield f"{first.name}: training, uncompiled", lambda: _training(first, machine, "reversible", "bfloat16", False)
     if machine.compiles:
-        yield f"{sizes[0].name}: training, compiled", lambda: _training(sizes[0], machine, "none", "bfloat16", True)
-        yield f"{sizes[0].name}: generation, compiled", lambda: _generation(sizes[0], machine, compiled=True)
+        yield f"{first.name}: generation, compiled", lambda: _generation(first, machine, compiled=True)
+    for size in others:
+        yield f"{size.name}: training", lambda size=size: _training(size, machine, "reversible", "bfloat16")
+        yield f"{size.name}: generation", lambda size=size: _generation(size, machine)
+    for kind in ATTENTION_KINDS:
+        yield f"attention, {kind}", lambda kind=kind: _attention(first, machine, kind)
+    yield f"{first.name}: training, float16", lambda: _training(first, machine, "reversible", "float16")
+    yield f"{first.name}: training, half recomputed", lambda: _training(first, machine, "partial", "bfloat16")
 
 
-def measure(sizes: list[Size], machine: Machine, seconds: float, log: Callable[[str], None]) -> list[Row]:
-    """Measure cell after cell until the time is over; say which were left out."""
-    rows, end = [], time.monotonic() + seconds
+def measure(sizes: list[Size], machine: Machine, seconds: float, log: Callable[[str], None]) -> Iterator[Row]:
+    """Measure cell after cell until the time is over; say which were left out, and which could not be measured."""
+    end = time.monotonic() + seconds
     for name, cell in cells(sizes, machine):
         if time.monotonic() > end:
             log(f"left out, the time is over: {name}")
             continue
         log(name)
         try:
-            rows += cell()
-        except torch.OutOfMemoryError:
-            log(f"not enough memory: {name}")
-    return rows
+            yield from cell()
+        except (RuntimeError, EOFError) as error:  # the other cells are measured all the same
+            log(f"failed: {name}: {error}")
 
 
-def _training(size: Size, machine: Machine, recompute: str, precision: str, compiled: bool = False) -> Iterator[Row]:
+def _training(size: Size, machine: Machine, recompute: str, precision: str, compiled: bool = True) -> Iterator[Row]:
     config = DalleCollabConfig.from_dict({**size.config.to_dict(), "recompute": recompute})
-    model = DalleCollabForConditionalGeneration(config).to(machine.device)
-    if compiled:
-        model.compile()
-    batch, ours, peak = _halved_until_it_fits(model, size.batch, machine, precision)
+    compiled = compiled and machine.compiles
+    batch, ours, peak = apart(machine, lambda: _steps(config, size.batch, machine, precision, compiled))
     peer = None
-    if size.has_peer and recompute in PEER_REVERSIBLE and precision == "bfloat16" and not compiled:
-        del model
-        peer = _peer_step_seconds(config, PEER_REVERSIBLE[recompute], batch, machine)
-    kind = f"{precision}, {recompute}{', compiled' if compiled else ''}"
+    if size.has_peer and (recompute, precision, compiled) == ("reversible", "bfloat16", machine.compiles):
+        own = min(batch, PEER_BATCH)
+        peer = _or_none(lambda: batch / own * apart(machine, lambda: _peer_step_seconds(config, own, machine)))
+    kind = f"{precision}, {recompute}{', compiled layers' if compiled else ''}"
     case = f"{size.name}, batch {batch}, {kind}"
     floor = None
     if machine.peak_tflops is not None:
@@ -155,6 +198,23 @@ def _training(size: Size, machine: Machine, recompute: str, precision: str, comp
     yield Row(case=case, metric="training step", unit="s", ours=ours, peer=peer, floor=floor)
     if peak is not None:
         yield Row(case=case, metric="peak of a step", unit="MiB", ours=peak)
+
+
+def _or_none(action: Callable[[], Result]) -> Result | None:
+    """Return what it returns; None, said on the screen by `apart`, if the peer cannot do it."""
+    try:
+        return action()
+    except (RuntimeError, EOFError):
+        return None
+
+
+def _steps(
+    config: DalleCollabConfig, batch: int, machine: Machine, precision: str, compiled: bool
+) -> tuple[int, float, float | None]:
+    model = DalleCollabForConditionalGeneration(config).to(machine.device)
+    if compiled:
+        model.compile_layers()
+    return _halved_until_it_fits(model, batch, machine, precision)
 
 
 def _halved_until_it_fits(
@@ -174,14 +234,11 @@ def _halved_until_it_fits(
             batch //= 2
 
 
-def _peer_step_seconds(config: DalleCollabConfig, reversible: bool, batch: int, machine: Machine) -> float | None:
-    peer = build_peer(config, reversible=reversible).to(machine.device)
+def _peer_step_seconds(config: DalleCollabConfig, batch: int, machine: Machine) -> float:
+    peer = build_peer(config, reversible=True).to(machine.device)
     text, codes = (part.to(machine.device) for part in example_batch(config, batch))
     step = TrainingStep(peer, lambda: peer(text, codes, return_loss=True))
-    try:
-        return median_seconds(_step_in(step, machine, torch.bfloat16, 1.0), 3)
-    except torch.OutOfMemoryError:
-        return None
+    return median_seconds(_step_in(step, machine, torch.bfloat16, 1.0), 3)
 
 
 def _step_in(step: TrainingStep, machine: Machine, dtype: torch.dtype, scale: float) -> Callable[[], None]:
@@ -195,57 +252,77 @@ def _step_in(step: TrainingStep, machine: Machine, dtype: torch.dtype, scale: fl
     return run
 
 
-def _generation(size: Size, machine: Machine, *, compiled: bool) -> Iterator[Row]:
+def _generation(size: Size, machine: Machine, *, compiled: bool = False) -> Iterator[Row]:
+    number = min(NUM_CODES, size.config.num_image_codes)
+    counts = CANDIDATES if machine.device != "cpu" else CANDIDATES[:2]
+    ways: list[tuple[int, int | None]] = [(count, 1) for count in counts]
+    ways += [] if compiled else [(1, None)]
+    found = apart(machine, lambda: _drawing(size, machine, number, ways, compiled))
+    for (num_candidates, window), (seconds, peak) in found.items():
+        case = f"{size.name}, {num_candidates} candidates, bfloat16"
+        case += ", guesses" if window is None else ", compiled layers" if compiled else ""
+        peer = None
+        if window == 1 and size.has_peer and not compiled:
+            peer = _or_none(lambda count=num_candidates: apart(machine, lambda: _peer_rate(size, count, machine)))
+        metric = f"image codes, first {number}"
+        yield Row(case=case, metric=metric, unit="1/s", ours=num_candidates * number / seconds, peer=peer)
+        if peak is not None:
+            yield Row(case=case, metric="peak of drawing", unit="MiB", ours=peak)
+
+
+def _drawing(
+    size: Size, machine: Machine, number: int, ways: list[tuple[int, int | None]], compiled: bool
+) -> dict[tuple[int, int | None], tuple[float, float | None]]:
+    """Return seconds and peak memory for numbers of candidates and windows; 1 guesses nothing."""
     torch.manual_seed(0)
     model = DalleCollabForConditionalGeneration(size.config).to(machine.device, torch.bfloat16).eval()
-    text = example_batch(size.config, 1)[0].to(machine.device)
-    number = min(NUM_CODES, size.config.num_image_codes)
-    for window in (1,) if compiled else (1, None):
-        for num_candidates in CANDIDATES if machine.device != "cpu" else CANDIDATES[:2]:
-            options = dict(
-                num_candidates=num_candidates, candidate_batch_size=num_candidates, num_image_codes=number,
+    text, found = example_batch(size.config, 1)[0].to(machine.device), {}
+    for num_candidates, window in ways:
+
+        def draw(length: int = number, num_candidates: int = num_candidates, window: int | None = window) -> None:
+            model.generate_image_codes(
+                text, num_candidates=num_candidates, candidate_batch_size=num_candidates, num_image_codes=length,
                 window=window, compile_step=compiled,
             )  # fmt: skip
+            machine.wait()
 
-            def draw(options: dict[str, object] = options) -> None:
-                model.generate_image_codes(text, **options)
-                machine.wait()
-
-            seconds = median_seconds(draw, 1)
-            kind = ", CUDA graphs" if compiled else ", guesses" if window is None else ""
-            case = f"{size.name}, {num_candidates} candidates, bfloat16{kind}"
-            peer = _peer_rate(size, text, num_candidates, machine) if window == 1 and not compiled else None
-            metric = f"image codes, first {number}"
-            yield Row(case=case, metric=metric, unit="1/s", ours=num_candidates * number / seconds, peer=peer)
-            if (peak := machine.peak_mebibytes(draw)) is not None:
-                yield Row(case=case, metric="peak of drawing", unit="MiB", ours=peak)
+        draw(min(2, number))  # kernels are chosen, and code is compiled
+        started = time.perf_counter()
+        peak = machine.peak_mebibytes(draw)
+        if peak is None:
+            draw()
+        found[num_candidates, window] = time.perf_counter() - started, peak
+    return found
 
 
-def _peer_rate(size: Size, text: torch.Tensor, num_candidates: int, machine: Machine) -> float | None:
-    if not size.has_peer:
-        return None
+def _peer_rate(size: Size, num_candidates: int, machine: Machine) -> float:
+    text = example_batch(size.config, 1)[0].to(machine.device)
     peer = build_peer(size.config, optimize_for_inference=True).eval().to(machine.device)
-    try:
-        with torch.autocast(torch.device(machine.device).type, dtype=torch.bfloat16):
-            number = min(PEER_CODES, size.config.num_image_codes - 1)
-            _, others = peer_seconds(peer, text, num_candidates, number, wait=machine.wait)
-    except torch.OutOfMemoryError:
-        return None
+    with torch.autocast(torch.device(machine.device).type, dtype=torch.bfloat16):
+        number = min(PEER_CODES, size.config.num_image_codes - 1)
+        _, others = peer_seconds(peer, text, num_candidates, number, wait=machine.wait)
     return num_candidates / statistics.median(others)
 
 
 def _attention(size: Size, machine: Machine, kind: str) -> Iterator[Row]:
     """Compare FlexAttention, which skips blocks that nobody sees, with a masked product over everything."""
-    config, batch = size.config, 8
     has_backward = machine.device != "cpu"  # torch has no backward pass of FlexAttention on a CPU
     passes = "forward and backward" if has_backward else "forward"
+    ours, peer = apart(machine, lambda: _attention_seconds(size, machine, kind, has_backward))
+    yield Row(
+        case=f"{size.name}, attention by {kind}, batch {ATTENTION_BATCH}, {passes}",
+        metric="FlexAttention (peer: masked product)", unit="s", ours=ours, peer=peer,
+    )  # fmt: skip
+
+
+def _attention_seconds(size: Size, machine: Machine, kind: str, has_backward: bool) -> tuple[float, float]:
+    config = size.config
     places = config.text_block_length + config.num_image_codes
-    mask = visible_mask(config, kind, machine.device)
-    shape = (batch, config.num_attention_heads, places, config.head_dim)
+    mask, blocks = visible_mask(config, kind, machine.device), visible_blocks(config, kind, machine.device)
+    shape = (ATTENTION_BATCH, config.num_attention_heads, places, config.head_dim)
     q, k, v = (
         torch.randn(shape, device=machine.device, dtype=torch.bfloat16, requires_grad=has_backward) for _ in range(3)
     )
-    blocks = create_block_mask(lambda _b, _h, i, j: mask[i, j], None, None, places, places, device=machine.device)
     flex = torch.compile(flex_attention) if machine.compiles else flex_attention
 
     def seconds(product: Callable[[], torch.Tensor], has_backward: bool) -> float:
@@ -257,17 +334,14 @@ def _attention(size: Size, machine: Machine, kind: str) -> Iterator[Row]:
 
         return median_seconds(run, 5)
 
-    yield Row(
-        case=f"{size.name}, attention by {kind}, batch {batch}, {passes}",
-        metric="FlexAttention (peer: masked product)", unit="s",
-        ours=seconds(lambda: flex(q, k, v, block_mask=blocks), has_backward),
-        peer=seconds(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), has_backward),
-    )  # fmt: skip
+    return (
+        seconds(lambda: flex(q, k, v, block_mask=blocks), has_backward),
+        seconds(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), has_backward),
+    )
 
 
-def peak_tflops() -> float | None:
-    """Return what the first GPU could do at best, where we know it."""
-    name = torch.cuda.get_device_name(0)
+def peak_tflops(name: str) -> float | None:
+    """Return what a GPU could do at best, where we know it."""
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
@@ -279,15 +353,20 @@ def main() -> None:
     parser.add_argument("--peak-tflops", type=float, help="of the GPU in 16 bits (default: known for some GPUs)")
     arguments = parser.parse_args()
     console = Console(stderr=True, log_path=False, highlight=False)
-    is_quick = arguments.quick or not torch.cuda.is_available()
+    gpu = Machine(device="cuda", peak_tflops=arguments.peak_tflops)
+    is_quick = arguments.quick or not apart(gpu, torch.cuda.is_available)
     if is_quick:
         console.log("a tiny model on the CPU: its figures say nothing of a GPU")
-        sizes, machine = [tiny_size()], Machine(device="cpu", peak_tflops=None, compiles=False)
+        sizes, machine = [tiny_size()], Machine(device="cpu", peak_tflops=None)
     else:
-        sizes = sizes_of_a_gpu()
-        machine = Machine(device="cuda", peak_tflops=arguments.peak_tflops or peak_tflops(), compiles=True)
-    rows = measure(sizes, machine, 60 * arguments.minutes, console.log)
-    print(f"written to {write_results('gpu', rows, is_quick=is_quick)}")
+        name = apart(gpu, torch.cuda.get_device_name)
+        sizes, machine = sizes_of_a_gpu(), replace(gpu, peak_tflops=arguments.peak_tflops or peak_tflops(name))
+    rows: list[Row] = []
+    try:
+        for row in measure(sizes, machine, 60 * arguments.minutes, console.log):
+            rows.append(row)
+    finally:  # also where it is interrupted
+        print(f"written to {write_results('gpu', rows, is_quick=is_quick)}")
 
 
 if __name__ == "__main__":

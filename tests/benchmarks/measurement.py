@@ -70,6 +70,7 @@ def write_results(name: str, rows: list[Row], *, is_whole: bool = True, is_quick
         load_average=dict(zip(("1 min", "5 min", "15 min"), os.getloadavg(), strict=True)),
         python=platform.python_version(),
         torch=torch.__version__,
+        **({"gpu": torch.cuda.get_device_name(0)} if torch.cuda.is_available() else {}),
     )
     kept = [] if is_whole else _not_measured_again(path, machine, rows)
     content = dict(machine=machine, rows=[*kept, *(row.to_json() for row in rows)])

@@ -180,6 +180,23 @@ def test_compiled_code_gives_the_same_gradients(tiny_model, tiny_batch, recomput
     assert_equal_gradients(dict(zip(names, compiled[1].values(), strict=True)), expected[1])
 
 
+@pytest.mark.slow
+# torch 2.14 meets its own warning while it traces a function within a backward pass
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_layers_give_the_same_gradients_however_many_there_are(tiny_model, tiny_batch):
+    model = tiny_model(num_hidden_layers=18)
+    expected = {kind: gradients(model, tiny_batch(), kind) for kind in ("none", "reversible")}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model.compile_layers()
+    for recompute, (loss, stored) in expected.items():
+        found = gradients(model, tiny_batch(), recompute)
+        assert found[0] == pytest.approx(loss, abs=1e-5)
+        assert_equal_gradients(found[1], stored)
+    # Each of the three kinds of attention and the feed-forward branch: with gradients, and without.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2 * (3 + 1)
+
+
 def test_captions_are_dropped_in_training_alone(tiny_model, tiny_batch):
     model, (text, codes) = tiny_model(caption_dropout=0.5), tiny_batch(batch=64)
     empty = torch.full_like(text, model.config.pad_token_id)

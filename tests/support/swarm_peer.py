@@ -140,7 +140,8 @@ def save_parameters(peer: TrainingPeer, path: Path) -> None:
 @torch.no_grad()
 def evaluate(peer: TrainingPeer, run: TrainingRun) -> float:
     batch = made_up_batch(run, seed=2**31, batch_size=16)
-    return mean_loss(peer.task, peer.model, [batch])
+    device = next(peer.model.parameters()).device
+    return mean_loss(peer.task, peer.model, [{name: tensor.to(device) for name, tensor in batch.items()}])
 
 
 def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:

@@ -32,6 +32,7 @@ class DalleCollabLayers:
         adds_gradients_up: bool = False,
     ) -> None:
         self.sizes, self.batch, self.element = sizes, batch, element
+        self.on_cpu = on_cpu
         self.works_in_halves = on_cpu and not element.is_autocast
         """Whether the feed-forward layer does, and reversible layers add gradients up where they are kept."""
         self.adds_gradients_up = adds_gradients_up
@@ -97,7 +98,7 @@ class DalleCollabLayers:
             backward_scratch=3 * self.inner if halves else 0.0,
         )
         tape.drop(qkv)
-        dense = kind in self.sizes.dense_kinds
+        dense = kind in self.sizes.dense_kinds(on_cpu=self.on_cpu)
         attended = self._dense_attention(tape, turned) if dense else self._banded_attention(tape, turned, kind)
         return self._branch_output(tape, attended)
 

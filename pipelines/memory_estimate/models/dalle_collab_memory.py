@@ -22,7 +22,7 @@ def dalle_collab_activations(
     all_copies = group_copies * sizes.num_shared_groups
     held_copies = {"none": all_copies, "partial": all_copies, "checkpoint": group_copies}.get(recompute, 0.0)
     pieces = StepPieces(
-        always=_tables(sizes, element),
+        always=_tables(sizes, element, on_cpu=on_cpu),
         layers=tuple(stored[kind] for kind in kinds[num_recomputed:]),
         boundary=2 * layers.stream if recompute == "checkpoint" else None,
         boundary_inside=layers.stream,
@@ -51,12 +51,12 @@ def _undoing(layers: DalleCollabLayers, kinds: tuple[str, ...], *, is_whole: boo
     return most + 2 * num_groups * group * layers.element.weight
 
 
-def _tables(sizes: DalleCollabSizes, element: ElementBytes) -> float:
+def _tables(sizes: DalleCollabSizes, element: ElementBytes, *, on_cpu: bool) -> float:
     """Rotations, masks and ids."""
     rotations = sizes.num_positions * sizes.head_dim * 4.0
-    masks = 0.0
+    masks, dense_kinds = 0.0, sizes.dense_kinds(on_cpu=on_cpu)
     for kind in dict.fromkeys(sizes.layer_kinds):
         keys = sizes.num_band_lines(kind) * sizes.image_grid_size
-        elements = sizes.num_positions**2 if kind in sizes.dense_kinds else sizes.num_image_codes * keys
+        elements = sizes.num_positions**2 if kind in dense_kinds else sizes.num_image_codes * keys
         masks += elements * element.stream
     return rotations + masks

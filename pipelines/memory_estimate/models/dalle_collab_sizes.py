@@ -83,10 +83,10 @@ class DalleCollabSizes:
         """Different sets of attention and feed-forward weights."""
         return 1 if self.num_hidden_layers == 1 else len(self.attention_pattern) + 1
 
-    @property
-    def dense_kinds(self) -> frozenset[str]:
-        """Kinds of attention that are computed as one masked product over all positions."""
-        return frozenset(kind for kind, limit in DENSE_MAX_POSITIONS.items() if self.num_positions <= limit)
+    def dense_kinds(self, *, on_cpu: bool) -> frozenset[str]:
+        """Return the kinds of attention that are computed as one product over all positions: all, on a GPU."""
+        limits = DENSE_MAX_POSITIONS.items()
+        return frozenset(kind for kind, limit in limits if not on_cpu or self.num_positions <= limit)
 
     def num_band_lines(self, kind: str) -> int:
         """Lines of the grid, its own included, that a query sees."""

@@ -6,8 +6,10 @@ Parameters and gradients stay float32 whatever the precision; only the computati
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 
 from pipelines.training.run.task import Batch, TrainingTask
 
@@ -28,22 +30,68 @@ class BatchLoss:
     """What the mean is taken over, in the task's unit: samples or tokens."""
 
 
+@runtime_checkable
+class CompilesLayers(Protocol):
+    """A model that compiles what its layers share once, not all layers one after the other."""
+
+    def compile_layers(self, is_compiled: bool = True) -> None:
+        """Compute with compiled layers from now on, or no more."""
+
+
 ComputeGradient = Callable[[Batch, float], BatchLoss]
 """Adds a factor times the gradient of a batch's mean loss to the parameters' `.grad`."""
 
 
 class GradientComputation:
-    """Computes gradients with one model on one device; `precision` is a key of `PRECISIONS`."""
+    """Computes gradients with one model on one device; `precision` is a key of `PRECISIONS`.
+
+    With `compiled` the model is compiled when the first gradient is asked for. Where the compiler fails, the log says
+    so, and gradients are computed without it.
+    """
 
     def __init__(
         self, task: TrainingTask, model: torch.nn.Module, *, device: str, precision: str, compiled: bool
     ) -> None:
         self.device = torch.device(device)
         self._task, self._dtype = task, PRECISIONS[precision]
-        self._model = torch.compile(model) if compiled else model
+        self._plain = self._model = model
+        self._is_to_be_compiled = compiled
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the batch's summed loss, float32 with its graph, and the weight that it sums over."""
+        if self._is_to_be_compiled:
+            self._compile()
+        return self._loss(batch)
+
+    def backward(self, batch: Batch, factor: float) -> BatchLoss:
+        """Add `factor` times the gradient of the batch's mean loss to the parameters' `.grad`; return the loss."""
+        if not self._is_to_be_compiled:
+            return self.backward_as_it_is(batch, factor)
+        before = [None if each.grad is None else each.grad.clone() for each in self._plain.parameters()]
+        try:
+            self._compile()
+            return self.backward_as_it_is(batch, factor)
+        except TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0][:300]
+            logger.warning("The compiler failed, and gradients are computed without compiled code: %s", reason)
+        self._model = _compiled(self._plain, False)
+        for parameter, gradient in zip(self._plain.parameters(), before, strict=True):
+            parameter.grad = gradient  # without what the failed pass may have added
+        return self.backward_as_it_is(batch, factor)
+
+    def backward_as_it_is(self, batch: Batch, factor: float) -> BatchLoss:
+        """The same without compiling first: to try sizes, each of which would be compiled anew."""
+        total, weight = self._loss(batch)
+        mean = total / weight
+        (mean * factor).backward()
+        return BatchLoss(mean=mean.item(), weight=weight)
+
+    def _compile(self) -> None:
+        self._is_to_be_compiled = False
+        logger.info("Compiling the model: the first gradient takes minutes.")
+        self._model = _compiled(self._plain)
+
+    def _loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
         on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
             loss, weight = self._task.loss(self._model, on_device)
@@ -51,12 +99,13 @@ class GradientComputation:
             raise ValueError(f"A micro-batch has a weight of {weight}; expected at least 1.")
         return loss.float(), weight
 
-    def backward(self, batch: Batch, factor: float) -> BatchLoss:
-        """Add `factor` times the gradient of the batch's mean loss to the parameters' `.grad`; return the loss."""
-        total, weight = self.loss(batch)
-        mean = total / weight
-        (mean * factor).backward()
-        return BatchLoss(mean=mean.item(), weight=weight)
+
+def _compiled(model: torch.nn.Module, is_compiled: bool = True) -> torch.nn.Module:
+    """Return a model that computes in compiled code, or no more: by layers, where the model has a way of its own."""
+    if isinstance(model, CompilesLayers):
+        model.compile_layers(is_compiled)
+        return model
+    return torch.compile(model) if is_compiled else model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,7 @@ class TrainingPeer:
         """Return the samples per local step and device: as configured, or found by testing the machine."""
         if self.compute.micro_batch_size is not None:
             return self.compute.micro_batch_size
-        measure = trial(self.task, self._computation.backward, self.model, self.compute.device)
+        measure = trial(self.task, self._computation.backward_as_it_is, self.model, self.compute.device)
         own_share = int(self.run.target_batch_size / self.task.sample_weight) // (self.compute.num_devices or 1)
         size = choose_micro_batch(measure, largest=largest_useful(own_share))
         logger.info("Micro-batches of %d samples suit this machine best.", size)

@@ -103,12 +103,18 @@ class RemoteGeneration:
     def __init__(self, model: DistributedDalleCollab) -> None:
         self._model = model
 
+    def can_be_captured(self) -> bool:
+        """See `GenerationLayers.can_be_captured`: the layers are on other machines."""
+        return False
+
     def read(self, x: Tensor, num_places: int) -> "RemotePrefix":
         """See `GenerationLayers.read`; nothing is sent before its result is needed."""
         return RemotePrefix(self._model, [x], num_places, product_of(self._model.model.token_embedding) is not None)
 
-    def open(self, prefix: "RemotePrefix", num_candidates: int, window: int, static: bool) -> "RemoteCache":
-        """See `GenerationLayers.open`."""
+    def open(
+        self, prefix: "RemotePrefix", num_candidates: int, *, window: int, static: bool, compiled: bool
+    ) -> "RemoteCache":
+        """See `GenerationLayers.open`; servers compile nothing."""
         return RemoteCache(self._model, prefix, num_candidates, dict(window=window, is_static=static))
 
     def packed(self) -> Products:

@@ -71,8 +71,8 @@ class TextToImageTask:
         return initial_model(self.run)
 
     def compiling_pays(self) -> bool:
-        """Not with reversible layers, which the compiler skips; see `reversible_dalle_collab`."""
-        return self.config.recompute != "reversible"
+        """See `TrainingTask.compiling_pays`: layers share what is compiled, and all sequences have one length."""
+        return True
 
     @cached_property
     def blocks(self) -> ShardBlocks:

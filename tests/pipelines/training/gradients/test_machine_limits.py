@@ -170,15 +170,28 @@ def test_the_loss_scale_grows_after_a_long_time_without_overflow():
 def test_automatic_choices_follow_the_device():
     assert resolve_precision("auto", "cpu") == "fp32"
     assert resolve_precision("bf16", "cpu") == "bf16"
-    plain, reversible = (
-        made_up_task(tiny_run(model_config=dict(tiny_run().model_config, recompute=recompute)))
-        for recompute in ("none", "reversible")
-    )
-    assert not is_worth_compiling("auto", "cpu", plain)
-    assert not is_worth_compiling("auto", "cuda", reversible)
-    assert is_worth_compiling("auto", "cuda", plain)
-    assert is_worth_compiling("on", "cpu", reversible)
-    assert not is_worth_compiling("off", "cuda", plain)
+    pictures, ragged = made_up_task(tiny_run()), made_up_task(tiny_run("fill-mask"))
+    assert not is_worth_compiling("auto", "cpu", pictures)
+    assert not is_worth_compiling("auto", "cuda", ragged)
+    assert is_worth_compiling("auto", "cuda", pictures)
+    assert is_worth_compiling("on", "cpu", ragged)
+    assert not is_worth_compiling("off", "cuda", pictures)
+
+
+@pytest.mark.slow
+def test_where_the_compiler_fails_gradients_are_computed_without_it(caplog):
+    run = tiny_run()
+    task, batch = made_up_task(run), batch_of_the_run(run, seed=0, batch_size=2)
+    model = task.new_model()
+    computation = GradientComputation(task, model, device="cpu", precision="fp32", compiled=True)
+    expected = computation.backward_as_it_is(batch, 1.0)
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
+        assert computation.backward(batch, 1.0) == expected
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, 2 * gradients[name])
+    assert "gradients are computed without compiled code: " in caplog.text
 
 
 def test_an_upload_limit_spaces_bytes_out_and_saves_nothing_up():
