@@ -27,11 +27,23 @@ ROWS = {
 
 
 GPU_ROWS = {
-    "32 sequences, reversible, compiled layers: training step (s)": ("paper, batch 32, bfloat16, reversible, compiled layers", "training step"),
+    "32 sequences, reversible, compiled layers: training step (s)": (
+        "paper, batch 32, bfloat16, reversible, compiled layers",
+        "training step",
+    ),
     "the same: peak memory (MiB)": ("paper, batch 32, bfloat16, reversible, compiled layers", "peak of a step"),
-    "64 sequences, reversible, compiled layers: training step (s)": ("paper, batch 64, bfloat16, reversible, compiled layers", "training step"),
-    "64 sequences, reversible, not compiled: training step (s)": ("paper, batch 64, bfloat16, reversible", "training step"),
-    "16 sequences, activations stored, compiled layers: training step (s)": ("paper, batch 16, bfloat16, none, compiled layers", "training step"),
+    "64 sequences, reversible, compiled layers: training step (s)": (
+        "paper, batch 64, bfloat16, reversible, compiled layers",
+        "training step",
+    ),
+    "64 sequences, reversible, not compiled: training step (s)": (
+        "paper, batch 64, bfloat16, reversible",
+        "training step",
+    ),
+    "16 sequences, activations stored, compiled layers: training step (s)": (
+        "paper, batch 16, bfloat16, none, compiled layers",
+        "training step",
+    ),
     "the same, stored: peak memory (MiB)": ("paper, batch 16, bfloat16, none, compiled layers", "peak of a step"),
     "1 candidate: codes per second": ("paper, 1 candidates, bfloat16", "image codes, first 256"),
     "8 candidates: codes per second": ("paper, 8 candidates, bfloat16", "image codes, first 256"),
