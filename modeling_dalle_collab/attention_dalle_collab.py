@@ -301,7 +301,7 @@ def attend_with_sum(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     """
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias)
-    if query.device.type == "cuda" and query.shape[-1] % 8 == 0:
+    if query.device.type == "cuda" and has_fused_sums(query.device, query.dtype, query.shape[-1]):
         bias = None if bias is None else _aligned(bias).expand(-1, query.shape[1], -1, -1)
         found = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)
         return found[0], found[1][..., : query.shape[2]]  # its sums are padded
@@ -309,6 +309,22 @@ def attend_with_sum(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     scores = (scores if bias is None else scores + bias).float()
     total = scores.logsumexp(dim=-1)
     return (scores - total[..., None]).exp().to(value.dtype) @ value, total
+
+
+@torch.compiler.assume_constant_result  # tried while code is compiled, not in it
+def has_fused_sums(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Return whether a device has the product that also returns the sums, for such values and heads."""
+    return _has_fused_sums(device, dtype, head_size)
+
+
+@lru_cache
+def _has_fused_sums(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    probe = torch.zeros(1, 1, 1, head_size, device=device, dtype=dtype)
+    try:
+        torch.ops.aten._scaled_dot_product_efficient_attention(probe, probe, probe, None, True)
+    except RuntimeError:  # older GPUs lack bfloat16, all of them odd sizes, some vendors' the product
+        return False
+    return True
 
 
 def _aligned(bias: Tensor) -> Tensor:

@@ -34,6 +34,6 @@ class CapturedStep:
             self._step(codes, places)
         torch.cuda.current_stream(codes.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the GPU meanwhile
             out = self._step(codes, places)
         return graph, codes, places, out

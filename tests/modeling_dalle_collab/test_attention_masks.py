@@ -6,8 +6,10 @@ import torch
 from modeling_dalle_collab.attention_dalle_collab import (
     AttentionTables,
     DalleCollabAttention,
+    has_fused_sums,
     rotary_angles,
     rotate_pairs,
+    visible_blocks,
     visible_mask,
 )
 
@@ -91,3 +93,23 @@ def test_rotations_stay_exact_in_a_bfloat16_model(tiny_config):
     exact, rounded = rotate_pairs(x, tables.rotations), rotate_pairs(x.bfloat16(), tables.rotations)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, atol=0.05, rtol=0.02)
+
+
+def test_the_fused_product_with_sums_is_used_only_where_a_device_has_it():
+    assert not has_fused_sums(torch.device("cpu"), torch.float32, 16)
+    if torch.cuda.is_available():
+        assert has_fused_sums(torch.device("cuda"), torch.float32, 16)
+        assert not has_fused_sums(torch.device("cuda"), torch.float32, 14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_for_a_gpu_show_what_the_mask_shows(tiny_config, kind):
+    config = tiny_config(image_grid_size=12)
+    blocks, visible = visible_blocks(config, kind, "cpu"), visible_mask(config, kind)
+    places = torch.arange(len(visible))
+    shown = blocks.mask_mod(torch.tensor(0), torch.tensor(0), places[:, None], places[None, :])
+    assert torch.equal(shown, visible)
+    size, number = blocks.BLOCK_SIZE[0], -(-len(visible) // blocks.BLOCK_SIZE[0])
+    padded = torch.nn.functional.pad(visible, (0, number * size - len(visible)) * 2)
+    expected = padded.unflatten(0, (number, size)).unflatten(2, (number, size)).any(dim=3).any(dim=1)
+    assert torch.equal(blocks.to_dense()[0, 0].bool(), expected), "blocks that nobody sees are skipped, no others"
