@@ -1,6 +1,5 @@
 """Whom a peer avoids by experience, and which leaders it follows after one has accepted it and then said nothing."""
 
-
 import pytest
 from forked_processes import ForkedProcess, fork_server, printed_json
 from support_files import SUPPORT

@@ -1,6 +1,5 @@
 """A swarm computes what one process computes with the joined batches: whatever the shares, and nearly so in 8 bits."""
 
-
 import pytest
 import torch
 from forked_processes import ForkedProcess, fork_server, printed_json

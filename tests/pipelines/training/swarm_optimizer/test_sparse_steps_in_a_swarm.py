@@ -1,6 +1,5 @@
 """Real peers that give each other the largest values of their progress: equal bits, whatever dies or lies."""
 
-
 import pytest
 from admission_material import edit_lists, publish_run, running_service
 from forked_processes import ForkedProcess, fork_server, printed_json
