@@ -125,7 +125,8 @@ def _visible_blocks(text: int, grid: int, kernel: int, window: str, *, kind: str
     def is_visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return _is_visible(config, kind, query, key)
 
-    return create_block_mask(is_visible, None, None, length, length, device=device)
+    with torch.inference_mode(False), torch.no_grad():  # later passes may need to keep its tensors
+        return create_block_mask(is_visible, None, None, length, length, device=device)
 
 
 def band_mask(config: DalleCollabConfig, kind: str, device: torch.device | str | None = None) -> Tensor:

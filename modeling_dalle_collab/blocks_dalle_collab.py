@@ -7,7 +7,7 @@ weights of f to the group of layers that share them.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from .attention_dalle_collab import AttentionTables, DalleCollabAttention
+from .compiled_dalle_collab import compiled
 from .configuration_dalle_collab import DalleCollabConfig
 from .feed_forward_dalle_collab import DalleCollabFeedForward
 from .reversible_dalle_collab import BranchCall, run_layer, run_reversibly
@@ -151,10 +152,12 @@ class DalleCollabStack(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Run consecutive layers, or all, over whole sequences: streams (batch, position, hidden_size) to the same."""
         layers = range(len(self.layers)) if layers is None else layers
-        compiled = self.compiles_layers and taps is None and not torch.compiler.is_compiling()
-        tables = tables or AttentionTables.build(self.config, first.device, first.dtype, for_compiled_code=compiled)
+        attend, feed = _attention_branch, _feed_forward_branch
+        if is_compiled := taps is None and self._compiles(first):
+            attend, feed = compiled(attend), compiled(feed)
+        tables = tables or AttentionTables.build(self.config, first.device, first.dtype, for_compiled_code=is_compiled)
         on_weights = None if taps is None or taps.attentions is None else taps.attentions.append
-        calls = list(self._calls(tables, on_weights, layers, compiled))
+        calls = list(self._calls(tables, on_weights, layers, attend, feed))
         if num_recomputed := self._num_recomputed_branches(taps, layers):
             first, second = run_reversibly(first, second, calls[:num_recomputed])
             calls = calls[num_recomputed:]
@@ -166,6 +169,16 @@ class DalleCollabStack(nn.Module):
             else:
                 first, second = run_layer(first, second, *pair)
         return first, second
+
+    def _compiles(self, x: Tensor) -> bool:
+        """Whether a pass is of compiled layers: training, of whole sequences, where the compiler can."""
+        return (
+            self.compiles_layers
+            and torch.is_grad_enabled()
+            and x.shape[1] == self.config.text_block_length + self.config.num_image_codes
+            and not torch.compiler.is_compiling()
+            and not any(compiled(branch).has_failed for branch in (_attention_branch, _feed_forward_branch))
+        )
 
     def _num_recomputed_branches(self, taps: Taps | None, layers: range) -> int:
         """Two branches per layer; the last layers are the stored ones, because their backward pass comes first."""
@@ -188,11 +201,10 @@ class DalleCollabStack(nn.Module):
         tables: AttentionTables,
         on_weights: Callable[[Tensor], None] | None = None,
         layers: range | None = None,
-        compiled: bool = False,
+        attend: Callable[..., Tensor] | None = None,
+        feed: Callable[..., Tensor] | None = None,
     ) -> Iterator[BranchCall]:
-        attend, feed = _attention_branch, _feed_forward_branch
-        if compiled:
-            attend, feed = _compiled(attend), _compiled(feed)
+        attend, feed = attend or _attention_branch, feed or _feed_forward_branch
         dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout)
         is_random = self.training and dropout > 0
         for layer, kind, group in self.parts_of_layers(layers):
@@ -215,13 +227,3 @@ def _attention_branch(
 
 def _feed_forward_branch(branch: DalleCollabBranch, feed_forward: DalleCollabFeedForward, x: Tensor) -> Tensor:
     return branch.scale * feed_forward(shift_tokens(branch.norm(x), feed_forward.config))
-
-
-@cache
-def _compiled(branch: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a branch in compiled code: made once for each kind of attention, whatever the number of layers.
-
-    And once with and once without gradients, for one size of batch and then for any: more than torch's limit of 8.
-    """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(branch)

@@ -7,9 +7,7 @@ read together), head, slot, head_size, hidden. The keys and values of the text a
 the number of candidates.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +22,7 @@ from .attention_dalle_collab import (
     rotary_table,
 )
 from .blocks_dalle_collab import DalleCollabLayer, DalleCollabSharedGroup, DalleCollabStack, shift_tokens
+from .compiled_dalle_collab import compiled
 from .configuration_dalle_collab import DalleCollabConfig
 from .linear_dalle_collab import Products, is_plain_linear
 from .packed_dalle_collab import packed_products
@@ -242,7 +241,7 @@ class GenerationCache:
         # Every row of the ring is two quarters of the channels: those for the code below, and for the one on the right.
         passed_on = (2 * around + torch.arange(2, device=around.device)).flatten()
 
-        run_layer = _compiled_layer_step() if self.compiled else _layer_step
+        run_layer = compiled(_layer_step) if self.compiled else _layer_step
         for index, (layer, kind, group) in enumerate(self.stack.parts_of_layers(self.layers)):
             first, second = run_layer(
                 first, second, layer, group, kept=self.images[index], text_keys=self.prefix.text_keys[index],
@@ -344,12 +343,6 @@ def _attend(
     )
     share_of_text = (text_sum - image_sum).sigmoid().to(image.dtype)
     return attention.merge(torch.lerp(image, text, share_of_text).transpose(1, 2))
-
-
-@cache
-def _compiled_layer_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `_layer_step` in compiled code: once for each kind of attention, whatever the number of layers."""
-    return torch.compile(_layer_step)
 
 
 class GenerationLayers:

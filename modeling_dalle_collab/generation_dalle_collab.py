@@ -294,7 +294,7 @@ class _Predictor:
         )  # fmt: skip
         self.step: Callable[[Tensor, Tensor], Tensor] = partial(_step, model, self.cache)
         if is_captured:
-            self.step = CapturedStep(self.step)
+            self.step = CapturedStep(self.step, prefix.hidden.device)
 
     def first(self) -> Tensor:
         """Return the logits behind the prefix: (sample, code)."""

@@ -248,14 +248,15 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
             attentions=body.attentions,
         )
 
-    def compile_layers(self, is_compiled: bool = True) -> None:
-        """Compute passes over whole sequences with compiled layers from now on, or no more.
+    def compile_layers(self) -> None:
+        """Compute training passes with compiled layers from now on.
 
-        Attention is FlexAttention on a GPU then. A layer's two branches are compiled once for each kind of attention,
+        Attention is FlexAttention on a GPU then; where the compiler fails, the log says so and layers compute as they
+        are. A layer's two branches are compiled once for each kind of attention,
         in about a minute, whatever their number and whether activations are stored or recomputed; `torch.compile` of
         the whole model would unroll all layers.
         """
-        self.model.stack.compiles_layers = is_compiled
+        self.model.stack.compiles_layers = True
 
     def _adds_gradients_up(self) -> bool:
         """Whether the backward pass adds gradients of shared weights up by itself: in plain training on a CPU."""

@@ -35,7 +35,7 @@ class SamplingOptions:
     """Codes of a sample that a pass works on: the next one, and guesses behind it, which count if they turn out right.
     None: what is fastest, as measured on the way. The codes are those of 1."""
     compile_step: bool = False
-    """Compile the layers' step from code to code (`torch.compile`), with a static cache: up to a minute, once."""
+    """Compile the layers' step from code to code (`torch.compile`), with a static cache: half a minute, once."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "SamplingOptions":

@@ -55,6 +55,32 @@ def test_compiled_layers_give_the_same_gradients(tiny_model, tiny_batch, recompu
     assert max(errors.values()) < (1e-4 if dtype is None else 0.1), errors
 
 
+OPTIONS = {
+    "guided": dict(guidance_scale=2.5),
+    "completed": dict(image_prompt=torch.arange(2 * 10).view(2, 10) % 24),
+    "completed within a row": dict(image_prompt=torch.arange(2 * 3).view(2, 3), top_p=0.8),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_guided_and_completed_codes_are_those_that_the_cpu_draws(tiny_model, tiny_batch, options):
+    model, (text, _) = tiny_model(image_grid_size=7, head_dim=16), tiny_batch(batch=2)
+    expected = model.generate_image_codes(text, num_candidates=8, seed=2, window=1, **options)
+    on_gpu = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    drawn = model.cuda().generate_image_codes(text.cuda(), num_candidates=8, seed=2, **on_gpu)
+    assert (drawn.cpu() == expected).all(dim=-1).float().mean() >= 15 / 16
+
+
+def test_two_drawings_at_once_do_not_disturb_each_other(tiny_model, tiny_batch):
+    model, (text, _) = tiny_model(image_grid_size=7, head_dim=16).cuda(), tiny_batch(batch=2)
+    alone = [model.generate_image_codes(row.cuda(), num_candidates=4, window=4) for row in text.split(1)]
+    streams = [model.stream_image_codes(row.cuda(), every=5, num_candidates=4, window=4) for row in text.split(1)]
+    together = [list(pair) for pair in zip(*streams, strict=False)]
+    for number, expected in enumerate(alone):
+        codes = together[-1][number]
+        assert torch.equal(codes, expected[:, :, : codes.shape[2]])
+
+
 WAYS = {
     "window 1": dict(window=1),
     "window 4": dict(window=4),

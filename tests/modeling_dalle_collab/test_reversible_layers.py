@@ -1,10 +1,13 @@
 """Recomputed and stored activations give the same gradients; memory does not grow with depth when recomputing."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from modeling_dalle_collab.blocks_dalle_collab import shift_tokens
+from modeling_dalle_collab.compiled_dalle_collab import CompiledFunction, compiled
 from modeling_dalle_collab.feed_forward_dalle_collab import gated_gelu
 
 
@@ -188,13 +191,31 @@ def test_compiled_layers_give_the_same_gradients_however_many_there_are(tiny_mod
     expected = {kind: gradients(model, tiny_batch(), kind) for kind in ("none", "reversible")}
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    compiled.cache_clear()
     model.compile_layers()
     for recompute, (loss, stored) in expected.items():
         found = gradients(model, tiny_batch(), recompute)
         assert found[0] == pytest.approx(loss, abs=1e-5)
         assert_equal_gradients(found[1], stored)
     # Each of the three kinds of attention and the feed-forward branch: with gradients, and without.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2 * (3 + 1)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * (3 + 1)
+
+
+def test_a_function_has_many_compiled_variants_in_every_thread():
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    function = CompiledFunction(lambda x, kind: x + len(kind), backend=count)
+    kinds = ["x" * number for number in range(20)]
+    with ThreadPoolExecutor(1) as other:
+        for kind in kinds[:10]:
+            assert function(torch.zeros(2), kind).tolist() == [len(kind)] * 2
+        for kind in kinds[10:]:
+            assert other.submit(function, torch.zeros(2), kind).result().tolist() == [len(kind)] * 2
+    assert len(graphs) == 20 and not function.has_failed
 
 
 def test_captions_are_dropped_in_training_alone(tiny_model, tiny_batch):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from pipelines.training.run.task import Batch, TrainingTask
 
@@ -34,8 +33,8 @@ class BatchLoss:
 class CompilesLayers(Protocol):
     """A model that compiles what its layers share once, not all layers one after the other."""
 
-    def compile_layers(self, is_compiled: bool = True) -> None:
-        """Compute with compiled layers from now on, or no more."""
+    def compile_layers(self) -> None:
+        """Train with compiled layers from now on; where the compiler fails, as they are."""
 
 
 ComputeGradient = Callable[[Batch, float], BatchLoss]
@@ -54,42 +53,22 @@ class GradientComputation:
     ) -> None:
         self.device = torch.device(device)
         self._task, self._dtype = task, PRECISIONS[precision]
-        self._plain = self._model = model
-        self._is_to_be_compiled = compiled
+        self._model, self._is_to_be_compiled = model, compiled
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the batch's summed loss, float32 with its graph, and the weight that it sums over."""
         if self._is_to_be_compiled:
-            self._compile()
+            logger.info("Compiling the model: the first gradient takes a minute or more.")
+            self._model, self._is_to_be_compiled = _compiled(self._model), False
         return self._loss(batch)
 
     def backward(self, batch: Batch, factor: float) -> BatchLoss:
         """Add `factor` times the gradient of the batch's mean loss to the parameters' `.grad`; return the loss."""
-        if not self._is_to_be_compiled:
-            return self.backward_as_it_is(batch, factor)
-        before = [None if each.grad is None else each.grad.clone() for each in self._plain.parameters()]
-        try:
-            self._compile()
-            return self.backward_as_it_is(batch, factor)
-        except TorchDynamoException as error:
-            reason = str(error).strip().partition("\n")[0][:300]
-            logger.warning("The compiler failed, and gradients are computed without compiled code: %s", reason)
-        self._model = _compiled(self._plain, False)
-        for parameter, gradient in zip(self._plain.parameters(), before, strict=True):
-            parameter.grad = gradient  # without what the failed pass may have added
-        return self.backward_as_it_is(batch, factor)
+        return _backward(*self.loss(batch), factor)
 
     def backward_as_it_is(self, batch: Batch, factor: float) -> BatchLoss:
         """The same without compiling first: to try sizes, each of which would be compiled anew."""
-        total, weight = self._loss(batch)
-        mean = total / weight
-        (mean * factor).backward()
-        return BatchLoss(mean=mean.item(), weight=weight)
-
-    def _compile(self) -> None:
-        self._is_to_be_compiled = False
-        logger.info("Compiling the model: the first gradient takes minutes.")
-        self._model = _compiled(self._plain)
+        return _backward(*self._loss(batch), factor)
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
         on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
@@ -100,12 +79,19 @@ class GradientComputation:
         return loss.float(), weight
 
 
-def _compiled(model: torch.nn.Module, is_compiled: bool = True) -> torch.nn.Module:
-    """Return a model that computes in compiled code, or no more: by layers, where the model has a way of its own."""
+def _backward(total: torch.Tensor, weight: int, factor: float) -> BatchLoss:
+    mean = total / weight
+    (mean * factor).backward()
+    return BatchLoss(mean=mean.item(), weight=weight)
+
+
+def _compiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model that computes in compiled code: by layers, where it has a way of its own."""
     if isinstance(model, CompilesLayers):
-        model.compile_layers(is_compiled)
+        model.compile_layers()
         return model
-    return torch.compile(model) if is_compiled else model
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, and the log says so
+    return torch.compile(model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,7 @@ class TrainingTask(Protocol):
         """Return the model with the run's initial parameters, bit for bit equal on all peers."""
 
     def compiling_pays(self) -> bool:
-        """Tell whether `torch.compile` speeds the model up on a GPU."""
+        """Tell whether compiled code speeds the model up on a GPU."""
 
     def batches(
         self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None

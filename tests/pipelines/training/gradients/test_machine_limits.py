@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from made_up_tasks import made_up_batch as batch_of_the_run
 from made_up_tasks import made_up_task
 from swarm_of_processes import tiny_run
 
+from modeling_dalle_collab.compiled_dalle_collab import compiled
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.group.time_limits import AttemptTimes, RoundTimes, adapted_timeout
@@ -179,19 +181,32 @@ def test_automatic_choices_follow_the_device():
 
 
 @pytest.mark.slow
-def test_where_the_compiler_fails_gradients_are_computed_without_it(caplog):
-    run = tiny_run()
+# torch 2.14 meets its own warning while it traces a function within another's forward pass
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("kind", ["text-to-image", "fill-mask"])
+def test_where_the_compiler_fails_gradients_are_computed_without_it(kind, caplog, monkeypatch):
+    run = tiny_run(kind)
     task, batch = made_up_task(run), batch_of_the_run(run, seed=0, batch_size=2)
     model = task.new_model()
     computation = GradientComputation(task, model, device="cpu", precision="fp32", compiled=True)
     expected = computation.backward_as_it_is(batch, 1.0)
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     torch._dynamo.reset()
-    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
-        assert computation.backward(batch, 1.0) == expected
+    compiled.cache_clear()
+
+    def fail(graph, inputs):
+        raise RuntimeError("there is no compiler")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fail))
+    with torch._dynamo.config.patch(suppress_errors=False):
+        for _ in range(2):
+            assert computation.backward(batch, 1.0) == expected
+    compiled.cache_clear()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, 2 * gradients[name])
-    assert "gradients are computed without compiled code: " in caplog.text
+        torch.testing.assert_close(parameter.grad, 3 * gradients[name])
+    if kind == "text-to-image":
+        failures = [line for line in caplog.messages if line.startswith("The compiler failed; _attention_branch goes")]
+        assert len(failures) == 1 and "there is no compiler" in failures[0]
 
 
 def test_an_upload_limit_spaces_bytes_out_and_saves_nothing_up():

@@ -23,7 +23,7 @@ def test_a_peer_on_a_gpu_and_one_on_a_cpu_end_with_equal_parameters(tmp_path, pr
         ]
         for peer in peers:
             peer.wait_for("finished")
-        assert "without compiled code" not in peers[0].log(), peers[0].log()
+        assert not any(words in peers[0].log() for words in ("compiler failed", "recompile_limit")), peers[0].log()
     first, second = (load_file(tmp_path / f"{name}.safetensors") for name in computes)
     assert all(torch.equal(first[name], second[name]) for name in first)
     for peer in peers:
