@@ -1,5 +1,6 @@
 """A chaos run: a fault-free period, the faults, then all trainers to one epoch, where parameters are compared."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -24,7 +25,9 @@ from pipelines.demo.stages import StageError
 MARKER_FILE = ".dalle-collab-chaos"
 NUM_WARMUP_EPOCHS = 2
 SECONDS_TO_FINISH = 120.0
+SECONDS_FOR_ONE_ROUND = 60.0
 EPOCHS_TO_FINISH = 2
+"""After a round of all, for who has left it with another state to see so and to take the others'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,8 @@ def _finish(swarm: ChaosSwarm) -> float:
     """Let all trainers stop at the same epoch; return how much their parameters differ."""
     try:
         swarm.wait_until(lambda: _all_in_step(swarm), "the trainers to be in step again", SECONDS_TO_FINISH)
+        with contextlib.suppress(StageError):  # who avoids an attacker may need longer, and need not
+            swarm.wait_until(lambda: _all_in_one_round(swarm), "a round of all trainers", SECONDS_FOR_ONE_ROUND)
         last = max(_epoch_of(trainer.events()) for trainer in swarm.trainers) + EPOCHS_TO_FINISH
         for trainer in swarm.trainers:
             trainer.control(Control(finish_at_epoch=last))
@@ -154,6 +159,12 @@ def _finish(swarm: ChaosSwarm) -> float:
 def _all_in_step(swarm: ChaosSwarm) -> bool:
     epochs = [_epoch_of(trainer.events()) for trainer in swarm.trainers]
     return all(trainer.is_alive() for trainer in swarm.trainers) and max(epochs) - min(epochs) <= 1 and min(epochs) > 0
+
+
+def _all_in_one_round(swarm: ChaosSwarm) -> bool:
+    """Tell whether the newest round of each trainer was one of all: no one has just gone on alone."""
+    newest = [next((e for e in reversed(trainer.events()) if e["event"] == "epoch"), {}) for trainer in swarm.trainers]
+    return all(e.get("group_size", 0) >= len(newest) and e["share_averaged"] == 1.0 for e in newest)
 
 
 def _epoch_of(events: Sequence[dict]) -> int:
