@@ -111,6 +111,21 @@ class DalleCollabLayer(nn.Module):
         self.feed_forward = DalleCollabBranch(config, layer_index)
 
 
+def _attention_branch(
+    branch: DalleCollabBranch,
+    attention: DalleCollabAttention,
+    x: Tensor,
+    kind: str,
+    tables: AttentionTables,
+    on_weights: Callable[[Tensor], None] | None,
+) -> Tensor:
+    return branch.scale * attention(shift_tokens(branch.norm(x), attention.config), kind, tables, on_weights)
+
+
+def _feed_forward_branch(branch: DalleCollabBranch, feed_forward: DalleCollabFeedForward, x: Tensor) -> Tensor:
+    return branch.scale * feed_forward(shift_tokens(branch.norm(x), feed_forward.config))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Taps:
     """Collects intermediate results of layers; a pass with taps stores all activations."""
@@ -201,10 +216,9 @@ class DalleCollabStack(nn.Module):
         tables: AttentionTables,
         on_weights: Callable[[Tensor], None] | None = None,
         layers: range | None = None,
-        attend: Callable[..., Tensor] | None = None,
-        feed: Callable[..., Tensor] | None = None,
+        attend: Callable[..., Tensor] = _attention_branch,
+        feed: Callable[..., Tensor] = _feed_forward_branch,
     ) -> Iterator[BranchCall]:
-        attend, feed = attend or _attention_branch, feed or _feed_forward_branch
         dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout)
         is_random = self.training and dropout > 0
         for layer, kind, group in self.parts_of_layers(layers):
@@ -212,18 +226,3 @@ class DalleCollabStack(nn.Module):
             yield BranchCall(compute, (*layer.attention.parameters(), *group.attention.parameters()), is_random)
             compute = partial(feed, layer.feed_forward, group.feed_forward)
             yield BranchCall(compute, (*layer.feed_forward.parameters(), *group.feed_forward.parameters()), is_random)
-
-
-def _attention_branch(
-    branch: DalleCollabBranch,
-    attention: DalleCollabAttention,
-    x: Tensor,
-    kind: str,
-    tables: AttentionTables,
-    on_weights: Callable[[Tensor], None] | None,
-) -> Tensor:
-    return branch.scale * attention(shift_tokens(branch.norm(x), attention.config), kind, tables, on_weights)
-
-
-def _feed_forward_branch(branch: DalleCollabBranch, feed_forward: DalleCollabFeedForward, x: Tensor) -> Tensor:
-    return branch.scale * feed_forward(shift_tokens(branch.norm(x), feed_forward.config))

@@ -361,7 +361,7 @@ class GenerationLayers:
         return read_prefix(self.stack, x, num_places)
 
     def open(
-        self, prefix: Prefix, num_candidates: int, *, window: int, static: bool, compiled: bool = False
+        self, prefix: Prefix, num_candidates: int, *, window: int, static: bool, compiled: bool
     ) -> GenerationCache:
         """Return the state of a batch of candidates; see `GenerationCache`."""
         return GenerationCache(self.stack, prefix, num_candidates, window=window, static=static, compiled=compiled)

@@ -252,9 +252,8 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
         """Compute training passes with compiled layers from now on.
 
         Attention is FlexAttention on a GPU then; where the compiler fails, the log says so and layers compute as they
-        are. A layer's two branches are compiled once for each kind of attention,
-        in about a minute, whatever their number and whether activations are stored or recomputed; `torch.compile` of
-        the whole model would unroll all layers.
+        are. A layer's two branches are compiled once for each kind of attention, in about a minute, whatever their
+        number and whether activations are stored or recomputed; `torch.compile` of the whole would unroll all layers.
         """
         self.model.stack.compiles_layers = True
 

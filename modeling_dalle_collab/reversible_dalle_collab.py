@@ -31,8 +31,8 @@ def run_layer(first: Tensor, second: Tensor, attention: BranchCall, feed_forward
     return first, second + feed_forward.compute(first)
 
 
-# Compilers retrace the closures in every pass, which takes seconds per step: these layers run uncompiled, and what is
-# around them (embedding, stored layers, head, loss) is compiled.
+# Compilers of the whole retrace the calls in every pass, which takes seconds: the loop runs uncompiled, and what
+# is around it (embedding, stored layers, head, loss) is compiled. `compile_layers` compiles what the calls compute.
 @torch.compiler.disable
 def run_reversibly(first: Tensor, second: Tensor, calls: list[BranchCall]) -> tuple[Tensor, Tensor]:
     """Add layers' branches (two calls each) to the streams, (batch, position, hidden); store only the end."""

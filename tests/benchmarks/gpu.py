@@ -102,7 +102,7 @@ def apart(machine: Machine, action: Callable[[], Result]) -> Result:
     """Return what an action returns in a process of its own, if there is a GPU.
 
     One that accesses memory that is not its own leaves a GPU useless to its process; this one must never have used it.
-    Raises RuntimeError for an action that fails, with what it said, and for one that takes longer than a cell may.
+    Raises RuntimeError for an action that fails, with what it said, or that dies or takes longer than a cell may.
     """
     if machine.device == "cpu":
         return action()
@@ -123,6 +123,8 @@ def apart(machine: Machine, action: Callable[[], Result]) -> Result:
         if not receiver.poll(CELL_SECONDS):
             raise RuntimeError(f"it has not ended within {CELL_SECONDS} s")
         found, failure = receiver.recv()
+    except EOFError as error:
+        raise RuntimeError("its process died") from error
     finally:
         process.kill()
         process.join()
@@ -175,7 +177,7 @@ def measure(sizes: list[Size], machine: Machine, seconds: float, log: Callable[[
         log(name)
         try:
             yield from cell()
-        except (RuntimeError, EOFError) as error:  # the other cells are measured all the same
+        except RuntimeError as error:  # the other cells are measured all the same
             log(f"failed: {name}: {error}")
 
 
@@ -204,7 +206,7 @@ def _or_none(action: Callable[[], Result]) -> Result | None:
     """Return what it returns; None, said on the screen by `apart`, if the peer cannot do it."""
     try:
         return action()
-    except (RuntimeError, EOFError):
+    except RuntimeError:
         return None
 
 
@@ -259,7 +261,7 @@ def _generation(size: Size, machine: Machine, *, compiled: bool = False) -> Iter
     ways += [] if compiled else [(1, None)]
     found = apart(machine, lambda: _drawing(size, machine, number, ways, compiled))
     for (num_candidates, window), (seconds, peak) in found.items():
-        case = f"{size.name}, {num_candidates} candidates, bfloat16"
+        case = f"{size.name}, {num_candidates} candidate{'s' * (num_candidates > 1)}, bfloat16"
         case += ", guesses" if window is None else ", compiled layers" if compiled else ""
         peer = None
         if window == 1 and size.has_peer and not compiled:
@@ -325,7 +327,7 @@ def _attention_seconds(size: Size, machine: Machine, kind: str, has_backward: bo
     )
     flex = torch.compile(flex_attention) if machine.compiles else flex_attention
 
-    def seconds(product: Callable[[], torch.Tensor], has_backward: bool) -> float:
+    def seconds(product: Callable[[], torch.Tensor]) -> float:
         def run() -> None:
             found = product()
             if has_backward:
@@ -335,8 +337,8 @@ def _attention_seconds(size: Size, machine: Machine, kind: str, has_backward: bo
         return median_seconds(run, 5)
 
     return (
-        seconds(lambda: flex(q, k, v, block_mask=blocks), has_backward),
-        seconds(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), has_backward),
+        seconds(lambda: flex(q, k, v, block_mask=blocks)),
+        seconds(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)),
     )
 
 

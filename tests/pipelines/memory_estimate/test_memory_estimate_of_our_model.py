@@ -7,7 +7,7 @@ from measured_models import measure_our_model
 from memory_measurement import storage_bytes
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from modeling_dalle_collab.attention_dalle_collab import DENSE_MAX_POSITIONS
+from modeling_dalle_collab.attention_dalle_collab import DENSE_MAX_POSITIONS, kinds_computed_densely
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.models import dalle_collab_sizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
@@ -77,3 +77,5 @@ def test_the_sizes_of_the_paper_are_the_configurations_defaults():
     for item in dataclasses.fields(DalleCollabSizes):
         assert getattr(DalleCollabSizes(), item.name) == getattr(config, item.name), item.name
     assert dalle_collab_sizes.DENSE_MAX_POSITIONS == DENSE_MAX_POSITIONS
+    for device in ("cpu", "cuda"):
+        assert DalleCollabSizes().dense_kinds(on_cpu=device == "cpu") == kinds_computed_densely(config, device)
