@@ -1,8 +1,9 @@
 """Gradient averagers whose uplinks differ, each a process of its own; nobody is told what they carry.
 
 Usage: python link_peers.py SETTINGS.json. `upload_mbit` gives the rate of each member; the member "helper" sends
-nothing, and offers its link. With `dies_in_round` the helper is killed once it has given its first answers in the first
-round, from that one on, in which it reduces.
+nothing, and offers its link, and the member "anchor" only listens. With `dies` the helper is killed once it has given
+its first answers in the first round, from that one on, in which it reduces. `rounds_of` says for a member in which
+rounds it is there, `killed_in` in which round it is killed, once it has sent `KILLED_AFTER` bytes there.
 """
 
 import hashlib
@@ -10,6 +11,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
+from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import LISTENER
@@ -30,8 +34,10 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
 
 NUM_VALUES = 2**19
-HELPER = "helper"
+HELPER, ANCHOR = "helper", "anchor"
 ANSWERS_BEFORE_DEATH = 2
+KILLED_AFTER = NUM_VALUES
+"""Bytes, a quarter of a vector of float32."""
 
 
 class WrittenDownAverager(SwarmGradientAverager):
@@ -62,14 +68,15 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
     run, name = TrainingRun.from_mapping(settings["run"]), settings["name"]
     WrittenDownAverager.settings = settings
     parameters = [torch.nn.Parameter(torch.zeros(NUM_VALUES // 1024, 1024))]
-    if name == HELPER:
-        special = dict(LISTENER, may_help=True)
+    if name in (HELPER, ANCHOR):
+        special = dict(LISTENER, may_help=name == HELPER)
     else:
         special = dict(upload_limit=UploadLimit(settings["upload_mbit"][name]))
     return WrittenDownAverager(
         parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
         target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
-        allreduce_timeout=60.0, next_chunk_timeout=15.0, start=True, **averager_options(run), **special,
+        allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=settings.get("part_bytes", PART_BYTES),
+        start=True, **averager_options(run), **special,
     )  # fmt: skip
 
 
@@ -79,27 +86,40 @@ def direction(number: int) -> torch.Tensor:
     return 0.5 + random
 
 
+def die_in_the_middle(averager: WrittenDownAverager, before: int) -> None:
+    """Kill this whole peer once it has sent a part of its vector."""
+    while averager.last_round.bytes_sent - before < KILLED_AFTER:
+        time.sleep(0.01)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def average(settings: dict, averager: WrittenDownAverager, number: int, members: list[str]) -> None:
     """Take part in a round and write down what came of it."""
-    index = settings["members"].index(settings["name"])
-    if settings["name"] != HELPER:
-        averager.parameters[0].grad = direction(number) * (1 + index)
+    name, failure = settings["name"], ""
+    if name not in (HELPER, ANCHOR):
+        averager.parameters[0].grad = direction(number) * (1 + settings["members"].index(name))
         averager.reset_accumulated_grads_()
         averager.accumulate_grads_(1)
     write_event(settings, event="prepared", number=number)
     wait_for_events(settings, members, "prepared", number=number)
     before = averager.last_round
-    averager.step(timeout=120.0)
+    if settings.get("killed_in", {}).get(name) == number:
+        threading.Thread(target=die_in_the_middle, args=(averager, before.bytes_sent), daemon=True).start()
+    try:
+        averager.step(timeout=settings.get("step_seconds", 120.0))
+    except Exception as error:  # what failed, and in which way, is for the test to say
+        failure = repr(error)
     averager.notify_used_averaged_gradients()
     figures = averager.last_round
     with averager.get_tensors() as tensors:
         multiple = (tensors[0] / direction(number)).mean().item()
         digest = hashlib.sha256(tensors[0].numpy().tobytes()).hexdigest()
     write_event(
-        settings, event="averaged", number=number, multiple=multiple, digest=digest,
+        settings, event="averaged", number=number, multiple=multiple, digest=digest, failure=failure,
         share_averaged=figures.share_averaged, group_size=figures.group_size,
         num_incomplete=figures.num_incomplete_rounds - before.num_incomplete_rounds,
-        up_mbit=figures.up_mbit, seconds=figures.seconds,
+        num_attempts=figures.num_rounds - before.num_rounds, up_mbit=figures.up_mbit, seconds=figures.seconds,
+        suspects=[[suspect.peer_id, suspect.offence.name] for suspect in figures.suspects],
     )  # fmt: skip
 
 
@@ -124,8 +144,13 @@ def take_part(settings: dict) -> None:
         }
         for number in range(settings["num_rounds"]):
             members = [member for member in members if is_running(pids[member])]
-            average(settings, averager, number, members)
-            wait_for_events(settings, [member for member in members if member != HELPER], "averaged", number=number)
+            there = [
+                m for m in members if number in settings.get("rounds_of", {}).get(m, range(settings["num_rounds"]))
+            ]
+            if name in there:
+                average(settings, averager, number, there)
+            mortal = {HELPER} | settings.get("killed_in", {}).keys()
+            wait_for_events(settings, [member for member in there if member not in mortal], "averaged", number=number)
         averager.shutdown()
 
 

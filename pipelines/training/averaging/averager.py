@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
@@ -24,7 +24,7 @@ from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import as_aiter, azip, enter_asynchronously
+from hivemind.utils.asyncio import enter_asynchronously
 
 from pipelines.admission.averaging_gate import GroupSignatures
 from pipelines.admission.client import PeerAdmission
@@ -38,19 +38,22 @@ from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
 from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
 from pipelines.training.averaging.group.time_limits import AttemptTimes, attempt_times
+from pipelines.training.averaging.patience import Patience
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.reducing_end import RoundMemory
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
+from pipelines.training.averaging.wire.codec import bytes_on_the_wire
 from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
 from pipelines.training.averaging.wire.streams import until_reader_closes
 
 logger = logging.getLogger(__name__)
 
 MIN_SHARE_AVERAGED = 0.9
-ANSWERS_SECONDS = 60.0
-"""How long the answers of a round, and what they were made of, are kept for members that ask, as they were sent."""
+ANSWERS_SECONDS, ATTEMPTS_KEPT = 60.0, 3
+"""How long the answers of a round, and what they were made of, are kept for members that ask, as they were sent; and of
+how many attempts at most: where an epoch takes seconds, 60 s of them are the vector many times over."""
 
 MAX_ATTEMPTS = 2
 """All-reduces for one round. A hostile member can spoil every one, and must not delay the others for ever."""
@@ -94,10 +97,13 @@ class RobustAverager(AnsweringAverager):
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
         self._num_senders_served = 0
-        self._attempt_times = self.times_of_attempts(
-            kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
+        self._patience = Patience(
+            self.times_of_attempts(
+                kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
+            )
         )
         self._num_attempts_left = 0
+        self._ended_groups: list[bytes] = []
         self._search: GroupSearch | None = None
         self._epoch: int | None = None
         super().__init__(
@@ -190,7 +196,7 @@ class RobustAverager(AnsweringAverager):
             self._matchmaking,
             self._rounds_begin_together,
             partial(self._name_outside_a_round, offence=Offence.STALLED),
-            self._checks.avoids,
+            self._is_kept_out,
         )
         self._search.average_epoch(self._epoch)
         self._search.begin()
@@ -259,6 +265,11 @@ class RobustAverager(AnsweringAverager):
         self._num_attempts_left -= 1
         seconds, search, checks = self._attempt_seconds(), self._search, self._checks
         assert search is not None and checks is not None, "a round begins in `_step` alone"
+        if self._division is not None and kwargs.get("sender_timeout") and kwargs.get("reducer_timeout"):
+            kwargs |= self._patience.timeouts_of_streams(
+                self._division, self._vector_bytes, self.allreduce_kwargs["part_size_bytes"],
+                kwargs["sender_timeout"], kwargs["reducer_timeout"],
+            )  # fmt: skip
         signatures = self._gate.signatures_of(members)
         runner = self._new_runner(
             tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures,
@@ -266,45 +277,63 @@ class RobustAverager(AnsweringAverager):
         )  # fmt: skip
         self._keep_for_members(runner, signatures)
         self._running_groups[group_id].set_result(runner)
-        started, succeeded = time.monotonic(), False
+        started, succeeded, is_half = time.monotonic(), False, False
+        is_last, longest = self._num_attempts_left == 0, self._patience.times.highest
+        self._figures.attempt_until.value = started + (longest if is_last or seconds is None else seconds)
         search.begin()
         # Neither clients nor those who only listen lead the group of another attempt.
         followers = {peer for peer, mode in zip(members, modes, strict=True) if mode != AveragingMode.NODE}
+        listeners = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.AUX}
         watching = asyncio.create_task(
-            self._watch_late_round(search, set(members) - followers - {self.peer_id}, seconds)
+            self._drop_late_senders(runner, seconds)
+            if is_last
+            else self._watch_late_round(search, set(members) - followers - {self.peer_id}, seconds)
         )
         try:
-            async with asyncio.timeout(seconds) as limit:
-                async for tensor, answer in azip(as_aiter(*tensors), runner):
-                    tensor.copy_(answer)
+            async with asyncio.timeout(None if is_last else seconds) as limit:
+                await runner.collect()
+            is_half = runner.share_averaged < 1.0 and not is_last
+            if not is_half:
+                await asyncio.get_running_loop().run_in_executor(None, runner.write, tensors)
             succeeded = True
         except TimeoutError as error:
             if not limit.expired():
                 raise
             runner.name_late_senders()
-            self._attempt_times.note_failure()
+            self._patience.note_late(runner, self._division, members, self._vector_bytes)
             reason = AllreduceException(f"it timed out after {time.monotonic() - started:.1f} s")
             # After this kind of error hivemind looks for a group again, unless the step has ended.
             raise reason from error
         finally:
             watching.cancel()
-            # Members that lack answers ask at once; the memory is worth more than a late one.
-            asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._answers.pop, group_id, None)
-            asyncio.get_running_loop().call_later(ANSWERS_SECONDS, checks.close, group_id)
-            failed = self._failed_reducers(runner) if succeeded and self._num_attempts_left > 0 else set()
-            is_half, duration = bool(failed), time.monotonic() - started
+            self._figures.attempt_until.value = 0.0
+            self._keep_for_a_while(group_id)
+            duration = time.monotonic() - started
             if is_half:  # all that was sent has come, also from who was the last
-                search.meet_again(members, followers, failed, round_seconds=duration)
+                search.meet_again(members, followers, listeners, self._failed_reducers(runner), duration)
             elif not succeeded:
-                search.meet_again(members, followers, runner.late_senders | runner.bad_reducers)
+                search.meet_again(members, followers, listeners, runner.late_senders | runner.bad_reducers)
             self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
-        if runner.share_averaged == 1.0 and self._division is not None:
-            self._division.note_round(runner.delivered_mbit())
-        self._attempt_times.note_success(time.monotonic() - started)
+        if runner.share_averaged == 1.0:
+            self._patience.note_success(runner, self._division)
+        self._patience.times.note_success(time.monotonic() - started)
         if is_half:
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+
+    def _keep_for_a_while(self, group_id: bytes) -> None:
+        """Keep an attempt's answers, which members that lack some ask for at once; those of early attempts go now."""
+        self._ended_groups.append(group_id)
+        for old in self._ended_groups[:-ATTEMPTS_KEPT]:
+            self._let_go(old)
+        asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._let_go, group_id)
+
+    def _let_go(self, group_id: bytes) -> None:
+        if group_id in self._ended_groups and self._checks is not None:
+            self._ended_groups.remove(group_id)
+            self._answers.pop(group_id, None)
+            self._checks.close(group_id)
 
     def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
         """Keep what members may ask for during a round and for a while after it."""
@@ -326,14 +355,25 @@ class RobustAverager(AnsweringAverager):
             await asyncio.sleep(seconds / 2)
             await search.watch(others, self.greet)
 
+    async def _drop_late_senders(self, runner: Round, seconds: float | None) -> None:
+        """In the last attempt, do without those who are late when its time is over, instead of giving it up."""
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            await runner.drop_late_senders()
+
     def _attempt_seconds(self) -> float | None:
-        is_last = self._num_attempts_left == 0
-        return None if is_last else self._attempt_times.seconds
+        return self._patience.seconds(self._division, self._vector_bytes)
+
+    @cached_property
+    def _vector_bytes(self) -> float:
+        return bytes_on_the_wire(self._averaged_tensors, self.allreduce_kwargs["compression"])
+
+    def _is_kept_out(self, peer: PeerID) -> bool:
+        return self._patience.leaves_out(peer) or (self._checks is not None and self._checks.avoids(peer))
 
     def _failed_reducers(self, runner: Round) -> set[PeerID]:
         """Return those whose parts have no average that can be used; the others then lack it too."""
-        failed = {peer for peer, offence in runner.offences if offence in (Offence.NO_ANSWER, Offence.BAD_ANSWER)}
-        return failed if runner.share_averaged < 1.0 else set()
+        return {peer for peer, offence in runner.offences if offence in (Offence.NO_ANSWER, Offence.BAD_ANSWER)}
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; a non-finite vector is replaced by zeros and weighs nothing."""

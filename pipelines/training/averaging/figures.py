@@ -2,7 +2,7 @@
 
 import ctypes
 import multiprocessing
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,9 @@ class AveragingRound:
     seconds: float
     """Duration of the last all-reduce, without matchmaking."""
 
+    attempt_until: float
+    """Until when the all-reduce that runs now may last, in seconds of the monotonic clock; 0: none runs."""
+
     group_size: int
     """Peers in the last round's group that send gradients; an anchor does not."""
 
@@ -54,7 +57,13 @@ class AveragingRound:
 
 
 class Round(Protocol):
-    """One attempt at a round, as its averager sees it: iterating over it yields the averages, tensor by tensor."""
+    """One attempt at a round, as its averager sees it."""
+
+    async def collect(self) -> None:
+        """Take all averages. The averager's tensors stay as they are: another attempt begins with the same values."""
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the averages into the averager's tensors, once no other attempt follows."""
 
     @property
     def share_averaged(self) -> float:
@@ -84,16 +93,24 @@ class Round(Protocol):
         """Those for whom the others are waiting."""
 
     @property
+    def share_reduced(self) -> float:
+        """Share of the vector that this peer reduces, in [0, 1]."""
+
+    def late_mbit(self) -> Mapping[PeerID, float]:
+        """Return the rate at which the senders that the others wait for have delivered parts here so far, in Mbit/s."""
+
+    @property
     def bad_reducers(self) -> Set[PeerID]:
         """Those whose answers were impossible."""
+
+    async def drop_late_senders(self) -> None:
+        """Do without what the others wait for, once the last attempt has taken as long as it may."""
 
     def name_late_senders(self) -> None:
         """Report those that the others were waiting for when the attempt was aborted."""
 
     def end_round(self) -> set[tuple[PeerID, Offence]]:
         """Remember what later rounds are judged by, and return the offences; once a round has succeeded."""
-
-    def __aiter__(self) -> AsyncIterator[torch.Tensor]: ...
 
 
 class SharedFigures:
@@ -104,6 +121,7 @@ class SharedFigures:
         self.bytes_sent = multiprocessing.Value(ctypes.c_int64, 0)
         self.share_averaged = multiprocessing.Value(ctypes.c_double, 1.0)
         self.seconds = multiprocessing.Value(ctypes.c_double, 0.0)
+        self.attempt_until = multiprocessing.Value(ctypes.c_double, 0.0)
         self.group_size = multiprocessing.Value(ctypes.c_int64, 0)
         self.up_mbit = multiprocessing.Value(ctypes.c_double, 0.0)
         self.down_mbit = multiprocessing.Value(ctypes.c_double, 0.0)

@@ -146,10 +146,14 @@ class ReducingEnd(AllReduceRunner):
 
     @property
     def late_senders(self) -> set[PeerID]:
-        """Peers that the others' parts waited for during most of the round so far; none if it is all of them."""
-        shares = zip(self.sender_peer_ids, self.tensor_part_reducer.shares_waited, strict=True)
-        late = {peer for peer, share in shares if share >= LATE_SHARE}
-        return late if len(late) < len(self.sender_peer_ids) else set()
+        """Peers that the others' parts waited for during most of the round so far; none if it is all of them.
+
+        Who only began late does not count beside one whose part is still to come.
+        """
+        reducer = self.tensor_part_reducer
+        late = {index for index, share in enumerate(reducer.shares_waited) if share >= LATE_SHARE}
+        late = late.intersection(reducer.awaited) or late
+        return {self.sender_peer_ids[index] for index in late} if len(late) < len(self.sender_peer_ids) else set()
 
     def should_delay_results(self, peer_id: PeerID) -> bool:
         """Tell whether a peer reads its answers only when it has sent everything: clients do.
@@ -171,6 +175,17 @@ class ReducingEnd(AllReduceRunner):
             if number and peer not in absent
         }
 
+    @property
+    def share_reduced(self) -> float:
+        """Share of the vector that this peer reduces, in [0, 1]."""
+        own = sum(part.numel() for part in self.parts_for_local_averaging)
+        return own / max(1, self.tensor_part_container.total_size)
+
+    def late_mbit(self) -> dict[PeerID, float]:
+        """Return the rate at which the senders that the others wait for have delivered parts here so far, in Mbit/s."""
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        return {peer: self._arrived.get(peer, (0, 0.0))[0] / BYTES_PER_MEGABIT / seconds for peer in self.late_senders}
+
     async def _arriving(
         self, peer: PeerID, messages: AsyncIterator[averaging_pb2.AveragingData]
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
@@ -179,6 +194,12 @@ class ReducingEnd(AllReduceRunner):
             number, _ = self._arrived.get(peer, (0, 0.0))
             self._arrived[peer] = number + len(message.tensor_part.buffer), time.monotonic()
             yield message
+
+    async def drop_late_senders(self) -> None:
+        """Do without what the others wait for, once the last attempt has taken as long as it may."""
+        if self.peer_id not in (late := self.late_senders):
+            for peer in late:
+                await self._ban_sender(peer)
 
     def name_late_senders(self) -> None:
         """Report those that the others were waiting for when the round was aborted."""

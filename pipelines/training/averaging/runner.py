@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +82,10 @@ class TrustedAllReduceRunner(SendingEnd):
         self._is_last_attempt = is_last_attempt
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
+        self._is_late = False
         self.answers = RoundAnswers(self.ordered_peer_ids)
+        # Views of the averager's tensors; the container drops its own when the round is over.
+        self._parts_by_reducer = tuple(map(tuple, self.tensor_part_container._input_parts_by_peer))
 
     @property
     def share_averaged(self) -> float:
@@ -98,6 +101,28 @@ class TrustedAllReduceRunner(SendingEnd):
     def bad_reducers(self) -> set[PeerID]:
         """Peers whose answers were impossible."""
         return {peer for peer, offence in self.offences if offence == Offence.BAD_ANSWER}
+
+    async def collect(self) -> None:
+        """Take all averages; see `Round`."""
+        async with aclosing(self.run()) as averages:
+            async for _ in averages:  # checked and kept as answers
+                pass
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the averages into the averager's tensors, part by part; see `Round`. It needs no memory for a copy."""
+        for reducer, parts in zip(self.ordered_peer_ids, self._parts_by_reducer, strict=True):
+            answers = self.answers.held(reducer)
+            for index, (part, info) in enumerate(parts):
+                if (answer := answers.get(index)) is not None:
+                    compression = self.tensor_part_container.compression
+                    part.copy_(read_part(answer.tensor_part, compression, info, part.shape))
+                elif self._is_last_attempt:
+                    part.zero_()
+
+    async def drop_late_senders(self) -> None:
+        """See `Round`. Reducers that are silent even then are not waited for any more."""
+        await super().drop_late_senders()
+        self._is_late = True
 
     async def run(self) -> AsyncGenerator[torch.Tensor, None]:
         """Yield the averages, tensor by tensor; see `AllReduceRunner.run`."""
@@ -176,7 +201,7 @@ class TrustedAllReduceRunner(SendingEnd):
         """While a reducer is silent, take from the others what it has given to them.
 
         Raises:
-            AllreduceException: the others had everything.
+            AllreduceException: the others had everything, or it stays silent and the last attempt has taken too long.
         """
         peer_index, former = self.ordered_peer_ids.index(reducer), -1
         while not own_answers.done():
@@ -185,6 +210,8 @@ class TrustedAllReduceRunner(SendingEnd):
                 self._name(reducer, Offence.NO_ANSWER)
                 if not self._missing_parts(peer_index):
                     raise AllreduceException(f"{reducer} was silent; the others had its answers")
+            elif missing and missing.start == former and self._is_late:
+                raise AllreduceException(f"{reducer} was silent, and time is up")
             former = missing.start
             await asyncio.wait([own_answers], timeout=self._opening_seconds)
 
@@ -207,7 +234,7 @@ class TrustedAllReduceRunner(SendingEnd):
     async def _take_from_others(self, reducer: PeerID, *, asks_once: bool = False, asks_reducer: bool = False) -> bool:
         """Ask the other members in turn for the answers that a reducer has not given to this peer; True if they help.
 
-        It ends when nothing is missing, nobody can have it any more, or it takes too long; or all were asked once.
+        It ends when nothing is missing, nobody can have it any more, or nothing comes for long; or all were asked once.
         """
         peer_index, seconds = self.ordered_peer_ids.index(reducer), self.reducer_timeout or 2 * SENDER_SECONDS
         # Clients answer no calls, and helpers have no answers.
@@ -220,18 +247,18 @@ class TrustedAllReduceRunner(SendingEnd):
         patience = max(SECONDS_FOR_AN_ANSWER, 2 * self._opening_seconds if asks_reducer else 0.0)
         num_requests, num_taken = len(members) if asks_once else math.inf, self._num_taken[peer_index]
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 while members and num_requests and self._missing_parts(peer_index):
                     member, num_requests = members.popleft(), num_requests - 1
                     try:
-                        await self._take_from(member, reducer, patience)
+                        await self._take_from(member, reducer, patience, partial(_extend, limit, seconds))
                     except TimeoutError:  # it is waiting for the reducer, too
                         members.append(member)
                     except Exception as error:  # peers fail in many ways; another one may have it
                         logger.info("Peer %s did not pass answers on: %r", member, error)
         return self._num_taken[peer_index] > num_taken
 
-    async def _take_from(self, member: PeerID, reducer: PeerID, patience: float) -> None:
+    async def _take_from(self, member: PeerID, reducer: PeerID, patience: float, on_part: Callable[[], None]) -> None:
         """Take what a member has of a reducer's answers, with so many seconds of silence before each.
 
         Raises TimeoutError if it may get more of them.
@@ -252,6 +279,7 @@ class TrustedAllReduceRunner(SendingEnd):
                 check = partial(self._check_answer, reducer, message, index, parts[index])
                 self.sent.pop((reducer, index), None)  # it may not have come there
                 self._num_taken[peer_index] += self._register(reducer, await loop.run_in_executor(None, check))
+                on_part()
 
     def _give_up_missing_parts(self, peer_index: int) -> None:
         """Use local values for parts without an answer, to be averaged in the next attempt; in the last one, zeros."""
@@ -365,6 +393,11 @@ class TrustedAllReduceRunner(SendingEnd):
         are_senders = self.terms.senders.issuperset(contribution.sender for contribution in contributions)
         if not (are_senders and self._signatures.verify(reducer, statement, signature)):
             raise AllreduceException(f"{reducer} has not signed its answer")
+
+
+def _extend(limit: asyncio.Timeout, seconds: float) -> None:
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def _norm(part: torch.Tensor) -> float:

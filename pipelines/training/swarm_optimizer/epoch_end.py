@@ -182,7 +182,12 @@ def finish_round(parts: EpochParts, control: StepControl) -> bool:
     """
     before, has_average, epoch = parts.gradients.last_round, True, parts.epoch + 1
     try:
-        wait_for_round(control, parts.round_times.timeout, partial(have_others_moved_on, parts))
+        wait_for_round(
+            control,
+            parts.round_times.timeout,
+            partial(have_others_moved_on, parts),
+            lambda: parts.gradients.last_round.attempt_until,
+        )
     except MissedRoundError:
         parts.has_missed_round = True
         raise

@@ -32,8 +32,16 @@ def search_of(control: StepControl | None) -> Search:
     return Search.IN_ROUND if control.triggered else Search.OPEN
 
 
-def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable[[], bool]) -> None:
+def wait_for_round(
+    control: StepControl,
+    seconds: float,
+    have_moved_on: Callable[[], bool],
+    attempt_until: Callable[[], float] = lambda: 0.0,
+) -> None:
     """Wait until a round is over; while it has no group, check occasionally whether the others `have_moved_on`.
+
+    `attempt_until` returns until when an all-reduce that has begun may last, by the links of its members: it is not
+    given up before.
 
     Raises:
         MissedRoundError: they have; matchmaking was aborted.
@@ -41,7 +49,7 @@ def wait_for_round(control: StepControl, seconds: float, have_moved_on: Callable
         Exception: the round's own error.
     """
     deadline = time.monotonic() + seconds
-    while (rest := deadline - time.monotonic()) > 0:
+    while (rest := max(deadline, attempt_until()) - time.monotonic()) > 0:
         try:
             control.result(min(rest, SECONDS_BETWEEN_LOOKS))
             return
@@ -71,7 +79,8 @@ def tag_along(control: StepControl, seconds: float) -> None:
         control.weight = 0
         control.allow_allreduce()
     try:
-        control.result(seconds)
+        # An attempt that fails is not tried again for the sake of a vector that nobody wants.
+        wait_for_round(control, seconds, have_moved_on=lambda: True)
     except (Exception, asyncio.CancelledError) as error:
         logger.warning("A round that this peer had left failed: %r", error)
         if not control.done():

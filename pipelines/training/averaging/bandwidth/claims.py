@@ -2,8 +2,9 @@
 
 A claim attracts work: who claims a fast link is given much to reduce, and a round lasts until it has. So a claim counts
 only once most of the others have seen its peer in whole rounds, and only up to a multiple of what they have seen it
-deliver. What a peer says of its own slowness counts at once. All members work from the data that everybody in the group
-has signed, in the same order, and come to the same links.
+deliver. What a peer says of its own slowness counts at once for its share of the work, but nobody is waited for longer
+because of it: that takes what the others have seen, be it in an attempt that was given up for this peer's sake. All
+members work from the data that everybody in the group has signed, in the same order, and come to the same links.
 """
 
 import math
@@ -43,8 +44,11 @@ class Seen:
     """What a witness reports of a peer."""
 
     num_rounds: int
+    """Whole rounds; 0: the last attempt with this peer was given up because it was late."""
+
     mbit: float
-    """The fastest that it has delivered to the witness in one of the last rounds, from its start to the last part."""
+    """The fastest that it has delivered to the witness in one of the last rounds, from its start to the last part; or
+    what it delivered in the attempt for which it was late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +68,39 @@ class Witness:
 
     def __init__(self) -> None:
         self._rates: dict[bytes, deque[float]] = {}
+        self._late: set[bytes] = set()
 
     def note_round(self, rates: Mapping[bytes, float]) -> None:
-        """Take what each peer, by its id, has delivered in a round, in Mbit/s."""
+        """Take what each peer, by its id, has delivered in a whole round, in Mbit/s."""
         for peer, rate in rates.items():
-            known = self._rates.pop(peer[-ID_BYTES:], deque(maxlen=MOST_ROUNDS))
+            name = peer[-ID_BYTES:]
+            known = self._rates.pop(name, deque(maxlen=MOST_ROUNDS))
+            if name in self._late:
+                self._late.discard(name)
+                known.clear()
             known.append(rate)
-            self._rates[peer[-ID_BYTES:]] = known  # the newest last
-        for peer in list(self._rates)[:-MOST_SEEN]:
-            del self._rates[peer]
+            self._rates[name] = known  # the newest last
+        self._forget_some()
+
+    def note_late(self, rates: Mapping[bytes, float]) -> None:
+        """Take what those delivered, in Mbit/s, for whom an attempt was given up: all else about them is outdated."""
+        for peer, rate in rates.items():
+            name = peer[-ID_BYTES:]
+            self._rates.pop(name, None)
+            self._rates[name] = deque([rate], maxlen=MOST_ROUNDS)
+            self._late.add(name)
+        self._forget_some()
 
     def report(self) -> list[list[object]]:
         """Return what goes into `told`."""
-        return [[peer, len(rates), round(max(rates), 3)] for peer, rates in self._rates.items()]
+        return [
+            [peer, 0 if peer in self._late else len(rates), round(max(rates), 3)] for peer, rates in self._rates.items()
+        ]
+
+    def _forget_some(self) -> None:
+        for peer in list(self._rates)[:-MOST_SEEN]:
+            del self._rates[peer]
+            self._late.discard(peer)
 
 
 def told(gathered: bytes, up: float | None, down: float | None, seen: Sequence[Sequence[object]]) -> bytes:
@@ -99,7 +123,7 @@ def read_statement(gathered: bytes) -> Statement:
 
 
 def _read_seen(num_rounds: object, rate: object) -> Seen | None:
-    if type(num_rounds) is not int or not 0 < num_rounds <= MOST_ROUNDS or not _is_number(rate):
+    if type(num_rounds) is not int or not 0 <= num_rounds <= MOST_ROUNDS or not _is_number(rate):
         return None
     return Seen(num_rounds=num_rounds, mbit=bounded(rate))
 
@@ -111,9 +135,12 @@ def _is_number(value: object) -> TypeGuard[float]:
 def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple[Member, ...]:
     """Return how far each member's link counts, from what all have told, in the group's order."""
     seen = [_seen_of(peer, statements[:index], statements[index + 1 :]) for index, peer in enumerate(peers)]
+    # Who only listens is delivered nothing that it could report.
+    are_witnesses = [statement.mode != AveragingMode.AUX or bool(statement.up) for statement in statements]
+    num_witnesses = [sum(are_witnesses) - is_witness for is_witness in are_witnesses]
     are_proven = [
-        statement.up is not None and 2 * sum(one.num_rounds >= MIN_ROUNDS for one in reports) > len(peers) - 1
-        for statement, reports in zip(statements, seen, strict=True)
+        statement.up is not None and 2 * sum(one.num_rounds >= MIN_ROUNDS for one in reports) > number
+        for statement, reports, number in zip(statements, seen, num_witnesses, strict=True)
     ]
     ups = [
         min(bounded(statement.up), GROWTH * _delivered(reports, len(peers) - 1)) if is_proven and statement.up else None
@@ -121,19 +148,22 @@ def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple
     ]
     usual = _usual(ups) or _usual([statement.up for statement in statements]) or 1.0
     counted = [
-        up or min(usual, bounded(usual if statement.up is None else statement.up))
-        for up, statement in zip(ups, statements, strict=True)
+        up or min(usual, bounded(usual if statement.up is None else statement.up), _while_late(reports, len(peers) - 1))
+        for up, statement, reports in zip(ups, statements, seen, strict=True)
     ]
     can_reduce = [statement.mode != AveragingMode.CLIENT and statement.up != 0 for statement in statements]
     if not any(can_reduce):
         can_reduce = [statement.mode == AveragingMode.NODE for statement in statements]
     return tuple(
         Member(
-            sends=statement.mode != AveragingMode.AUX, reduces=reduces, is_proven=is_proven,
+            sends=statement.mode != AveragingMode.AUX,
+            reduces=can_reduce[index],
+            is_proven=are_proven[index],
             link=Link(up=up, down=up if statement.down is None else bounded(statement.down)),
+            seen_mbit=_delivered(seen[index], len(peers) - 1) if 2 * len(seen[index]) > num_witnesses[index] else None,
         )
-        for statement, reduces, is_proven, up in zip(statements, can_reduce, are_proven, counted, strict=True)
-    )  # fmt: skip
+        for index, (up, statement) in enumerate(zip(counted, statements, strict=True))
+    )
 
 
 def _seen_of(peer: bytes, *others: Sequence[Statement]) -> list[Seen]:
@@ -145,6 +175,12 @@ def _delivered(reports: Sequence[Seen], num_others: int) -> float:
     """Return what a peer delivers to all others together, by the reports of most of them, in Mbit/s."""
     middle = statistics.median_low(report.mbit for report in reports)
     return sum(min(report.mbit, OUTLIER * middle) for report in reports) * num_others / len(reports)
+
+
+def _while_late(reports: Sequence[Seen], num_others: int) -> float:
+    """Return what a peer delivered to all others together if most of them gave up an attempt for its sake."""
+    late = [report for report in reports if not report.num_rounds]
+    return _delivered(late, num_others) if 2 * len(late) > len(reports) else math.inf
 
 
 def _usual(rates: Sequence[float | None]) -> float | None:

@@ -11,7 +11,16 @@ from dataclasses import replace
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.training.averaging.bandwidth.claims import Witness, members_of, read_statement, told
 from pipelines.training.averaging.bandwidth.link_meter import LinkMeter
-from pipelines.training.averaging.bandwidth.shares import Link, Member, divided, duration_of, shares_of
+from pipelines.training.averaging.bandwidth.shares import (
+    Link,
+    Member,
+    bounded,
+    divided,
+    duration_of,
+    seconds_needed,
+    seen_in_time,
+    shares_of,
+)
 from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 
 logger = logging.getLogger(__name__)
@@ -95,6 +104,23 @@ class Division:
             [round(share, 3) for share in shares],
         )
         return divided(size, shares)
+
+    def seconds_needed(self, num_mbit: float, most_seconds: float) -> float | None:
+        """Return how long a round of so many Mbit takes in the group that was divided last; see `shares`."""
+        return seconds_needed(self._members, num_mbit, most_seconds)
+
+    def slowest_mbit(self, num_mbit: float, most_seconds: float) -> float:
+        """Return the rate of the slowest sender among those that are `seen_in_time`; infinity: there is none."""
+        seen = seen_in_time(self._members, num_mbit, most_seconds)
+        return min((bounded(member.link.up) for member in seen if member.sends), default=math.inf)
+
+    def is_seen(self, index: int) -> bool:
+        """Return whether most of the others have seen what a member, by its place in the group, delivers."""
+        return self._members[index].seen_mbit is not None
+
+    def note_late(self, delivered: Mapping[bytes, float]) -> None:
+        """Take what those have delivered, in Mbit/s by peer id, for whom an attempt was given up."""
+        self._witness.note_late(delivered)
 
     def note_round(self, delivered: Mapping[bytes, float]) -> None:
         """Take what the others have delivered in a whole round, in Mbit/s, by peer id."""

@@ -16,7 +16,7 @@ others share the rest evenly by their links.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SLOWEST_MBIT, FASTEST_MBIT = 0.01, 100_000.0
 """What links are taken for at least and at most."""
@@ -50,6 +50,9 @@ class Member:
     is_proven: bool = True
     """Whether the others have seen what its link carries."""
 
+    seen_mbit: float | None = None
+    """At what rate most of the others have seen it deliver, so that they wait as long as it needs; None: not yet."""
+
 
 def bounded(rate: float) -> float:
     """Return what a link of this rate, in Mbit/s, is taken for."""
@@ -59,7 +62,8 @@ def bounded(rate: float) -> float:
 def shares_of(members: Sequence[Member]) -> tuple[float, ...]:
     """Return the share of the vector that each member reduces, in [0, 1]; they add up to 1.
 
-    All that are not proven together reduce at most as much as if everybody reduced the same.
+    All that are not proven together reduce at most as much as if everybody reduced the same; who was never seen to
+    deliver reduces nothing beside a majority that was, so that a newcomer that fails takes only its own vector along.
 
     Raises:
         ValueError: nobody can reduce.
@@ -67,6 +71,8 @@ def shares_of(members: Sequence[Member]) -> tuple[float, ...]:
     reducers = [index for index, member in enumerate(members) if member.reduces]
     if not reducers:
         raise ValueError("Nobody in the group can reduce: all are clients or listeners.")
+    seen = [index for index in reducers if members[index].seen_mbit is not None]
+    reducers = seen if 2 * len(seen) > len(reducers) else reducers
     shares = _filled(members, reducers, 1.0)
     unproven = [index for index in reducers if not members[index].is_proven]
     most = len(unproven) / len(reducers)
@@ -104,6 +110,29 @@ def duration_of(members: Sequence[Member], shares: Sequence[float]) -> float:
         if member.sends or share
         for base, slope, rate in _loads(members, member)
     )
+
+
+def seen_in_time(members: Sequence[Member], num_mbit: float, most_seconds: float) -> list[Member]:
+    """Return the members that the others have seen deliver, with links of the rates that were seen.
+
+    Left out is who could not even send its own vector, of so many Mbit on the wire, in the time that a round may take.
+    """
+    return [
+        replace(member, link=Link(up=rate, down=rate))
+        for member in members
+        if (rate := member.seen_mbit) is not None and num_mbit <= bounded(rate) * most_seconds
+    ]
+
+
+def seconds_needed(members: Sequence[Member], num_mbit: float, most_seconds: float) -> float | None:
+    """Return how long a round of a vector of so many Mbit takes by the links of all that are `seen_in_time`.
+
+    What others announce makes nobody wait. None: too little has been seen to tell.
+    """
+    seen = [member for member in seen_in_time(members, num_mbit, most_seconds) if member.sends or member.reduces]
+    if len(seen) < 2 or not any(member.reduces for member in seen):
+        return None
+    return num_mbit * duration_of(seen, shares_of(seen))
 
 
 def _loads(members: Sequence[Member], member: Member) -> tuple[tuple[float, float, float], ...]:

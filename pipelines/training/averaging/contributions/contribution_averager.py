@@ -166,14 +166,14 @@ class ContributionAverager(RobustAverager):
         found = {
             peer: announced_in(data, self._shelf.sizes) for peer, data in zip(ordered_peer_ids, gathered, strict=True)
         }
-        seconds = self._attempt_seconds()
+        seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
         terms = RoundTerms(
             peer_id=self.peer_id,
             epoch=self._shelf.epoch,
             modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),
             announced={peer: announcement for peer, announcement in found.items() if announcement is not None},
-            seconds=self._longest_attempt if seconds is None else seconds,
-            is_last_attempt=self._num_attempts_left == 0,
+            seconds=self._longest_attempt if is_last or seconds is None else seconds,
+            is_last_attempt=is_last,
         )
         self._fan_outs = [peer for peer in terms.answering if terms.modes[peer] == AveragingMode.AUX]
         own = terms.announced.get(self.peer_id)

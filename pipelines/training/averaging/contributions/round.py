@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -100,6 +100,12 @@ class ContributionRound:
         """Return nothing: no work is given out by what links carry."""
         return {}
 
+    share_reduced: float = 0.0
+
+    def late_mbit(self) -> dict[PeerID, float]:
+        """Return nothing: contributions are small."""
+        return {}
+
     @property
     def sender_peer_ids(self) -> list[PeerID]:
         """Members that have announced a contribution."""
@@ -108,6 +114,9 @@ class ContributionRound:
     def end_round(self) -> set[tuple[PeerID, Offence]]:
         """Return the offences."""
         return self.offences
+
+    async def drop_late_senders(self) -> None:
+        """Nothing: `terms` say how long the last attempt waits."""
 
     def name_late_senders(self) -> None:
         """Report those whose contributions were missing when the attempt was aborted."""
@@ -120,14 +129,18 @@ class ContributionRound:
             task.cancel()
         return self._tasks
 
-    async def __aiter__(self) -> AsyncIterator[torch.Tensor]:
+    async def collect(self) -> None:
+        """Take all contributions that are to be had, and compute their mean."""
         try:
             await self._collect_all()
         finally:
             await asyncio.gather(*self.finalize(), return_exceptions=True)
-        loop = asyncio.get_running_loop()
-        for tensor in await loop.run_in_executor(None, self._mean):
-            yield tensor
+        self._averages = await asyncio.get_running_loop().run_in_executor(None, self._mean)
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the mean into the averager's tensors."""
+        for tensor, average in zip(tensors, self._averages, strict=True):
+            tensor.copy_(average)
 
     async def _collect_all(self) -> None:
         self._end_of_owners = asyncio.get_running_loop().time() + SHARE_FROM_OWNERS * self.terms.seconds

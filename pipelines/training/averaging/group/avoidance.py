@@ -26,10 +26,11 @@ class Avoidance:
         self._first_seconds, self._longest_seconds = first_seconds, longest_seconds
         self.spells: dict[Hashable, Spell] = {}
 
-    def avoid(self, peer: Hashable, now: float) -> float:
-        """Avoid a peer from now on; return for how long."""
+    def avoid(self, peer: Hashable, now: float, *, at_least: float = 0.0) -> float:
+        """Avoid a peer from now on, `at_least` for so many seconds; return for how long."""
         former = self.spells.get(peer)
-        seconds = min(self._longest_seconds, 2 * former.seconds) if former else self._first_seconds
+        usual = 2 * former.seconds if former else self._first_seconds
+        seconds = min(self._longest_seconds, max(at_least, usual))
         self.spells[peer] = Spell(until=now + seconds, seconds=seconds)
         self._forget_some()
         return seconds

@@ -86,6 +86,7 @@ class GroupSearch:
         self._late: frozenset[PeerID] = frozenset()
         self._members: tuple[PeerID, ...] = ()
         self._followers: frozenset[PeerID] = frozenset()
+        self._listeners: frozenset[PeerID] = frozenset()
         self._retry_seconds = retry_seconds(self._seconds)
 
     @property
@@ -103,7 +104,7 @@ class GroupSearch:
 
     def begin(self) -> None:
         """Reset: the next search is the first one for a round, or a group has been found."""
-        self._silent = self._late = self._followers = frozenset()
+        self._silent = self._late = self._followers = self._listeners = frozenset()
         self._members, self.leader = (), None
         self._key_manager.avoid(())
         self._key_manager.meet_again((), 0.0)
@@ -123,6 +124,7 @@ class GroupSearch:
         self,
         members: Sequence[PeerID],
         followers: Collection[PeerID] = (),
+        listeners: Collection[PeerID] = (),
         late: Collection[PeerID] = (),
         round_seconds: float = 0.0,
     ) -> None:
@@ -132,9 +134,10 @@ class GroupSearch:
 
         Excluded are those the round waited for (`late`) and those who were silent; see `watch`. The first of the others
         in the group's order, which all know, leads, except `followers`, who never do; a peer that finds no leader in
-        time looks in the DHT again.
+        time looks in the DHT again. `listeners` send nothing: they neither make a majority, nor exclude anybody.
         """
         self._members, self._followers, self._late = tuple(members), frozenset(followers), frozenset(late)
+        self._listeners = frozenset(listeners)
         self._retry_seconds = retry_seconds(self._seconds, round_seconds)
         self._update()
 
@@ -195,10 +198,11 @@ class GroupSearch:
         if not self._members:
             return
         own = self._matchmaking.peer_id
-        num_others = len(self._members) - (own in self._members)
+        others = frozenset(self._members) - self._listeners - {own}
         suspects = self._silent | self._late if self._rounds_begin_together else self._silent
-        suspects &= frozenset(self._members) - {own}
-        avoided = suspects if 2 * len(suspects) <= num_others else frozenset()
+        suspects &= others
+        is_minority = 2 * len(suspects) <= len(others) and own not in self._listeners
+        avoided = suspects if is_minority else frozenset()
         self._key_manager.avoid(avoided)
         if not self._rounds_begin_together:
             self._set_search(self._retry_seconds, self._group_size)

@@ -12,11 +12,15 @@ ROUNDS_NEEDED = 3
 """Until this many rounds are known, the run's own time-out applies."""
 
 PATIENCE = 3.0
-"""A round may take this many times the longest of the last ones, and one attempt this many times their median."""
+"""A round may take this many times the longest of the last ones, and one attempt this many times their median, or what
+the links need."""
 
 SHARE_OF_A_CHUNK = 2 / 3
 """An attempt times out before a silent sender does: its members can then all look for another group at once. It lasts
 at least as long as the search for that group would."""
+
+MOST_DOUBLINGS = 10
+"""However many attempts have failed, the time for the next one is doubled no more often."""
 
 SMALLEST_CHANGE = 0.25
 """A time-out is kept while the better one differs by less than this share: peers should agree roughly."""
@@ -60,9 +64,10 @@ class RoundTimes:
 class AttemptTimes:
     """How long one attempt at an all-reduce may last: a peer that freezes in the first is not in the second.
 
-    Peers that look for a new group at once lose seconds; with the run's whole time-out they would lose the epoch. Each
-    further attempt has twice the time, for peers that were only slow. Members should abort an attempt at about the same
-    time, to find each other; one long round among the last changes nothing. Without bounds (None) there is no time-out.
+    Peers that look for a new group at once lose seconds; with the run's whole time-out they would lose the epoch. It is
+    what the members' links need, which all of them compute alike, and no less than what was usual; so a slow newcomer
+    is waited for once the others have seen what she delivers. Each further attempt has twice the time, for peers that
+    were only slow. One long round among the last changes nothing. Without bounds (None) there is no time-out.
     """
 
     def __init__(self, *, lowest: float | None, highest: float | None) -> None:
@@ -72,10 +77,15 @@ class AttemptTimes:
         self._num_failures = 0
 
     @property
-    def seconds(self) -> float | None:
-        """Time for the next attempt."""
-        usual = statistics.median(self._durations) if self._durations else math.inf
-        wanted = max(self._lowest, PATIENCE * usual) * 2.0**self._num_failures
+    def highest(self) -> float:
+        """The longest that any attempt may last; infinity: no limit."""
+        return self._highest
+
+    def seconds(self, needed: float | None = None) -> float | None:
+        """Return the time for the next attempt, in which the group's links need so many seconds, if that is known."""
+        known = [statistics.median(self._durations)] if self._durations else []
+        usual = max([*known, *([] if needed is None else [needed])], default=math.inf)
+        wanted = max(self._lowest, PATIENCE * usual) * 2.0 ** min(self._num_failures, MOST_DOUBLINGS)
         bounded = min(self._highest, wanted)
         return bounded if math.isfinite(bounded) else None
 

@@ -42,6 +42,7 @@ class RobustPartReducer(TensorPartReducer):
         self._seconds_waited = [0.0] * num_senders
         self._began = self._part_began = time.monotonic()
         self._final_shares_waited: list[float] | None = None
+        self._final_awaited: list[int] = []
         self.excess_weight_senders: set[int] = set()
         self.weights_used: dict[int, dict[int, float]] = {}
         """Of each part, the senders' effective weights, in the order in which their parts were aggregated."""
@@ -71,10 +72,20 @@ class RobustPartReducer(TensorPartReducer):
         if self._final_shares_waited is not None:
             return self._final_shares_waited
         now, seconds = time.monotonic(), list(self._seconds_waited)
-        for index, number in enumerate(self.num_parts_received):
-            if number <= self.current_part_index and self.sender_failed_after[index] == float("inf"):
-                seconds[index] += now - self._part_began
+        for index in self.awaited:
+            seconds[index] += now - self._part_began
         return [waited / max(now - self._began, 1e-9) for waited in seconds]
+
+    @property
+    def awaited(self) -> list[int]:
+        """Indices of the senders whose next part is still to come; frozen at the round's end, too."""
+        if self._final_shares_waited is not None:
+            return self._final_awaited
+        return [
+            index
+            for index, number in enumerate(self.num_parts_received)
+            if number <= self.current_part_index and self.sender_failed_after[index] == float("inf")
+        ]
 
     def reset_accumulators(self) -> None:
         """Begin the next part."""
@@ -109,7 +120,8 @@ class RobustPartReducer(TensorPartReducer):
         self.current_part_accumulated_from += 1
         future = self.current_part_future
         self.check_current_part_finished()
-        return await future
+        # hivemind cancels the handler of a closed stream, and with it what it waits for, as all others do, too.
+        return await asyncio.shield(future)
 
     def check_current_part_finished(self) -> None:
         """Start the aggregation once all remaining senders have sent their part."""
@@ -120,7 +132,7 @@ class RobustPartReducer(TensorPartReducer):
 
     def finalize(self) -> None:
         """End the round for all senders; see `TensorPartReducer`."""
-        self._final_shares_waited = self.shares_waited
+        self._final_awaited, self._final_shares_waited = self.awaited, self.shares_waited
         super().finalize()
 
     async def _finish_part(self, inputs: dict[int, tuple[torch.Tensor, float]], future: asyncio.Future) -> None:

@@ -1,6 +1,7 @@
 """What tensors look like on the wire: the run's compression, strict reading, and a check that both work here."""
 
 import math
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -76,6 +77,14 @@ def averaging_compression(run: TrainingRun) -> CompressionBase:
         return Float16Compression()
     large = Blockwise8BitCodec()
     return SizeAdaptiveCompression(threshold=run.min_8bit_elements, less=Float16Compression(), greater_equal=large)
+
+
+def bytes_on_the_wire(tensors: Iterable[torch.Tensor], compression: CompressionBase) -> float:
+    """Return about how many bytes a vector takes on the wire."""
+    return sum(
+        tensor.nbytes * compression.estimate_compression_ratio(CompressionInfo.from_tensor(tensor, key=index))
+        for index, tensor in enumerate(tensors)
+    )
 
 
 def read_part(

@@ -19,9 +19,10 @@ from pipelines.training.averaging.bandwidth.claims import (
     read_statement,
     told,
 )
-from pipelines.training.averaging.bandwidth.shares import FASTEST_MBIT, shares_of
+from pipelines.training.averaging.bandwidth.shares import FASTEST_MBIT, seconds_needed, shares_of
 from pipelines.training.averaging.group.group_data import MOST_BYTES, mode_of
 
+MOST_SECONDS = 600.0
 PEERS = tuple(f"peer number {number}".encode() for number in range(5))
 HIVEMINDS = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
 
@@ -134,7 +135,7 @@ def test_who_says_nothing_is_taken_for_the_usual_and_a_group_that_says_nothing_i
     seen = everybody_saw(2.5, but=PEERS[4])
     members = members_of(PEERS, [*[statement(10.0, seen=seen)] * 4, statement(None)])
     assert members[4].link.up == 10.0
-    assert shares_of(members) == pytest.approx([0.2] * 5)
+    assert shares_of(members) == pytest.approx([0.25] * 4 + [0.0]), "nobody has seen it yet"
     assert shares_of(members_of(PEERS, [statement(None)] * 5)) == pytest.approx([0.2] * 5)
 
 
@@ -159,3 +160,51 @@ def test_clients_and_listeners_do_not_reduce_and_if_all_say_zero_the_nodes_do():
     ]
     zeros = members_of(PEERS[:3], [statement(0.0), statement(0.0), statement(0.0, mode=AveragingMode.AUX)])
     assert [member.reduces for member in zeros] == [True, True, False]
+
+
+def test_a_late_peer_counts_at_what_it_delivered_and_one_that_only_announces_a_slow_link_makes_nobody_wait():
+    slow, fast = PEERS[0], PEERS[1:4]
+    group = (slow, *fast)
+    seen = {named(peer): Seen(num_rounds=MIN_ROUNDS, mbit=20.0) for peer in fast}
+    told_by_fast = [statement(60.0, seen=seen) for _ in fast]
+    alone = seconds_needed(members_of(fast, told_by_fast), 60.0, MOST_SECONDS)
+    # Each of three sends two thirds of the vector, and answers to two others: 4/3 of it at 2 x 20 Mbit/s.
+    assert alone == pytest.approx(2.0)
+    for announced in (0.01, 0.1, 2.0, None):
+        assert seconds_needed(members_of(group, [statement(announced), *told_by_fast]), 60.0, MOST_SECONDS) <= alone
+
+    witness = Witness()
+    witness.note_round({slow: 50.0})
+    witness.note_late({slow: 0.5})
+    assert witness.report() == [[named(slow), 0, 0.5]]
+    late = {named(slow): Seen(num_rounds=0, mbit=0.5)}
+    told_late = [statement(60.0, seen=seen | late) for _ in fast]
+    members = members_of(group, [statement(None), *told_late])
+    assert members[0].link.up == members[0].seen_mbit == pytest.approx(3 * 0.5) and not members[0].is_proven
+    # It reduces nothing, and its own vector takes longest.
+    assert seconds_needed(members, 60.0, MOST_SECONDS) == pytest.approx(60.0 / 1.5)
+    assert seconds_needed(members, 60.0, 30.0) <= alone, "who needs longer than a round may take"
+    one_witness = [told_late[0], *told_by_fast[1:]]
+    assert seconds_needed(members_of(group, [statement(None), *one_witness]), 60.0, MOST_SECONDS) == pytest.approx(
+        alone
+    )
+    witness.note_round({slow: 4.0})
+    assert witness.report() == [[named(slow), 1, 4.0]]
+
+
+def test_who_only_listens_is_no_witness_that_is_missing():
+    pair = (PEERS[0], PEERS[1], PEERS[2])
+    each = [statement(10.0, seen={named(other): Seen(num_rounds=MIN_ROUNDS, mbit=5.0)}) for other in pair[1::-1]]
+    members = members_of(pair, [*each, statement(0.0, mode=AveragingMode.AUX)])
+    assert [member.is_proven for member in members] == [True, True, False]
+    assert seconds_needed(members, 10.0, MOST_SECONDS) is not None
+
+
+def test_who_says_nothing_of_a_link_is_waited_for_at_what_it_has_delivered():
+    seen = {named(peer): Seen(num_rounds=1, mbit=20.0) for peer in PEERS[:3]}
+    members = members_of(PEERS[:3], [statement(None, seen=seen)] * 3)
+    assert seconds_needed(members, 60.0, MOST_SECONDS) == pytest.approx(60.0 * (4 / 3) / 40.0)
+
+
+def test_nothing_is_known_of_a_group_of_strangers():
+    assert seconds_needed(members_of(PEERS, [statement(0.01), *[statement(100.0)] * 4]), 1000.0, MOST_SECONDS) is None

@@ -231,6 +231,21 @@ def test_members_meet_again_under_the_first_in_their_order_who_can_lead(dht, own
     assert found_in_the_next_round == []
 
 
+@pytest.mark.parametrize(("own", "asked"), [(0, []), (1, [0]), (2, [0, 1])])
+def test_two_trainers_that_waited_for_each_other_meet_again_and_their_listener_with_them(dht, own, asked):
+    listener, trainers = MEMBERS[2], MEMBERS[:2]
+
+    async def meet():
+        _, search = await make_own_search(dht, own)
+        late = [trainer for trainer in trainers if trainer != MEMBERS[own]]
+        search.meet_again(MEMBERS[:3], followers=[listener], listeners=[listener], late=late)
+        return search, await look(search._key_manager)
+
+    search, found = asyncio.run(meet())
+    assert not search.avoided
+    assert [peer for peer, _ in found] == [MEMBERS[number] for number in asked]
+
+
 def test_members_that_did_not_begin_a_round_together_look_for_each_other_in_the_dht(dht):
     async def meet():
         matchmaking, search = await make_own_search(dht, own=2, rounds_begin_together=False)

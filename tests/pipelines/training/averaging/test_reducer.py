@@ -68,3 +68,18 @@ def test_nobody_waits_for_a_sender_who_was_given_up():
     averages, shares = asyncio.run(give_one_up())
     assert averages[0].tolist() == pytest.approx([0.5] * 4)
     assert max(shares) < 0.1
+
+
+def test_a_sender_whose_stream_is_closed_in_the_middle_of_a_part_takes_nothing_from_the_others():
+    async def leave():
+        reducer = make_reducer(num_parts=2)
+        leaving, staying = await others_wait(reducer, 0)
+        leaving.cancel()  # hivemind cancels the handler of a closed stream
+        await asyncio.wait([leaving])
+        reducer.on_sender_failed(0)
+        first = await asyncio.gather(staying, send(reducer, 2, 0))
+        return first, await asyncio.gather(send(reducer, 1, 1), send(reducer, 2, 1))
+
+    first, second = asyncio.run(leave())
+    assert [average.tolist() for average in first] == [[pytest.approx((0 + 1 + 2) / 3)] * 4] * 2, "what it sent counts"
+    assert [average.tolist() for average in second] == [[pytest.approx((1 + 2) / 2)] * 4] * 2

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,3 +110,11 @@ def test_all_values_of_the_vector_are_divided_and_none_goes_to_a_share_of_zero()
         assert sum(parts) == size
         assert all(part == pytest.approx(size * share, abs=2) for part, share in zip(parts, shares, strict=True))
         assert all(part == 0 for part, share in zip(parts, shares, strict=True) if not share)
+
+
+def test_a_newcomer_reduces_nothing_beside_a_majority_that_was_seen_to_deliver():
+    seen = [replace(node(10.0), seen_mbit=5.0)] * 3
+    newcomer = node(100.0)
+    assert shares_of([*seen, newcomer]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
+    crowd = shares_of([*seen, *[node(10.0)] * 3])
+    assert crowd == pytest.approx([1 / 6] * 6), "too few were seen to do all of the work"

@@ -1,4 +1,4 @@
-"""Real peers as OS processes on uplinks of different rates, which nobody is told; and one that helps, and is killed."""
+"""Real peers as OS processes on uplinks of different rates, which nobody is told; some come late, some are killed."""
 
 import pytest
 from averager_peers import events_of
@@ -6,7 +6,7 @@ from swarm_of_processes import Swarm, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
-HELPER = "helper"
+HELPER, ANCHOR = "helper", "anchor"
 
 
 class LinkRounds:
@@ -35,8 +35,8 @@ class LinkRounds:
 
 
 def run_swarm(folder, upload_mbit, *, num_rounds, **settings):
-    members = [*upload_mbit, HELPER] if settings.pop("has_helper", False) else list(upload_mbit)
-    run = tiny_run(averaging_compression="none", matchmaking_seconds=3.0)
+    members = [*upload_mbit, *[name for name in (HELPER, ANCHOR) if settings.pop(f"has_{name}", False)]]
+    run = tiny_run(averaging_compression="none", matchmaking_seconds=settings.pop("matchmaking_seconds", 3.0))
     with Swarm(folder, run, num_peers=len(members)) as swarm:
         starter = swarm.start(
             "starter", program="link_peers.py", members=members, upload_mbit=upload_mbit, num_rounds=num_rounds,
@@ -72,3 +72,45 @@ def test_a_helper_offers_its_link_and_when_it_is_killed_the_group_averages_witho
         assert [one["multiple"] for one in rounds.averaged[name]] == pytest.approx([2.0] * 6, rel=1e-4)
         assert [one["digest"] for one in rounds.averaged[name]] == [one["digest"] for one in rounds.averaged["first"]]
         assert sum(one["num_incomplete"] for one in rounds.averaged[name]) <= 1
+
+
+def test_who_is_killed_in_the_middle_costs_the_others_only_what_it_had_still_to_answer(tmp_path):
+    rounds = run_swarm(
+        tmp_path, dict(first=6, second=6, third=6, killed=6), num_rounds=2, killed_in=dict(killed=0), part_bytes=2**15
+    )
+    survivors = ("first", "second", "third")
+    for name in survivors:
+        hit, after = rounds.averaged[name]
+        assert {peer for peer, _ in hit["suspects"]} <= {rounds.ids["killed"]}, "nobody else is accused"
+        # Which of its answers came is luck; the next attempt begins with everybody's own values.
+        assert hit["multiple"] == pytest.approx(2.0, rel=1e-5)
+        assert after["multiple"] == pytest.approx(2.0, rel=1e-5)
+        assert [one["digest"] for one in rounds.averaged[name]] == [one["digest"] for one in rounds.averaged["first"]]
+
+
+def test_a_slow_newcomer_is_in_every_round_from_the_second_on_also_after_a_break(
+    tmp_path,
+):
+    rounds_of = dict(slow=[2, 3, 4, 7, 8])
+    rounds = run_swarm(
+        tmp_path, dict(first=40, slow=3), num_rounds=9, has_anchor=True, rounds_of=rounds_of, matchmaking_seconds=1.0,
+        step_seconds=25.0,
+    )  # fmt: skip
+    vector_mbit = 2**19 * 4 * 8 / 1e6
+    for name in ("first", "slow", "anchor"):
+        by_number = {one["number"]: one for one in rounds.averaged[name]}
+        for number in (3, 4, 8):
+            assert by_number[number]["failure"] == ""
+            assert by_number[number]["multiple"] == pytest.approx(1.5, rel=1e-5), (name, number)
+            assert by_number[number]["num_attempts"] == 1
+        assert by_number[4]["seconds"] < 3 * vector_mbit / 3
+
+
+def test_who_is_too_slow_for_any_round_does_not_stall_the_others(tmp_path):
+    rounds = run_swarm(
+        tmp_path, dict(first=40, second=40, third=40, slow=0.1), num_rounds=8, rounds_of=dict(slow=[3, 4, 5, 6, 7]),
+        step_seconds=25.0,
+    )  # fmt: skip
+    for name in ("first", "second", "third"):
+        assert [one["multiple"] for one in rounds.averaged[name]] == pytest.approx([2.0] * 8, rel=1e-5)
+        assert sum(one["num_attempts"] for one in rounds.averaged[name]) <= 8 + 2, "it is left out of later rounds"

@@ -267,24 +267,37 @@ def test_round_times_grow_after_a_slow_round_and_forget_it_in_time():
 
 def test_an_attempt_is_given_up_when_it_takes_several_times_as_long_as_the_last_ones():
     times = AttemptTimes(lowest=4.0, highest=60.0)
-    assert times.seconds == 60.0  # nothing is known yet
+    assert times.seconds() == 60.0  # nothing is known yet
     times.note_success(0.3)
-    assert times.seconds == 4.0
+    assert times.seconds() == 4.0
     times.note_success(5.0)
     times.note_success(5.0)
-    assert times.seconds == 15.0
+    assert times.seconds() == 15.0
     times.note_success(12.0)
-    assert times.seconds == 15.0  # one long round: the others have not waited so long
+    assert times.seconds() == 15.0  # one long round: the others have not waited so long
     times.note_failure()
-    assert times.seconds == 30.0  # whoever was only slow gets more time
+    assert times.seconds() == 30.0  # whoever was only slow gets more time
     for _ in range(4):
         times.note_success(25.0)
-    assert times.seconds == 55.5
+    assert times.seconds() == 55.5
     times.note_success(25.0)
-    assert times.seconds == 60.0  # the run's own time-out is the bound
+    assert times.seconds() == 60.0  # the run's own time-out is the bound
+    for _ in range(2000):
+        times.note_failure()
+    assert times.seconds() == 60.0
     unbounded = AttemptTimes(lowest=None, highest=None)
     unbounded.note_success(1.0)
-    assert unbounded.seconds is None
+    assert unbounded.seconds() is None
+
+
+def test_an_attempt_has_several_times_what_the_links_need_and_no_less_than_was_usual():
+    times = AttemptTimes(lowest=4.0, highest=180.0)
+    assert times.seconds(needed=10.0) == 30.0
+    for _ in range(3):
+        times.note_success(15.0)
+    assert times.seconds(needed=10.0) == 45.0
+    assert times.seconds(needed=50.0) == 150.0
+    assert times.seconds(needed=100.0) == 180.0
 
 
 def test_a_pause_ends_when_it_is_resumed_or_the_peer_stops():

@@ -93,10 +93,10 @@ def peer(dht):
 
 
 def test_an_attempt_lasts_as_long_as_a_silent_sender_is_waited_for(peer):
-    times = peer.averager._attempt_times
-    assert times.seconds == 40.0
+    times = peer.averager._patience.times
+    assert times.seconds() == 40.0
     times.note_success(0.1)
-    assert times.seconds == 7.0
+    assert times.seconds() == 7.0
 
 
 def test_what_is_not_sent_is_sent_later_and_nothing_twice(peer):
