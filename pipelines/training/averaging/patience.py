@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hivemind.p2p import PeerID
 
@@ -28,8 +28,8 @@ class Patience:
     attempt, or was late although its link was known, is in no group of this peer for a while.
     """
 
-    def __init__(self, times: AttemptTimes) -> None:
-        self.times = times
+    def __init__(self, times: AttemptTimes, clock: Callable[[], float] = time.monotonic) -> None:
+        self.times, self._clock = times, clock
         self._left_out = Avoidance(FIRST_LEFT_OUT_SECONDS, LONGEST_LEFT_OUT_SECONDS)
 
     def seconds(self, division: Division | None, vector_bytes: float) -> float | None:
@@ -49,7 +49,7 @@ class Patience:
 
     def leaves_out(self, peer: PeerID) -> bool:
         """Return whether a peer is in no group of this one now."""
-        return self._left_out.avoids(peer, time.monotonic())
+        return self._left_out.avoids(peer, self._clock())
 
     def note_success(self, runner: Round, division: Division | None) -> None:
         """Take what the members of a whole round have delivered."""
@@ -77,7 +77,7 @@ class Patience:
             is_too_slow = rate > 0 and seconds > self.times.highest
             if is_too_slow or division.is_seen(members.index(peer)):
                 least = self.times.highest if is_too_slow else 0.0
-                left_out = self._left_out.avoid(peer, time.monotonic(), at_least=least)
+                left_out = self._left_out.avoid(peer, self._clock(), at_least=least)
                 logger.warning(
                     "Peer %s kept the others waiting and is left out for %.0f s. It sent %.3g Mbit/s; a round takes "
                     "%.0f MB, and %.0f s at most.",

@@ -173,8 +173,9 @@ class AveragingSettings:
     matchmaking_seconds: float = 10.0
     """Time for peers to find each other before a round. Increase if fewer than 90 % of peers join a round."""
 
-    averaging_timeout_seconds: float = 120.0
-    """A round that takes longer times out. Increase on slow links, at least to twice the usual round."""
+    averaging_timeout_seconds: float = 300.0
+    """A round that takes longer times out, an attempt at it after half of that; a peer whose link needs longer is left
+    out. Increase on slow links, at least to three times what the slowest needs to send its vector."""
 
     progress_expiration_seconds: float = 30.0
     """A peer that is silent for this long no longer counts."""

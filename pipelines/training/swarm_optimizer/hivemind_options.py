@@ -76,8 +76,11 @@ def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, Any]:
 
 
 def chunk_timeout(run: TrainingRun) -> float:
-    """Return the seconds after which a silent sender is dropped; below 6 s busy but healthy peers ban each other."""
-    return max(6.0, run.averaging_timeout_seconds / 8)
+    """Return the seconds after which a silent sender is dropped; below 6 s busy but healthy peers ban each other.
+
+    How much longer senders on slow links may be silent follows from what they were seen to deliver; see `Patience`.
+    """
+    return min(15.0, max(6.0, run.averaging_timeout_seconds / 8))
 
 
 def transfer_limits(run: TrainingRun) -> TransferLimits:
