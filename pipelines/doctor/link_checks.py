@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.doctor.check_result import CheckResult, ok, unknown
-from pipelines.training.averaging.bandwidth.estimate import round_line
+from pipelines.doctor.check_result import CheckResult, ok, unknown, warn
+from pipelines.training.averaging.bandwidth.estimate import least_mbit, round_line
 from pipelines.training.averaging.bandwidth.shares import Link
 from pipelines.training.run.training_run import TrainingRun
 
@@ -23,13 +23,25 @@ def check_round(
     if num_parameters is None:
         return unknown(NAME, "the model's size is not known")
     if measured is not None and not (limit_mbit and limit_mbit < measured.up):
-        return ok(NAME, round_line(run, num_parameters, measured, "measured"))
-    if limit_mbit:
-        down = limit_mbit if measured is None else measured.down
-        return ok(NAME, round_line(run, num_parameters, Link(up=limit_mbit, down=down), "--bandwidth-limit"))
-    return ok(
-        NAME, "not measured yet: training does so in its first rounds, or name the rate with --bandwidth-limit MBIT"
-    )
+        link, source = measured, "measured"
+    elif limit_mbit:
+        link = Link(up=limit_mbit, down=limit_mbit if measured is None else measured.down)
+        source = "--bandwidth-limit"
+    else:
+        return ok(
+            NAME, "not measured yet: training does so in its first rounds, or name the rate with --bandwidth-limit MBIT"
+        )
+    seen, least = round_line(run, num_parameters, link, source), least_mbit(run, num_parameters)
+    if link.up < least:
+        return warn(
+            NAME,
+            f"{seen}. This run gives an attempt at a round {run.averaging_timeout_seconds / 2:.0f} s: its peers would "
+            "leave this machine out, and its gradients would be lost",
+            f"at least {least:.2g} Mbit/s up",
+            "Use a faster link or a higher --bandwidth-limit; or ask the organiser for a larger "
+            "averaging_timeout_seconds, or for synchronisation=sparse, which sends less.",
+        )
+    return ok(NAME, seen)
 
 
 def remember_link(file: Path, link: Link) -> None:

@@ -15,6 +15,17 @@ SPARSE_CHUNK, SPARSE_BITS_BESIDE_INDEX = 4096, 3.5
 those sent (`sparse/codec.py:SparseCodec`; right to 3 %)."""
 
 
+def least_mbit(run: TrainingRun, num_parameters: int) -> float:
+    """Return the uplink, in Mbit/s, below which a peer's vector does not arrive before an attempt at a round ends."""
+    sparse = run.synchronisation == "sparse"
+    num_bytes = (
+        sparse_bytes(num_parameters, run.sparse_values_per_chunk)
+        if sparse
+        else num_parameters * BYTES_PER_VALUE[run.averaging_compression]
+    )
+    return num_bytes / BYTES_PER_MEGABIT / (run.averaging_timeout_seconds / 2)
+
+
 def round_line(run: TrainingRun, num_parameters: int, link: Link, source: str) -> str:
     """Return one line about how long a round takes; `source`: where the link's rates, in Mbit/s, come from.
 

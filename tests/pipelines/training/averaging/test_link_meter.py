@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.doctor.link_checks import remember_link, remembered_link
+from pipelines.doctor.link_checks import check_round, remember_link, remembered_link
 from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
 from pipelines.training.averaging.bandwidth.estimate import round_line, sparse_bytes
 from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
@@ -242,3 +242,13 @@ def test_a_link_that_sends_what_all_others_can_receive_may_carry_more(others_mbi
     meter.note_round(looks, CONNECTIONS)
     meter.pacer.book(10**6, now=0.0)
     assert meter.pacer.is_full(0.0) == (factor == 1), "only a full link is paced"
+
+
+@pytest.mark.parametrize(("up", "status"), [(5, "warn"), (6, "warn"), (7, "ok"), (15, "ok")])
+def test_the_doctor_says_when_a_run_would_leave_a_link_out(up, status):
+    run = TrainingRun(run_id="r", model_config={}, dataset_repository="a/b", dataset_revision="c")
+    for link, limit in [(Link(up=up, down=100), None), (None, up), (Link(up=100, down=100), up)]:
+        result = check_round(run, 125_000_000, link, limit)
+        assert result.status == status
+        # 125 MB in 8 bits within half of the 300 s that a round may take.
+        assert ("at least 6.7 Mbit/s up" in result.line()) == (status == "warn")
