@@ -16,7 +16,7 @@ class StateSurvey:
     """The other peers' signed states, by public key."""
 
     epochs: Mapping[bytes, int]
-    """Epochs of the live training peers, by public key."""
+    """Epochs of the other live training peers, by public key."""
 
     voters: Collection[bytes]
     """The trainers whose votes count, see `votes.electorate`."""

@@ -156,7 +156,8 @@ class StateTransfer:
     def look(self) -> StateSurvey:
         """Return what the swarm's records say now about its training state."""
         claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
-        epochs = {key: int(record.epoch) for key, record in self._records.progress().items()}
+        own = self._averager.peer_id.to_bytes()
+        epochs = {key: int(held.epoch) for key, held in self._records.progress().items() if held.peer_id != own}
         seen, witnesses = self.look_at_anchors(), self._witnesses
         return StateSurvey(
             claims=claims,

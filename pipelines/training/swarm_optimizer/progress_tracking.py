@@ -166,7 +166,8 @@ class SwarmProgressTracker(ProgressTracker):
 
     def believed_epoch(self, records: Mapping[bytes, LocalTrainingProgress]) -> int:
         """Return the epoch that the other peers can be believed to have reached; their `records` go by owner."""
-        others = {owner: r for owner, r in records.items() if owner != self._owner and not r.client_mode}
+        own_peer = self.local_progress.peer_id  # also in a record from before a restart, under another key
+        others = {owner: r for owner, r in records.items() if r.peer_id != own_peer and not r.client_mode}
         claims: dict[str, int] = {}
         known: set[str] = set()
         for owner, voice in self._admissions.users(others).items():
