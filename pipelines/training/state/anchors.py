@@ -89,7 +89,7 @@ class Anchorage:
     """Names of the peers in the newest statement of any anchor; see `sender_name`."""
 
     newest_epoch: int = 0
-    """The newest epoch that any anchor has signed, also one that is not alive any more."""
+    """The newest epoch in the fresh statements of all anchors: another one than `present` may be ahead of it."""
 
 
 def anchorage(statements: Collection[AnchorRecord], keys: Sequence[str], now: float) -> Anchorage:
@@ -103,7 +103,7 @@ def anchorage(statements: Collection[AnchorRecord], keys: Sequence[str], now: fl
         has_anchors=bool(keys),
         present=by_rank[0] if by_rank else None,
         roster=frozenset(source.roster) if source is not None else frozenset(),
-        newest_epoch=max((int(item.epoch) for item in dated), default=0),
+        newest_epoch=max((int(item.epoch) for item in fresh), default=0),
     )
 
 

@@ -81,8 +81,7 @@ def test_what_any_anchor_has_signed_is_known_also_when_another_one_speaks(keys, 
     both = [said(keys[0], epoch=299), said(keys[1], epoch=300)]
     seen = anchorage(both, listed, NOW)
     assert (seen.present.epoch, seen.newest_epoch) == (299, 300)
-    assert anchorage(both, listed, NOW + 2 * SECONDS_FRESH).newest_epoch == 300
-    assert anchorage([said(keys[1], epoch=300, time=NOW + SECONDS_AHEAD)], listed, NOW).newest_epoch == 0
+    assert anchorage(both, listed, NOW + SECONDS_FRESH).newest_epoch == 0, "the run may have returned since then"
 
 
 def test_a_run_without_listed_anchors_has_none_whoever_signs(keys):
