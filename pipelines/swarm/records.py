@@ -356,6 +356,10 @@ class SwarmRecords:
         """Return the status of the live auxiliary peers, by public key."""
         return self._read("auxiliary", AuxiliaryStatus)
 
+    def auxiliary_terms(self) -> dict[bytes, float]:
+        """Return until when, in DHT time, each auxiliary peer's record is valid: the live ones renew theirs."""
+        return {key: until for key, (_, until) in self._read_dated("auxiliary", AuxiliaryStatus).items()}
+
     def states(self) -> dict[bytes, StateRecord]:
         """Return which state each peer claims to have, by public key."""
         return self._read("states", StateRecord)
@@ -366,12 +370,8 @@ class SwarmRecords:
 
     def progress_reports(self) -> dict[bytes, ProgressReport]:
         """Return the progress records of the live training peers, with their expiration, by public key."""
-        found = self._dht.get(f"{self._run_id}_progress", latest=True)
-        counted = self.admissions.counted(_parse(found, LocalTrainingProgress))
-        return {
-            key: ProgressReport(progress=progress, valid_until=found.value[key].expiration_time)
-            for key, progress in counted.items()
-        }
+        dated = self._read_dated("progress", LocalTrainingProgress)
+        return {key: ProgressReport(progress=progress, valid_until=until) for key, (progress, until) in dated.items()}
 
     def progress(self) -> dict[bytes, LocalTrainingProgress]:
         """Return the progress records of the live training peers, by public key."""
@@ -387,7 +387,12 @@ class SwarmRecords:
         )
 
     def _read(self, name: str, kind: type[BaseModel]) -> dict[bytes, Any]:
-        return self.admissions.counted(_parse(self._dht.get(f"{self._run_id}_{name}", latest=True), kind))
+        return {key: record for key, (record, _) in self._read_dated(name, kind).items()}
+
+    def _read_dated(self, name: str, kind: type[BaseModel]) -> dict[bytes, tuple[Any, float]]:
+        found = self._dht.get(f"{self._run_id}_{name}", latest=True)
+        counted = self.admissions.counted(_parse(found, kind))
+        return {key: (record, found.value[key].expiration_time) for key, record in counted.items()}
 
 
 def sender_name(peer_id: str) -> str:

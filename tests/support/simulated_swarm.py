@@ -26,10 +26,13 @@ class Peer:
     name: str
     epoch: int = 0
     digest: str = START
-    acquaintances: Acquaintances = field(default_factory=Acquaintances)
+    acquaintances: Acquaintances = field(init=False)
     num_rounds: int = 0
     has_missed: bool = False
     is_outvoted: bool = False
+
+    def __post_init__(self) -> None:
+        self.acquaintances = Acquaintances(self.name)
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, duration
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join, why_it_does_not_publish
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
+from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +92,14 @@ def _assist(
                 console.print(
                     f"Published epoch {peer.publisher.published_epoch} as commit {commit[:12]} before leaving."
                 )
+            console.print(
+                f"Left {repository} after {duration(seconds_since_start())}: at epoch {peer.held_epoch} of "
+                f"{peer.run.num_epochs}, published up to {peer.publisher.published_epoch}; "
+                f"{counted(len(samples := peer.metrics.contributors()), 'user')} contributed {sum(samples.values()):,} "
+                f"{peer.run.unit}.",
+                highlight=False,
+                soft_wrap=True,
+            )
             return assistance.stop.is_set()
 
 

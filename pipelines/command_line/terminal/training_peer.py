@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, duration
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
@@ -44,9 +44,14 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
         ) as membership:
             reports = _noting_link(repository, console, membership.train(), membership.peer)
             _show_training(console, status, reports, membership.peer, events)
-    num_samples = membership.peer.num_samples
-    events.happened("left", num_samples=num_samples)
-    console.print(f"Left {repository}: contributed {num_samples} {membership.peer.run.unit}.")
+    peer = membership.peer
+    events.happened("left", num_samples=peer.num_samples)
+    console.print(
+        f"Left {repository}: contributed {peer.num_samples} {peer.run.unit} in {counted(peer.num_epochs, 'epoch')} and "
+        f"{duration(seconds_since_start())}; at epoch {peer.optimizer.local_epoch} of {peer.run.num_epochs}.",
+        highlight=False,
+        soft_wrap=True,
+    )
     if membership.found_new_generation:
         console.print(f"{repository} was rolled back: joining its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)

@@ -1,10 +1,13 @@
 """The anchor: takes part in every round without a gradient, steps by itself, and signs the states that it has computed.
 
-It signs a state once most of those it has averaged with have the same, or soon after: in a round that fell apart it
-may be the only one that has an average. It signs no state that it has not computed from the last one that it signed,
-with one exception: having missed rounds, or after a restart, it continues from a state of those whom it, or another
-anchor, has averaged with, if that is no worse on held-out data than its own. Otherwise, and if it knows none of those
-who train, it signs its own again and says that the run `returns` to it.
+It signs a state as soon as the others bear it out (`StateSurvey.bears_out`), or some seconds later, and at the latest
+with the third one: in a round that fell apart it may be the only one that has an average, and yields to most of the
+others if they have named another state by then. Who is late has no say in it: it waits for the signature itself.
+
+It signs no state that it has not computed from the last one that it signed, with one exception: having missed rounds,
+or after a restart, it continues from a state of those whom it, or another anchor, has averaged with, if it is no worse
+on held-out data than its own. Otherwise, and if it knows none of those who train, it signs its own again and says that
+the run `returns` to it.
 
 Bytes for each epoch: it receives the averaged gradient once, in the run's codec (1 byte a parameter with 8 bits), and
 sends a few kB of requests and records.
@@ -17,7 +20,8 @@ from collections.abc import Callable
 from pipelines.swarm.records import SwarmRecords, sender_name
 from pipelines.training.metrics.credit.claims import RoundLog
 from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.state.anchors import Roster, signed_record
+from pipelines.training.state.anchors import EPOCHS_BEHIND, Roster, signed_record
+from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.survey import StateSurvey
 from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
 
@@ -26,8 +30,11 @@ logger = logging.getLogger(__name__)
 SECONDS_TO_AGREE = 5.0
 """How long it waits for the others to name the same state before it signs its own."""
 
-SECONDS_BETWEEN_LOOKS = 1.0
-"""How often it asks the swarm what the others have."""
+EPOCHS_TO_SIGN = 3
+"""It does not wait with a state that is so many epochs ahead of what it has signed: epochs may be shorter than that."""
+
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LOOKS_TO_SIGN = 1.0, 0.3
+"""How often it asks the swarm what the others have; the second while it has a state to sign."""
 
 RENEWAL_SECONDS = 20.0
 """How often an unchanged statement is dated anew."""
@@ -49,6 +56,14 @@ Evaluate = Callable[[], float | None]
 def needs_a_test(gap: int, *, has_averaged: bool) -> bool:
     """Return whether a state so many epochs ahead is evaluated before it is followed; see the constants."""
     return not has_averaged or gap > EPOCHS_WITHOUT_A_TEST
+
+
+def waits_for_others(*, seconds: float, num_epochs: int, is_borne_out: bool) -> bool:
+    """Return whether a state that this anchor has computed is not signed yet.
+
+    `seconds`: since it has the state; `num_epochs`: since the one that it has signed.
+    """
+    return not is_borne_out and seconds < SECONDS_TO_AGREE and num_epochs < EPOCHS_TO_SIGN
 
 
 def is_worse(loss: float | None, own_loss: float | None) -> bool:
@@ -82,6 +97,7 @@ class Anchor:
         self._signed: tuple[int, str, bool] | None = None
         self._seen_at = self._signed_at = self._next_look = float("-inf")
         self._returns = False
+        self._survey: StateSurvey | None = None
         self._has_averaged = False
         """Whether this process has been in a round: before that it only knows what it has read."""
 
@@ -104,8 +120,9 @@ class Anchor:
 
     def _look_around(self) -> None:
         """Catch up if the run has gone on without this anchor; note whether it is among strangers."""
-        self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
-        seen = self._optimizer.state_transfer.look()
+        is_signed = self._seen == self._signed
+        self._next_look = time.monotonic() + (SECONDS_BETWEEN_LOOKS if is_signed else SECONDS_BETWEEN_LOOKS_TO_SIGN)
+        self._survey = seen = self._optimizer.state_transfer.look()
         self._returns |= self._has_come_back_to_strangers(seen)
         if self._optimizer.is_out_of_step or seen.newest_epoch > self._held_epoch + 1:
             self._catch_up(seen.newest_epoch)
@@ -144,15 +161,18 @@ class Anchor:
 
     def _sign(self) -> None:
         manifest = self._optimizer.state_averager.snapshot.manifest()
-        if manifest is None or manifest.epoch != self._held_epoch or not self._may_sign():
+        # Hashing may take longer than an epoch does: then the state before is signed, which anchors may be behind.
+        if manifest is None or not 0 <= self._held_epoch - manifest.epoch <= EPOCHS_BEHIND or not self._may_sign():
             return
+        if self._optimizer.state_transfer.is_outvoted and not self._returns:
+            return  # the others' state takes its place
         said = (manifest.epoch, manifest.digest, self._returns)
         if said != self._seen:
-            self._seen, self._seen_at = said, time.monotonic()
-        may_agree = self._has_averaged and not self._optimizer.state_transfer.is_judged
-        if may_agree and time.monotonic() < self._seen_at + SECONDS_TO_AGREE:
-            return
-        if said == self._signed and time.monotonic() < self._signed_at + RENEWAL_SECONDS:
+            self._seen, self._seen_at, self._next_look = said, time.monotonic(), float("-inf")
+        if said != self._signed:
+            if self._waits_for_others(manifest):
+                return
+        elif time.monotonic() < self._signed_at + RENEWAL_SECONDS:
             return
         if not self._roster.names:
             roster = self._optimizer.state_transfer.look_at_anchors().roster
@@ -163,3 +183,13 @@ class Anchor:
             roster=self._roster.names or self._former_roster, returns=self._returns,
         )  # fmt: skip
         self._records.publish_anchor(record)
+
+    def _waits_for_others(self, manifest: StateManifest) -> bool:
+        if not self._has_averaged or self._optimizer.state_transfer.is_judged:
+            return False
+        senders = self.rounds.senders(manifest.epoch)
+        return waits_for_others(
+            seconds=time.monotonic() - self._seen_at,
+            num_epochs=0 if self._signed is None else manifest.epoch - self._signed[0],
+            is_borne_out=self._survey is not None and self._survey.bears_out(manifest.epoch, manifest.digest, senders),
+        )

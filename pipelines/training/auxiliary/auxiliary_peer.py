@@ -38,6 +38,10 @@ from pipelines.training.swarm_optimizer.assembly import make_optimizer
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_SECONDS = 20.0
+SECONDS_TO_HEAR = 10.0
+"""How long an auxiliary peer stays for those who train, once the last epoch is published: they wait for an anchor's
+signature, or download the state."""
+
 MAX_ADDRESSES = 16
 
 
@@ -98,6 +102,7 @@ class AuxiliaryPeer:
         self._publishing = PublishingThread(publisher, options.retry_seconds)
         self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
         self._next_spooling = 0.0
+        self._over_since: float | None = None
         self._stalls = StallWatch(point["epoch_seconds"] for point in self.metrics.history())
         self._evaluate: Evaluate = lambda: evaluate(self.model)
 
@@ -177,6 +182,8 @@ class AuxiliaryPeer:
     def follow(self, stop: threading.Event, poll_seconds: float = 1.0) -> Iterator[AuxiliaryReport]:
         """Poll the swarm until `stop` is set or the finished run has been published, and evaluated if it is to be.
 
+        Whoever trains has some seconds to hear that the last state is signed, and to leave.
+
         Raises:
             RunRolledBackError: the run has started a new generation.
             OutOfStepError: this peer cannot keep up with the swarm.
@@ -185,11 +192,17 @@ class AuxiliaryPeer:
             while not stop.is_set():
                 report = self.look()
                 yield report
-                if report.published_epoch >= self.run.num_epochs and not self._is_evaluating:
+                if self._may_leave(report):
                     return
                 self._publishing.check()
                 self._rounds.check()
                 stop.wait(poll_seconds)
+
+    def _may_leave(self, report: AuxiliaryReport) -> bool:
+        if report.published_epoch < self.run.num_epochs or self._is_evaluating:
+            return False
+        self._over_since = self._over_since or time.monotonic()
+        return report.num_trainers == 0 or time.monotonic() > self._over_since + SECONDS_TO_HEAR
 
     def look(self) -> AuxiliaryReport:
         """Poll the swarm once: record its figures, put due checkpoints in the spool."""

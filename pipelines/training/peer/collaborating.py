@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
+from pipelines.training.peer.handing_over import hand_over
 from pipelines.training.peer.joining import admitted
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
@@ -38,7 +40,7 @@ class Collaboration:
     @property
     def is_over(self) -> bool:
         """Whether the run has reached its last epoch."""
-        return self.epoch >= self.optimizer.run.num_epochs
+        return self.optimizer.is_over
 
     def step(self, weight: int) -> bool:
         """Count the gradient of a mean over `weight` samples, or the run's unit, and clear it.
@@ -66,6 +68,9 @@ def collaboration(
     is downloaded first. Initial parameters must be equal on all peers: seed them. Call it in the main thread of a
     process that has no other threads: hivemind forks. `name` is the run's name for messages and its authority.
 
+    If the run is over at the end of the block, this peer stays for up to 20 s, so that the others get the last state,
+    too; if they have another one, it takes that over. See `hand_over`.
+
     Raises:
         ConnectionError: no peer answers at the addresses.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
@@ -89,3 +94,7 @@ def collaboration(
             optimizer.load_state_from_peers()
         optimizer.share_state()
         yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
+        optimizer.wait_for_updates()
+        if optimizer.is_over:
+            with contextlib.suppress(KeyboardInterrupt):  # leave at once
+                hand_over(optimizer, records, threading.Event(), settles=True)

@@ -240,12 +240,16 @@ def enter_run(
         # Signals must kill hivemind's children, so they are forked before.
         stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
         admission.on_refusal(stop.set)
-        watch = stack.enter_context(watching_generation(name, run, stop, keys)) if keys is not None else None
+        watch = None
+        if keys is not None:
+            watch = stack.enter_context(watching_generation(name, run, stop, keys, is_ending=peer.may_be_ending))
         peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
         parts.hear("entered", dht=dht)
         parts.hear("synchronising")
         peer.wait_for_word(stop)
         source = peer.synchronise(fetch_checkpoint, parts.show)
+        if watch is not None and (watch.is_over or (source != "peers" and not watch.look() and watch.is_over)):
+            raise RunFinishedError(finished_message(run))  # while this peer was joining
         membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease)
         parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
         yield membership

@@ -34,6 +34,7 @@ from pipelines.training.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
+from pipelines.training.peer.handing_over import hand_over
 from pipelines.training.peer.pausing import PauseSwitch, take_break
 from pipelines.training.peer.reports import StepReport, suspect_record
 from pipelines.training.run.compute_options import ComputeOptions
@@ -48,8 +49,6 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 1.0, 30.0
-LINGER_SECONDS = 150.0
-"""A peer that finishes the run stays until an auxiliary peer has the final state, but at most this long."""
 
 
 class RunFinishedError(ValueError):
@@ -84,6 +83,9 @@ class TrainingPeer:
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
         self.num_samples = 0
         """What this peer has contributed, in the task's unit."""
+
+        self.num_epochs = 0
+        """Epochs that this peer has ended with the others."""
 
         self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
         self._gradient_averager_type, self._anchor_keys, self._lease = gradient_averager_type, anchor_keys, lease
@@ -189,7 +191,7 @@ class TrainingPeer:
         elif (folder := fetch_checkpoint()) is not None:
             self.restore(folder)
             source = "checkpoint"
-        if self.optimizer.local_epoch >= self.run.num_epochs:
+        if self.optimizer.is_over:
             raise RunFinishedError(finished_message(self.run))
         self.optimizer.share_state()
         return source
@@ -202,6 +204,12 @@ class TrainingPeer:
         averager.set_epoch(state.epoch)
         self.optimizer.begin_epoch()
         return state
+
+    def may_be_ending(self) -> bool:
+        """Whether the others may have ended the run's last epoch, so that the Hub will soon say so."""
+        optimizer, last = self.optimizer, self.run.num_epochs
+        is_alone = optimizer.tracker.num_peers <= 1
+        return max(optimizer.tracker.global_epoch, optimizer.local_epoch + is_alone) >= last
 
     def pause(self) -> None:
         """Stop computing after the current micro-batch, from any thread; the other peers do not wait."""
@@ -249,8 +257,8 @@ class TrainingPeer:
                 rest = seconds * (100 / self.compute.max_load - 1)
                 take_break(rest, stop, lambda: self.pause_switch.is_on or self.optimizer.is_awaited)
         self.optimizer.wait_for_updates()
-        if self.optimizer.local_epoch >= self.run.num_epochs:
-            self._hand_over(stop)
+        if self.optimizer.is_over:
+            hand_over(self.optimizer, self.records, stop, place=self._place or "ORG/RUN")
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
@@ -281,6 +289,7 @@ class TrainingPeer:
         ended = self.optimizer.local_epoch != epoch
         report = self._step_report(epoch, loss.mean, was_used=was_used, ended_epoch=ended)
         if ended:
+            self.num_epochs += 1
             self._report_epoch()
         return report
 
@@ -338,19 +347,6 @@ class TrainingPeer:
         self._epoch_losses.clear()
         self._introduce()
         self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
-
-    def _hand_over(self, stop: threading.Event) -> None:
-        """Stay until an anchor, or an auxiliary peer of a run without anchors, has the final state."""
-        deadline = time.monotonic() + LINGER_SECONDS
-        while time.monotonic() < deadline and not stop.is_set():
-            if (anchor := self.optimizer.state_transfer.look_at_anchors().present) is not None:
-                held = [anchor.epoch]
-            else:
-                held = [status.held_epoch for status in self.records.auxiliaries().values()]
-            if not held or max(held) >= self.run.num_epochs:
-                return
-            stop.wait(0.5)
-        logger.warning("No auxiliary peer downloaded the final state within %.0f s.", LINGER_SECONDS)
 
 
 def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:

@@ -88,6 +88,9 @@ class Anchorage:
     roster: frozenset[str] = frozenset()
     """Names of the peers in the newest statement of any anchor; see `sender_name`."""
 
+    newest_epoch: int = 0
+    """The newest epoch in the fresh statements of all anchors: another one than `present` may be ahead of it."""
+
 
 def anchorage(statements: Collection[AnchorRecord], keys: Sequence[str], now: float) -> Anchorage:
     """Return what follows from verified statements; `keys` are the listed anchors' that are not revoked, in order."""
@@ -100,6 +103,7 @@ def anchorage(statements: Collection[AnchorRecord], keys: Sequence[str], now: fl
         has_anchors=bool(keys),
         present=by_rank[0] if by_rank else None,
         roster=frozenset(source.roster) if source is not None else frozenset(),
+        newest_epoch=max((int(item.epoch) for item in fresh), default=0),
     )
 
 
@@ -108,12 +112,18 @@ def anchored(
     anchor: AnchorRecord | None,
     claims: Mapping[bytes, StateClaim],
     refused: Collection[str] = (),
+    *,
+    is_overdue: bool = False,
 ) -> Verdict | None:
     """Return the state to take: the anchor's, or the votes' if the anchor does not keep up with those who vote.
 
-    None: nobody serves the state that counts at the moment.
+    None: nobody serves the state that counts at the moment. `is_overdue`: the anchor has had the time to sign a state
+    one epoch ahead. Then it counts if more than half name it: an anchor that dies in a run's last epoch never signs
+    that, and hid it for as long as its old statement is fresh. Nobody gains by it who could not claim two epochs.
     """
     if anchor is None or (verdict is not None and not _speaks_of(anchor, verdict.epoch)):
+        return verdict
+    if is_overdue and verdict is not None and verdict.is_clear and verdict.epoch > anchor.epoch and not anchor.returns:
         return verdict
     same = [claim for claim in claims.values() if claim.epoch == anchor.epoch]
     donors = {claim.peer_id for claim in same if claim.shares and claim.digest == anchor.digest}

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipelines.swarm.records import StateRecord
+from pipelines.swarm.records import StateRecord, sender_name
 from pipelines.training.state.anchors import Anchorage, anchored
-from pipelines.training.state.votes import Verdict, count_votes
+from pipelines.training.state.votes import Verdict, count_votes, one_vote_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class StateSurvey:
     """The other peers' signed states, by public key."""
 
     epochs: Mapping[bytes, int]
-    """Epochs of the live training peers, by public key."""
+    """Epochs of the other live training peers, by public key."""
 
     voters: Collection[bytes]
     """The trainers whose votes count, see `votes.electorate`."""
@@ -29,12 +29,28 @@ class StateSurvey:
 
     anchorage: Anchorage
 
-    def verdict(self, refused: Collection[str] = ()) -> Verdict | None:
-        """Return the state to take; None: nobody who is believed serves one. Digests in `refused` are unusable."""
+    def verdict(self, refused: Collection[str] = (), *, is_overdue: bool = False) -> Verdict | None:
+        """Return the state to take; None: nobody who is believed serves one. Digests in `refused` are unusable.
+
+        `is_overdue`: an anchor has had the time to sign what the others name; see `anchored`.
+        """
         verdict = None
         if self.voters or self.believes_strangers:
             verdict = count_votes(self.claims, self.voters, refused, self.users)
-        return anchored(verdict, self.anchorage.present, self.claims, refused)
+        return anchored(verdict, self.anchorage.present, self.claims, refused, is_overdue=is_overdue)
+
+    def bears_out(self, epoch: int, digest: str, senders: Collection[str]) -> bool:
+        """Return whether the others show that a state which a peer has computed from `senders`' values is the run's.
+
+        At least half of the voters are among the senders (`sender_name`), so that no other round of this epoch can have
+        averaged more of them. Of those who have reached the epoch more than half name the state, so that it is not this
+        peer alone that got an average. Who is behind does not contradict: it has missed the round, or is about to say.
+        """
+        voices = {key: self.users.get(key, key) for key in self.voters if key in self.claims}
+        present = {voice for key, voice in voices.items() if sender_name(self.claims[key].peer_id) in senders}
+        claimed = [(voice, (int(self.claims[key].epoch), self.claims[key].digest)) for key, voice in voices.items()]
+        votes = one_vote_each((voice, vote) for voice, vote in claimed if vote[0] >= epoch)
+        return 2 * len(present) >= len(set(voices.values())) and 2 * votes.count((epoch, digest)) > len(votes)
 
     @property
     def newest_epoch(self) -> int:

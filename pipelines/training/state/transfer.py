@@ -156,7 +156,8 @@ class StateTransfer:
     def look(self) -> StateSurvey:
         """Return what the swarm's records say now about its training state."""
         claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
-        epochs = {key: int(record.epoch) for key, record in self._records.progress().items()}
+        own = self._averager.peer_id.to_bytes()
+        epochs = {key: int(held.epoch) for key, held in self._records.progress().items() if held.peer_id != own}
         seen, witnesses = self.look_at_anchors(), self._witnesses
         return StateSurvey(
             claims=claims,
@@ -189,7 +190,7 @@ class StateTransfer:
         refused: set[str] = set()
         avoided = set(self._avoided)
         anchor = self.look_at_anchors().present
-        self.was_offered_newer = anchor is not None and anchor.epoch >= at_least
+        self.was_offered_newer = not self.is_outvoted and anchor is not None and anchor.epoch >= at_least
         for _ in range(self._limits.num_attempts):
             rest = started + self._limits.total_seconds - time.monotonic()
             verdict = self._settled_verdict(wanted, refused)
@@ -253,8 +254,11 @@ class StateTransfer:
             is_settled = verdict is not None and verdict.is_decided and verdict.epoch >= wanted
             # The anchor has signed a state, and its donors' records are still to come.
             is_hopeless = verdict is None and seen.anchorage.present is None
-            if is_settled or is_hopeless or time.monotonic() > deadline:
+            if is_settled or is_hopeless:
                 return verdict
+            if time.monotonic() > deadline:
+                is_old = verdict is None or verdict.epoch < wanted
+                return seen.verdict(refused, is_overdue=True) if is_old else verdict
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _keep_offering(self) -> None:
@@ -291,8 +295,9 @@ class StateTransfer:
         if self._averager.snapshot_is_current:
             manifest = self._averager.snapshot.manifest()
         else:
+            self.is_judged = False
             manifest = self._averager.take_snapshot()
-            self._sealed_at, self.is_judged = time.monotonic(), False
+            self._sealed_at = time.monotonic()
         if manifest is None:
             return
         record = StateRecord(

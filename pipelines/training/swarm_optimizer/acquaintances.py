@@ -27,9 +27,14 @@ class _Seen:
 
 
 class Acquaintances:
-    """Peers by libp2p id: in which of this peer's rounds they were. Written by one thread, read by others."""
+    """Peers by libp2p id: in which of this peer's rounds they were. Written by one thread, read by others.
 
-    def __init__(self) -> None:
+    A peer is no acquaintance of its own: its rounds with a listening anchor alone say nothing of anybody else.
+    """
+
+    def __init__(self, own_peer: str = "") -> None:
+        """`own_peer` is this peer's libp2p id, which counts as nobody's."""
+        self._own_peer, self._own_name = own_peer, sender_name(own_peer)
         self._num_rounds = self._last_number = 0
         self._seen: dict[str, _Seen] = {}
         self._recent: frozenset[str] = frozenset()
@@ -37,7 +42,7 @@ class Acquaintances:
 
     def vouch(self, names: frozenset[str] | None) -> None:
         """Set whom the run's anchors average with, by `sender_name`; None: the run has no anchors."""
-        self._vouched = names
+        self._vouched = None if names is None else names - {self._own_name}
 
     @property
     def believe_strangers(self) -> bool:
@@ -50,7 +55,7 @@ class Acquaintances:
             return
         self._last_number, self._num_rounds = number, self._num_rounds + 1
         seen, now = dict(self._seen), self._num_rounds
-        for peer in members:
+        for peer in set(members) - {self._own_peer}:
             seen[peer] = _Seen(since=seen[peer].since if peer in seen else now, last=now)
         self._replace(seen)
 
@@ -62,7 +67,8 @@ class Acquaintances:
     def note_claims(self, peers: Collection[str]) -> None:
         """Record who claims to train now; the others are forgotten, unless they were in one of the last rounds."""
         seen = {peer: held for peer, held in self._seen.items() if peer in peers or peer in self._recent}
-        self._replace({peer: _Seen(since=self._num_rounds) for peer in peers} | seen)
+        others = set(peers) - {self._own_peer}
+        self._replace({peer: _Seen(since=self._num_rounds) for peer in others} | seen)
 
     @property
     def know_somebody(self) -> bool:

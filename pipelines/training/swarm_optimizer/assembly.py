@@ -63,7 +63,8 @@ def make_optimizer(
     """
     check_codec(averaging_compression(run))
     level = logging.INFO if verbose else logging.DEBUG
-    acquaintances, anchors = Acquaintances(), AnchorWatch(records, run.swarm_id, anchor_keys, own_anchor_key)
+    acquaintances = Acquaintances(dht.peer_id.to_base58())
+    anchors = AnchorWatch(records, run.swarm_id, anchor_keys, own_anchor_key)
     if anchor_keys():
         acquaintances.vouch(frozenset())  # until the anchors have been heard
     new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level)

@@ -242,10 +242,14 @@ def have_others_moved_on(parts: EpochParts) -> bool:
     """Query the DHT, which the tracker does not do during a round.
 
     With delayed averaging, the others' epochs show it only after the next one, but their states show it at once. Who
-    knows nobody yet learns from the states whom an anchor knows.
+    knows nobody yet learns from states that an anchor knows, and everybody from what an anchor has signed: after the
+    last epoch the others may have left before this peer looks.
     """
     if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
     if parts.run.delay_gradient_averaging:
         return parts.transfer.look().newest_epoch >= parts.epoch
+    anchor = parts.transfer.look_at_anchors().present
+    if anchor is not None and anchor.epoch > parts.epoch:
+        return True
     return not parts.acquaintances.know_somebody and parts.transfer.look().newest_epoch > parts.epoch

@@ -15,16 +15,18 @@ from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts, end_epoch, leave, look_for_group
 from pipelines.training.swarm_optimizer.missed_rounds import MissedRoundError
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
-from pipelines.training.swarm_optimizer.round_policy import epoch_to_adopt, keeps_gradient
+from pipelines.training.swarm_optimizer.round_policy import (
+    MAX_FAILED_LOADS,
+    Setback,
+    after_setback,
+    epoch_to_adopt,
+    keeps_gradient,
+)
 
 logger = logging.getLogger(__name__)
 
 NUM_LOADS_TO_CATCH_UP = 2
 """State downloads in a row, overtaken by the swarm, after which a peer takes part one epoch behind."""
-
-MAX_FAILED_LOADS = 5
-WITNESSES_TO_LEAVE = 2
-"""Others that must be ahead before a peer that cannot catch up leaves: no single one can make it leave."""
 
 SECONDS_TO_SHUT_DOWN = 5.0
 
@@ -96,6 +98,11 @@ class SwarmOptimizer:
     def local_epoch(self) -> int:
         """The epoch whose gradients are gathered here."""
         return self._parts.epoch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has reached its last epoch here."""
+        return self.local_epoch >= self.run.num_epochs
 
     def progress(self) -> OptimizerProgress:
         """Return this peer's progress."""
@@ -175,7 +182,8 @@ class SwarmOptimizer:
         Afterwards `is_out_of_step` tells whether a round was missed: only the swarm's state helps then.
         """
         self._note_progress()
-        if self.is_out_of_step or self.tracker.num_peers <= 1:  # nobody but this peer
+        # After the last epoch no round comes, whatever others say that they have gathered.
+        if self.is_over or self.is_out_of_step or self.tracker.num_peers <= 1:  # nobody but this peer
             return
         look_for_group(self._parts)
         if self.tracker.ready_to_update_epoch:
@@ -290,19 +298,33 @@ class SwarmOptimizer:
                 return
 
     def _count_failed_loads(self) -> None:
-        is_behind = self.local_epoch < self.tracker.global_epoch - 1
-        self.num_failed_loads = self.num_failed_loads + 1 if is_behind else 0
-        if is_behind and not self.state_transfer.was_offered_newer:
-            self.tracker.doubt()
-        elif self.num_failed_loads >= MAX_FAILED_LOADS:
+        transfer, is_behind = self.state_transfer, self.local_epoch < self.tracker.global_epoch - 1
+        if not (is_behind or transfer.is_outvoted):
             self.num_failed_loads = 0
-            if self.tracker.num_witnesses < WITNESSES_TO_LEAVE:
-                self.tracker.doubt()
-                return
+            return
+        self.num_failed_loads += 1
+        setback = after_setback(
+            self.num_failed_loads,
+            is_behind=is_behind,
+            was_offered=transfer.was_offered_newer,
+            num_witnesses=self.tracker.num_witnesses,
+        )
+        if setback is Setback.DOUBT:
+            self.tracker.doubt()
+        if self.num_failed_loads < MAX_FAILED_LOADS:
+            return
+        self.num_failed_loads = 0
+        if setback is Setback.LEAVE:
             raise OutOfStepError(
                 f"This peer is at epoch {self.local_epoch}, the swarm at {self.tracker.global_epoch}, and "
                 f"{MAX_FAILED_LOADS} downloads of its state in a row did not help: they take longer than "
                 "an epoch, or no donor is usable. Try again later, or with a faster link."
+            )
+        if transfer.is_outvoted:
+            transfer.is_outvoted = False
+            logger.warning(
+                "The others had another state of epoch %d, which nobody serves any more: this peer keeps its own.",
+                self.local_epoch,
             )
 
     def begin_epoch(self, *, keep_gradient: bool = False) -> None:

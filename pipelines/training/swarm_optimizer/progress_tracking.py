@@ -1,5 +1,6 @@
 """The swarm's progress: hivemind's tracker, but it counts itself, and others only as far as they are credible."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -134,9 +135,19 @@ class SwarmProgressTracker(ProgressTracker):
         self.should_report_progress.set()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Remove this peer's record from the DHT and stop."""
+        """Stop, and remove this peer's record from the DHT."""
         self.should_report_progress.hurry()
         super().shutdown(timeout)
+        # hivemind does the same without waiting: whoever ends its DHT node next is counted until the record expires.
+        removed = self.dht.store(
+            self.training_progress_key,
+            subkey=self._owner,
+            value=None,
+            expiration_time=get_dht_time() + self.metadata_expiration,
+            return_future=True,
+        )
+        with contextlib.suppress(Exception):  # the node does not answer: the record will expire
+            removed.result(timeout)
 
     @property
     def num_peers(self) -> int:
@@ -166,7 +177,8 @@ class SwarmProgressTracker(ProgressTracker):
 
     def believed_epoch(self, records: Mapping[bytes, LocalTrainingProgress]) -> int:
         """Return the epoch that the other peers can be believed to have reached; their `records` go by owner."""
-        others = {owner: r for owner, r in records.items() if owner != self._owner and not r.client_mode}
+        own_peer = self.local_progress.peer_id  # also in a record from before a restart, under another key
+        others = {owner: r for owner, r in records.items() if r.peer_id != own_peer and not r.client_mode}
         claims: dict[str, int] = {}
         known: set[str] = set()
         for owner, voice in self._admissions.users(others).items():

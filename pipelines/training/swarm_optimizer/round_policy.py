@@ -16,6 +16,11 @@ MAX_STALENESS = 1
 """Epochs by which a gradient may be late: the same delay as in the paper's delayed updates (section 3.2)."""
 
 
+MAX_FAILED_LOADS = 5
+WITNESSES_TO_LEAVE = 2
+"""Others that must be ahead before a peer that cannot catch up leaves: no single one can make it leave."""
+
+
 class Search(Enum):
     """State of a gradient round's matchmaking."""
 
@@ -86,6 +91,26 @@ def epoch_to_adopt(local_epoch: int, global_epoch: int) -> int:
     One missing step is tolerated; the state keeps its epoch in this peer's signed record, and is not taken for newer.
     """
     return global_epoch if local_epoch == global_epoch - 1 else local_epoch
+
+
+class Setback(Enum):
+    """What a peer does after a download of the others' state that did not bring it into step."""
+
+    TRY_AGAIN = auto()
+    DOUBT = auto()
+    """Nobody has the state that others claim, or too few claim it to be believed: the peer goes on with its own."""
+
+    LEAVE = auto()
+
+
+def after_setback(num_failed: int, *, is_behind: bool, was_offered: bool, num_witnesses: int) -> Setback:
+    """Return what a peer does after `num_failed` failed downloads in a row, `is_behind` or outvoted.
+
+    `was_offered`: somebody serves the state; `num_witnesses` others that it has averaged with claim to have it.
+    """
+    if num_failed < MAX_FAILED_LOADS:
+        return Setback.DOUBT if is_behind and not was_offered else Setback.TRY_AGAIN
+    return Setback.LEAVE if was_offered and num_witnesses >= WITNESSES_TO_LEAVE else Setback.DOUBT
 
 
 def keeps_gradient(first_epoch: int, epoch: int, *, outvoted: bool) -> bool:

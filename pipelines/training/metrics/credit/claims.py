@@ -124,6 +124,10 @@ class RoundLog:
         held = self._senders | {epoch: self._senders.get(epoch, frozenset()) | frozenset(senders)}
         self._senders = {epoch: held[epoch] for epoch in sorted(held)[-ROUNDS_REMEMBERED:]}
 
+    def senders(self, epoch: int) -> frozenset[str]:
+        """Return the names of those whose values led to the state of an epoch; empty if this peer was not there."""
+        return self._senders.get(epoch, frozenset())
+
     def names(self, sender: str, epoch: int) -> bool:
         """Return whether a peer was in the round of an epoch, or of one beside it, which some report with delays."""
         held = self._senders

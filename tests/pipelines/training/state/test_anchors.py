@@ -77,6 +77,13 @@ def test_while_all_anchors_are_away_the_newest_roster_remains(keys, listed):
     assert seen.present is None and seen.roster == {FRIEND} and seen.has_anchors
 
 
+def test_what_any_anchor_has_signed_is_known_also_when_another_one_speaks(keys, listed):
+    both = [said(keys[0], epoch=299), said(keys[1], epoch=300)]
+    seen = anchorage(both, listed, NOW)
+    assert (seen.present.epoch, seen.newest_epoch) == (299, 300)
+    assert anchorage(both, listed, NOW + SECONDS_FRESH).newest_epoch == 0, "the run may have returned since then"
+
+
 def test_a_run_without_listed_anchors_has_none_whoever_signs(keys):
     assert not anchorage([said(keys[0])], [], NOW).has_anchors
     assert anchorage([said(keys[2])], [keys[0].public], NOW).present is None
@@ -139,6 +146,17 @@ def test_votes_count_without_an_anchor_and_when_it_does_not_keep_up(keys):
     assert anchored(count_votes(one_ahead, set(one_ahead)), said(keys[0], epoch=5), one_ahead).epoch == 5, (
         "it signs soon"
     )
+
+
+def test_an_anchor_that_is_overdue_yields_to_most_of_the_voters_one_epoch_ahead_and_to_nobody_else(keys):
+    ahead = claims((6, HONEST), (6, HONEST), (5, HONEST))
+    counted = count_votes(ahead, set(ahead))
+    assert anchored(counted, said(keys[0]), ahead, is_overdue=True) == counted
+    assert anchored(counted, said(keys[0], returns=True), ahead, is_overdue=True).epoch == 5
+    divided = claims((6, HONEST), (6, OTHER), (5, HONEST))
+    assert anchored(count_votes(divided, set(divided)), said(keys[0]), divided, is_overdue=True).epoch == 5
+    beside = claims((5, OTHER), (5, OTHER), (5, HONEST))
+    assert anchored(count_votes(beside, set(beside)), said(keys[0]), beside, is_overdue=True).digest == HONEST
 
 
 def test_nothing_is_taken_while_nobody_serves_the_anchors_state(keys):

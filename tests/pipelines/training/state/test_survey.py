@@ -1,9 +1,11 @@
 """What one reading of the swarm's records decides: the state to take, and whether a peer can tell at all."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from pipelines.swarm.records import sender_name
 from pipelines.training.state.anchors import Anchorage
 from pipelines.training.state.survey import StateSurvey
 
@@ -60,3 +62,64 @@ def test_a_refused_digest_is_not_taken():
 
 def test_while_nobody_trains_no_peer_waits_for_word():
     assert not seen_with().is_without_word and not seen_with().is_among_strangers
+
+
+def voters_at(*states):
+    """What is seen of trainers that all vote, from (epoch, digest); their senders' names are `names(...)`."""
+    claims = {
+        f"t{number}".encode(): SimpleNamespace(peer_id=f"t{number}", epoch=epoch, digest=digest, shares=True)
+        for number, (epoch, digest) in enumerate(states)
+    }
+    return seen_with(claims, {key: claim.epoch for key, claim in claims.items()}, voters=set(claims))
+
+
+def names(*numbers):
+    return {sender_name(f"t{number}") for number in numbers}
+
+
+NEW, LATE, OTHER = (290, "new"), (289, "old"), (290, "other")
+
+
+@pytest.mark.parametrize("num_in_step", [1, 2, 3, 7])
+def test_one_that_is_late_does_not_contradict_a_state_that_all_others_name(num_in_step):
+    """Seen before: with one in step and one late, the anchor waited 5 s, and the late one for its signature."""
+    seen = voters_at(*[NEW] * num_in_step, LATE)
+    assert seen.bears_out(*NEW, names(*range(num_in_step)))
+
+
+@pytest.mark.parametrize(
+    ("states", "senders"),
+    [
+        ([LATE, LATE], names(0, 1)),
+        ([OTHER, LATE], names(0)),
+        ([NEW, OTHER, LATE], names(0, 1)),
+        ([NEW, (291, "newer")], names(0, 1)),
+        ([NEW, LATE, LATE], names(0)),
+        ([NEW, NEW], names()),
+        ([], names()),
+    ],
+    ids=[
+        "the anchor alone has an average",
+        "who has reached it names another state",
+        "they are divided",
+        "somebody has gone on",
+        "most were in no round with the anchor",
+        "nobody was",
+        "nobody is there",
+    ],
+)
+def test_an_anchors_state_is_not_borne_out(states, senders):
+    assert not voters_at(*states).bears_out(*NEW, senders)
+
+
+def test_the_keys_of_one_user_bear_out_as_one():
+    seen = voters_at(NEW, OTHER, OTHER, OTHER, NEW)
+    users = {f"t{number}".encode(): "mallory" for number in (1, 2, 3)}
+    assert not seen.bears_out(*NEW, names(*range(5)))
+    assert replace(seen, users=users).bears_out(*NEW, names(*range(5)))
+
+
+def test_an_anchor_that_has_died_before_it_signed_the_last_state_does_not_hide_it_for_long():
+    seen = seen_with({TRAINER: claim(300)}, {TRAINER: 300}, voters={TRAINER}, anchor_epoch=299)
+    assert seen.verdict() is None, "it may sign in a moment"
+    assert seen.verdict(is_overdue=True).epoch == 300

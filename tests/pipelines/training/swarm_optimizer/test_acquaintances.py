@@ -97,3 +97,14 @@ def test_between_rounds_nothing_is_learnt():
     known.note_round(1, ["ann"])
     known.note_round(1, ["bob"])
     assert known.know("ann") and not known.know("bob")
+
+
+def test_a_peer_that_averages_with_the_anchor_alone_knows_nobody_and_goes_on_asking_the_roster():
+    known = Acquaintances("own")
+    known.vouch(frozenset({sender_name("own"), sender_name("ann")}))
+    for number in range(1, ROUNDS_REMEMBERED + 1):
+        known.note_claims({"own", "ann"})
+        known.note_round(number, ["own"])  # the anchor listens: it sends nothing
+    assert not known.know_somebody and not known.know("own") and known.count("own")
+    assert known.know("ann"), "the anchor vouches for it"
+    assert known.quorum == 1, "half of the others"

@@ -9,8 +9,12 @@ from swarm_of_processes import tiny_run
 from pipelines.training.averaging.figures import SharedFigures
 from pipelines.training.swarm_optimizer.progress_tracking import plausible_samples
 from pipelines.training.swarm_optimizer.round_policy import (
+    MAX_FAILED_LOADS,
+    WITNESSES_TO_LEAVE,
     RoundPolicy,
     Search,
+    Setback,
+    after_setback,
     epoch_to_adopt,
     is_incomplete,
     keeps_gradient,
@@ -118,3 +122,28 @@ def test_nobody_takes_weight_from_another_by_signing_a_record_in_its_name():
 
 def test_a_speed_without_bound_bounds_nothing_and_is_left_out():
     assert plausible_samples([record(speed=float("inf"))], 105.0, 10.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "figures", "expected"),
+    [
+        (1, dict(is_behind=True, was_offered=True, num_witnesses=9), Setback.TRY_AGAIN),
+        (1, dict(is_behind=True, was_offered=False, num_witnesses=9), Setback.DOUBT),
+        (1, dict(is_behind=False, was_offered=False, num_witnesses=9), Setback.TRY_AGAIN),
+        (MAX_FAILED_LOADS, dict(is_behind=True, was_offered=True, num_witnesses=WITNESSES_TO_LEAVE), Setback.LEAVE),
+        (MAX_FAILED_LOADS, dict(is_behind=True, was_offered=True, num_witnesses=1), Setback.DOUBT),
+        (MAX_FAILED_LOADS, dict(is_behind=False, was_offered=True, num_witnesses=WITNESSES_TO_LEAVE), Setback.LEAVE),
+        (MAX_FAILED_LOADS, dict(is_behind=False, was_offered=False, num_witnesses=0), Setback.DOUBT),
+    ],
+    ids=[
+        "behind",
+        "there is no such state",
+        "outvoted, and nobody serves the other state at the moment",
+        "behind for good",
+        "one peer alone makes nobody leave",
+        "outvoted, and the other state cannot be downloaded",
+        "outvoted, and nobody is left",
+    ],
+)
+def test_a_peer_that_cannot_get_the_others_state_does_not_compute_for_nothing_for_ever(num_failed, figures, expected):
+    assert after_setback(num_failed, **figures) is expected
