@@ -24,6 +24,7 @@ TASKS = "pipelines.training.tasks"
 BLOCKS = ("pipelines.image_codes.dataset_shards", "pipelines.image_codes.shard_blocks")
 STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
+CHILDREN = "pipelines.child_watch"
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -36,9 +37,10 @@ MAY_IMPORT = {
     "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol"),
     DEVICES: (),
     PROGRESS: (),
+    CHILDREN: (),
     CODES: (HUB,),
-    ADMISSION: (HUB,),
-    SWARM: (ADMISSION,),
+    ADMISSION: (CHILDREN, HUB),
+    SWARM: (ADMISSION, CHILDREN),
     MEMORY: (HUB,),
     f"{MEMORY}.models": (),
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
@@ -50,12 +52,12 @@ MAY_IMPORT = {
     f"{AVERAGING}.group": (RUN,),
     f"{AVERAGING}.bandwidth": (RUN, SWARM),
     SPARSE: (),
-    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM),
+    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
     LEDGER: (RUN, REPOSITORY, SWARM, STATE, GRADIENTS, OPTIMIZERS, HUB),
-    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, SPARSE, ADMISSION, SWARM, AVERAGING, STATE, LEDGER),
+    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, SPARSE, ADMISSION, SWARM, AVERAGING, STATE, LEDGER, CHILDREN),
     STREAMING: (RUN, HUB),
     TASK: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
     LANGUAGE: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),

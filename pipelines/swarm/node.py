@@ -10,6 +10,7 @@ from hivemind.p2p import P2PDaemonError, PeerID
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.child_watch import ChildDiedError, wait_until_started
 from pipelines.swarm.dial_back import offer_dial_back
 from pipelines.swarm.forks import tidy_node
 from pipelines.swarm.network_options import NetworkOptions
@@ -25,6 +26,10 @@ SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
 SIGN_OF_A_SLOW_START = "failed to start in"
 LONGER_STARTUP = 2.0
 """Factor on the time-out when a daemon did not start in time."""
+
+
+DHT_PROCESS = "The process of hivemind that keeps the DHT"
+DAEMON_PROCESS = "The process that connects this machine to the swarm (p2pd)"
 
 
 class SwarmUnreachableError(ConnectionError):
@@ -43,12 +48,14 @@ def open_dht(
     *,
     admission: PeerAdmission | None,
     reply_seconds: float | None = None,
+    own_group: bool = False,
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
     `seek_admission` has yielded together with the identity; None: nothing is checked. `reply_seconds` is the time that
-    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
+    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given. `own_group`: see
+    `SwarmDHT`. This process ends, with a line that says why, when one of its processes dies within the block.
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
@@ -56,30 +63,42 @@ def open_dht(
     """
     multiprocessing.set_start_method("fork", force=True)
     raise_open_files()
-    dht = _start_dht(run_name, entry_addresses, options, admission)
+    dht = _start_dht(run_name, entry_addresses, options, admission, own_group)
     try:
-        dht.run_coroutine(tidy_node)
-        dht.run_coroutine(bound_storage)
-        dht.bind_peers()
-        stay_joined(dht, entry_addresses)
-        if reply_seconds is not None:
-            dht.expect_replies_within(reply_seconds)
-        if not options.client_mode:
-            offer_dial_back(dht)
-        yield dht
+        with dht.children as children:
+            children.add(dht.pid, DHT_PROCESS)
+            daemon = dht.daemon_process()
+            children.add(daemon, DAEMON_PROCESS)
+            dht.run_coroutine(tidy_node)
+            dht.run_coroutine(bound_storage)
+            dht.bind_peers()
+            stay_joined(dht, entry_addresses)
+            if reply_seconds is not None:
+                dht.expect_replies_within(reply_seconds)
+            if not options.client_mode:
+                offer_dial_back(dht)
+            try:
+                yield dht
+            finally:
+                children.forget(dht.pid, daemon)  # they end in good order
     finally:
         dht.shutdown()
 
 
 def _start_dht(
-    run_name: str, entry_addresses: Sequence[str], options: NetworkOptions, admission: PeerAdmission | None
+    run_name: str,
+    entry_addresses: Sequence[str],
+    options: NetworkOptions,
+    admission: PeerAdmission | None,
+    own_group: bool,
 ) -> SwarmDHT:
     """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
     failure: BaseException | None = None
     for share in (1.0, LONGER_STARTUP):
         try:
-            return SwarmDHT(
+            dht = SwarmDHT(
                 admission=admission,
+                own_group=own_group,
                 initial_peers=list(entry_addresses),
                 host_maddrs=list(options.host_addresses),
                 announce_maddrs=list(options.announce_addresses) or None,
@@ -91,8 +110,13 @@ def _start_dht(
                 use_auto_relay=options.use_relay,
                 # With relays requested, unreachability is known; libp2p needs several public peers to detect it.
                 force_reachability="private" if options.use_relay else None,
-                start=True,
+                start=False,
             )
+            dht.run_in_background(await_ready=False)
+            wait_until_started(dht, DHT_PROCESS)
+            return dht
+        except ChildDiedError:
+            raise
         except (P2PDaemonError, RuntimeError, TimeoutError) as error:
             failure = error
             if SIGN_OF_A_SLOW_START not in str(error):

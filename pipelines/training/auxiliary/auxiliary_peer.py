@@ -113,6 +113,7 @@ class AuxiliaryPeer:
             own_anchor_key=key.public,
             listens=True,
             may_help=self._options.helps_averaging,
+            children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self.averager = self.optimizer.state_averager

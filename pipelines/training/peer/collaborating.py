@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,14 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED_EXIT_CODE = 130
+
+
+class UnsuitableModelError(ValueError):
+    """The swarm cannot train this model; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +75,21 @@ def collaboration(
     is downloaded first. Initial parameters must be equal on all peers: seed them. Call it in the main thread of a
     process that has no other threads: hivemind forks. `name` is the run's name for messages and its authority.
 
+    Ctrl-C leaves the swarm and the program, with one line and exit code 130; to do something before, catch
+    KeyboardInterrupt within the block. A second one does not wait for the others. When one of hivemind's processes
+    dies, the program ends with a line that says so, and exit code 1.
+
     Raises:
+        UnsuitableModelError: the model's parameters are not all float32, or something else of it cannot be averaged.
         ConnectionError: no peer answers at the addresses.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
+    check_model(model)
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
-    with contextlib.ExitStack() as stack:
+    with _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
         dht = stack.enter_context(
-            open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run))
+            open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run), own_group=True)
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         optimizer = make_optimizer(
@@ -83,9 +98,65 @@ def collaboration(
             model=model,
             records=records,
             bandwidth_limit_mbit=network.bandwidth_limit_mbit,
+            children=dht.children,
         )
         stack.callback(optimizer.shutdown)
         if optimizer.state_transfer.look().newest_epoch > 0:
             optimizer.load_state_from_peers()
         optimizer.share_state()
-        yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
+        with _ended_by_ctrl_c():  # said before leaving, which takes seconds
+            yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse what would fail in the middle of the training; it is not changed.
+
+    Raises:
+        UnsuitableModelError: a parameter is not float32 or has no values yet, its gradients are sparse or its memory is
+            another one's too, or there is nothing to train.
+    """
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter) or parameter.is_meta:
+            raise UnsuitableModelError(
+                f"The parameter {name} has no values yet. Give the model its values first: pass one batch through a "
+                "lazy model, and load or initialise one on the meta device."
+            )
+        if parameter.dtype != torch.float32:
+            raise UnsuitableModelError(
+                f"The parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and the swarm averages "
+                "float32. Call model.float(), and compute in short precision under torch.autocast."
+            )
+        if parameter.layout != torch.strided:
+            raise UnsuitableModelError(f"The parameter {name} is sparse; the swarm averages dense ones: to_dense().")
+    _check_memory(parameters)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UnsuitableModelError("No parameter of the model has requires_grad=True: there is nothing to train.")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
+            raise UnsuitableModelError(
+                f"The layer {name or 'itself'} gives sparse gradients, and the swarm averages dense ones. Create it "
+                "with sparse=False."
+            )
+
+
+def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Refuse two parameters of one memory: each would be averaged and stepped by itself, and the last one be kept."""
+    first: dict[tuple[int, int], str] = {}
+    for name, parameter in parameters.items():
+        place = parameter.untyped_storage().data_ptr(), parameter.storage_offset()
+        if parameter.numel() and first.setdefault(place, name) != name:
+            raise UnsuitableModelError(
+                f"The parameters {first[place]} and {name} share one memory, but are two. Tie them: assign the same "
+                "torch.nn.Parameter to both."
+            )
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """End the program with one line where Ctrl-C has ended the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        logger.warning("Stopped by Ctrl-C: leaving the swarm, which goes on without this peer.")
+        raise SystemExit(INTERRUPTED_EXIT_CODE) from None

@@ -108,6 +108,7 @@ class TrainingPeer:
             gradient_averager_type=self._gradient_averager_type,
             anchor_keys=self._anchor_keys,
             lease=self._lease,
+            children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self._parts.callback(self.optimizer.shutdown)
