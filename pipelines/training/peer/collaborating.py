@@ -1,10 +1,13 @@
 """Your own training loop in a swarm: model, loss and data stay as they are, two lines change."""
 
+import atexit
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -85,6 +88,7 @@ def collaboration(
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
     check_model(model)
+    _quieten_hivemind()
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
     with _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
@@ -158,5 +162,27 @@ def _ended_by_ctrl_c() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        _ignore_hiveminds_last_words()  # it may have been interrupted anywhere
         logger.warning("Stopped by Ctrl-C: leaving the swarm, which goes on without this peer.")
         raise SystemExit(INTERRUPTED_EXIT_CODE) from None
+
+
+def _quieten_hivemind() -> None:
+    """Leave out what hivemind says of everyday events, unless another level than its own was chosen."""
+    logs = logging.getLogger("hivemind")
+    if logs.level == logging.INFO:
+        logs.setLevel(logging.CRITICAL)
+    # Its loops end with the process, in the middle of what they do.
+    logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith("Task was destroyed"))
+    atexit.register(_ignore_hiveminds_last_words)
+
+
+def _ignore_hiveminds_last_words() -> None:
+    """Say nothing of errors of hivemind's destructors from now on: at the end of Python they miss their modules."""
+    say = sys.unraisablehook
+
+    def say_of_others(unraisable: Any) -> None:
+        if not str(getattr(unraisable.object, "__module__", "")).startswith("hivemind"):
+            say(unraisable)
+
+    sys.unraisablehook = say_of_others
