@@ -224,8 +224,9 @@ def check_ports(network: NetworkOptions) -> CheckResult:
 
 def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
     """Say what a round will take on this machine's link."""
-    measured = remembered_link(link_file(examination.repository))
-    return check_round(run, _needs(examination).num_parameters, measured, examination.network.bandwidth_limit_mbit)
+    limit = examination.network.bandwidth_limit_mbit
+    measured = remembered_link(link_file(examination.repository), limit)
+    return check_round(run, _needs(examination).num_parameters, measured, limit)
 
 
 def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:

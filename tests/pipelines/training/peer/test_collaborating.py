@@ -22,6 +22,12 @@ def one_short_layer():
     return model
 
 
+def of_complex_numbers():
+    model = two_layers()
+    model[0].weight = nn.Parameter(torch.zeros(8, 4, dtype=torch.complex64))
+    return model
+
+
 def of_one_memory():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(model[0].weight.data)
@@ -49,7 +55,7 @@ def with_a_quantised_base():
         ),
         (one_short_layer(), r"The parameter 2\.weight is bfloat16"),
         (two_layers().double(), r"0\.weight is float64"),
-        (two_layers().to(torch.complex64), r"0\.weight is complex64"),
+        (of_complex_numbers(), r"0\.weight is complex64"),
         (with_a_quantised_base(), r"0\.weight is int8"),
         (two_layers().to("meta"), r"0\.weight has no values yet\. Give the model its values first"),
         (nn.LazyLinear(3), r"weight has no values yet"),
