@@ -35,7 +35,7 @@ from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
-CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
+CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub", "shared memory")
 CURE_OF_SERVERS = "Close other programs, or serve some layers alone: --blocks auto"
 SECONDS_TO_SEEK_ADMISSION = 10.0
 """A joining peer is more patient; the doctor should answer soon."""

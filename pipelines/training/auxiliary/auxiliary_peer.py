@@ -121,6 +121,7 @@ class AuxiliaryPeer:
             self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
         )
         self._rounds = RoundThread(self._anchor.keep_up)
+        self.optimizer.state_transfer.is_to_stop = self._rounds.is_stopping
         self._ledger = self._open_ledger()
         return self
 
@@ -180,7 +181,6 @@ class AuxiliaryPeer:
 
         Raises:
             RunRolledBackError: the run has started a new generation.
-            OutOfStepError: this peer cannot keep up with the swarm.
         """
         with self._publishing, self._rounds, self._ledger:
             while not stop.is_set():
@@ -189,7 +189,6 @@ class AuxiliaryPeer:
                 if report.published_epoch >= self.run.num_epochs and not self._is_evaluating:
                     return
                 self._publishing.check()
-                self._rounds.check()
                 stop.wait(poll_seconds)
 
     def look(self) -> AuxiliaryReport:

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import logging
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
 logger = logging.getLogger(__name__)
 
 INTERRUPTED_EXIT_CODE = 130
+SHARED_MEMORY, SHARED_BYTES_PER_PARAMETER = "/dev/shm", 8
+"""Where hivemind keeps float32 parameters and gradients for all processes of a peer."""
 
 
 class UnsuitableModelError(ValueError):
@@ -84,10 +87,12 @@ def collaboration(
 
     Raises:
         UnsuitableModelError: the model's parameters are not all float32, or something else of it cannot be averaged.
+        OSError: there is too little shared memory for the model.
         ConnectionError: no peer answers at the addresses.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
     check_model(model)
+    check_shared_memory(model, shutil.disk_usage(SHARED_MEMORY).free)
     _quieten_hivemind()
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
     with _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
@@ -142,6 +147,20 @@ def check_model(model: torch.nn.Module) -> None:
                 f"The layer {name or 'itself'} gives sparse gradients, and the swarm averages dense ones. Create it "
                 "with sparse=False."
             )
+
+
+def check_shared_memory(model: torch.nn.Module, free: int) -> None:
+    """Refuse to start where the shared memory has too few free bytes: the kernel would kill the program later.
+
+    Raises:
+        OSError: the model does not fit.
+    """
+    needed = SHARED_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+    if free < needed:
+        raise OSError(
+            f"The model needs {needed / 1e6:,.0f} MB of shared memory, and {free / 1e6:,.0f} MB are free in "
+            f"{SHARED_MEMORY}. Give it more: docker run --shm-size 8g, else: mount -o remount,size=8G {SHARED_MEMORY}"
+        )
 
 
 def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:

@@ -47,8 +47,11 @@ class GenerationWatch:
     def watch(self, ended: threading.Event, seconds: float) -> None:
         """Poll at an interval until `ended` is set."""
         while not ended.wait(seconds):
-            if self.look():
-                self.found_new_generation = True
+            try:
+                self.found_new_generation = self.look()
+            except Exception as error:  # the peer trains on; without this thread it would not hear of a rollback
+                logger.warning("The run's repository cannot be read, next try in %.0f s: %r", seconds, error)
+            if self.found_new_generation:
                 self._stop.set()
                 return
 

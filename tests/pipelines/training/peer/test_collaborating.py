@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.training.peer.collaborating import UnsuitableModelError, check_model, collaboration
+from pipelines.training.peer.collaborating import (
+    UnsuitableModelError,
+    check_model,
+    check_shared_memory,
+    collaboration,
+)
 from pipelines.training.run.training_run import TrainingRun
 
 
@@ -76,3 +81,10 @@ def test_what_would_fail_in_the_middle_is_refused_in_one_line_before_anything_st
 @pytest.mark.parametrize("model", [two_layers(), tied(), nn.Embedding(5, 3)])
 def test_a_plain_model_is_accepted_also_with_tied_parameters(model):
     check_model(model)
+
+
+def test_a_model_for_which_the_shared_memory_is_too_small_is_refused_before_the_kernel_kills_it():
+    model = nn.Linear(1000, 1000)  # 1,001,000 parameters and as many gradients, of 4 bytes each
+    check_shared_memory(model, free=8_008_000)
+    with pytest.raises(OSError, match=r"needs 8 MB of shared memory, and 7 MB are free in /dev/shm.*--shm-size"):
+        check_shared_memory(model, free=7_000_000)
