@@ -24,7 +24,7 @@ TASKS = "pipelines.training.tasks"
 BLOCKS = ("pipelines.image_codes.dataset_shards", "pipelines.image_codes.shard_blocks")
 STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
-CHILDREN = "pipelines.child_watch"
+CHILDREN, TIME = "pipelines.child_watch", "pipelines.swarm_time"
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -38,9 +38,10 @@ MAY_IMPORT = {
     DEVICES: (),
     PROGRESS: (),
     CHILDREN: (),
+    TIME: (),
     CODES: (HUB,),
     ADMISSION: (CHILDREN, HUB),
-    SWARM: (ADMISSION, CHILDREN),
+    SWARM: (ADMISSION, CHILDREN, TIME),
     MEMORY: (HUB,),
     f"{MEMORY}.models": (),
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),

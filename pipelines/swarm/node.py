@@ -2,11 +2,14 @@
 
 import logging
 import multiprocessing
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import hivemind
+from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
@@ -16,7 +19,8 @@ from pipelines.swarm.forks import tidy_node
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.open_files import raise_open_files
 from pipelines.swarm.record_limits import bound_storage
-from pipelines.swarm.rejoining import stay_joined
+from pipelines.swarm.rejoining import keep_time, stay_joined
+from pipelines.swarm_time import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,10 @@ DAEMON_PROCESS = "The process that connects this machine to the swarm (p2pd)"
 
 class SwarmUnreachableError(ConnectionError):
     """No entry address of the run answers."""
+
+
+class WrongClockError(ValueError):
+    """This machine's clock is not that of the swarm."""
 
 
 class CannotListenError(OSError):
@@ -59,10 +67,12 @@ def open_dht(
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
+        WrongClockError: this machine's clock differs from theirs by more than hivemind tolerates.
         CannotListenError: a port is taken, or an address is not one of this machine.
     """
     multiprocessing.set_start_method("fork", force=True)
     raise_open_files()
+    keep_time()
     dht = _start_dht(run_name, entry_addresses, options, admission, own_group)
     try:
         with dht.children as children:
@@ -117,6 +127,11 @@ def _start_dht(
             return dht
         except ChildDiedError:
             raise
+        except ValidationError as error:
+            if (clocks := re.search(r"local: ([0-9.]+), peer: ([0-9.]+)", str(error))) is not None:
+                raise WrongClockError(_explain_clock(float(clocks[1]) - float(clocks[2]))) from error
+            failure = error
+            break
         except (P2PDaemonError, RuntimeError, TimeoutError) as error:
             failure = error
             if SIGN_OF_A_SLOW_START not in str(error):
@@ -147,6 +162,14 @@ def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
     return (
         f"Cannot listen on {', '.join(host_addresses)} ({error}). Choose an address of this machine and a free port: "
         "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any"
+    )
+
+
+def _explain_clock(ahead: float) -> str:
+    return (
+        f"This machine's clock is {in_words(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of the run's entry "
+        f"peer; at most {MAX_DHT_TIME_DISCREPANCY_SECONDS} s are tolerated. Set it: sudo timedatectl set-ntp true. If "
+        "it is right, tell the run's organiser that the entry peer's is wrong."
     )
 
 
