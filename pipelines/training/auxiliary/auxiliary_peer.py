@@ -18,6 +18,7 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
+from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator, EvaluationOutcome
@@ -195,7 +196,7 @@ class AuxiliaryPeer:
         """Poll the swarm once: record its figures, put due checkpoints in the spool."""
         figures = self.records.metrics()
         reporters = self.records.reporters(figures)
-        summary = self.metrics.observe(figures, reporters, self._anchor.rounds, time.time(), self.held_epoch)
+        summary = self.metrics.observe(figures, reporters, self._anchor.rounds, SWARM_TIME(), self.held_epoch)
         self._elect()
         if self.publisher.is_elected:
             self._spool_if_due()
@@ -257,7 +258,7 @@ class AuxiliaryPeer:
             if owner != self.records.owner
         }
         proven = proven_keys(((owner, item) for owner, (_, item) in others.items()), self.run.swarm_id)
-        listed = self.publisher.keys.holders(PUBLISHER, at=time.time())
+        listed = self.publisher.keys.holders(PUBLISHER, at=SWARM_TIME())
         trusted = [status for status, item in others.values() if item.public_key in proven & set(listed)]
         addresses = sorted({address for status in trusted for address in status.addresses} - set(self._addresses))
         self.publisher.entry_addresses = (*self._addresses, *addresses[: 2 * MAX_ADDRESSES])

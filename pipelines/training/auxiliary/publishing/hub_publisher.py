@@ -17,6 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.run_files import MANIFEST_FILE, RESULTS_FILE
+from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
@@ -100,7 +101,7 @@ class HubPublisher:
     @property
     def is_listed(self) -> bool:
         """Whether this peer's key is that of a publisher of the run: until then it publishes nothing."""
-        return self.keys.has_role(self.key.public, PUBLISHER, at=time.time())
+        return self.keys.has_role(self.key.public, PUBLISHER, at=SWARM_TIME())
 
     @property
     def is_elected(self) -> bool:
