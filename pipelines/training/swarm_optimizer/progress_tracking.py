@@ -1,5 +1,6 @@
 """The swarm's progress: hivemind's tracker, but it counts itself, and others only as far as they are credible."""
 
+import asyncio
 import logging
 import math
 import threading
@@ -116,6 +117,7 @@ class SwarmProgressTracker(ProgressTracker):
             try:
                 return super().run()
             except Exception:
+                asyncio.get_event_loop().close()
                 logger.exception("The swarm's progress could not be followed, next try in %.0f s.", SECONDS_TO_RETRY)
                 self.shutdown_triggered.wait(SECONDS_TO_RETRY)
         self.shutdown_complete.set()
