@@ -168,6 +168,9 @@ class PeerAdmission:
                 for call in self._on_refusal:
                     call()
                 return
+            except Exception as error:  # not the service's: without this thread the admission would expire silently
+                failures += 1
+                logger.warning("Admission was not renewed everywhere (%d), retrying: %r", failures, error)
 
     def _fetch(self) -> float:
         """Get a token and start using it; return its lifetime."""

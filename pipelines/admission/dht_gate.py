@@ -1,6 +1,9 @@
 """The DHT node of a run with an authority: every call carries a token, and every answer does."""
 
+import contextlib
 import logging
+import os
+import signal
 from functools import partial
 from typing import Any
 
@@ -14,6 +17,7 @@ from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.tokens import Admission, TokenRefusedError
+from pipelines.child_watch import ChildWatch, end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -21,16 +25,31 @@ logger = logging.getLogger(__name__)
 class SwarmDHT(hivemind.DHT):
     """A DHT node that answers only admitted peers if the run has an authority; all others are open."""
 
-    def __init__(self, *, admission: PeerAdmission | None, **kwargs: Any) -> None:
-        self.authorizer = authorizer_of(admission)
+    def __init__(self, *, admission: PeerAdmission | None, own_group: bool = False, **kwargs: Any) -> None:
+        """`own_group`: a terminal's Ctrl-C does not reach its process, nor p2pd, which ends at every SIGINT."""
+        self.authorizer, self._own_group = authorizer_of(admission), own_group
+        self.children = ChildWatch()
+        """Watches the processes of this peer, within `open_dht`."""
+
         super().__init__(authorizer=self.authorizer, **kwargs)
 
     def run(self) -> None:
-        """Serve the node until it is shut down, or its parent process dies in the middle of a call."""
+        """Serve the node until it is shut down, or its parent process dies."""
+        if self._own_group:
+            os.setpgid(0, 0)
+        end_with_parent(self._kill_daemon)
         try:
             super().run()
         except EOFError:  # half of a call has arrived; hivemind expects any other error there
             logger.info("The DHT node exits: its parent process died in the middle of a call.")
+
+    def _kill_daemon(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # there is none yet, or no more
+            os.kill(self._node.p2p._child.pid, signal.SIGKILL)
+
+    def daemon_process(self) -> int:
+        """Return the id of the libp2p daemon's process."""
+        return self.run_coroutine(_daemon_process)
 
     def bind_peers(self) -> None:
         """From now on answer only peers that own the token in their call, not all who sign with its key."""
@@ -102,6 +121,10 @@ class _PeerBoundCalls:
             return await call(request, context)
 
         return check_and_call
+
+
+async def _daemon_process(dht: SwarmDHT, node: DHTNode) -> int:
+    return node.p2p._child.pid
 
 
 async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -> None:

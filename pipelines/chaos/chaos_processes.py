@@ -23,6 +23,7 @@ from pipelines.chaos.faults.process_table import (
     group_members,
     is_running,
     memory_of,
+    name_of,
     processes_with_variable,
     signal_processes,
 )
@@ -33,6 +34,8 @@ MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
 """All processes of a chaos run inherit this variable, which identifies them when they have lost their parent."""
 
 SECONDS_TO_DIE = 5.0
+NEEDLESS = "torch_shm_manag"
+"""What the system calls the process of a trainer that it can live without."""
 
 
 class Trainer:
@@ -42,7 +45,7 @@ class Trainer:
         self.settings, self._forks, self._environment = settings, forks, environment
         self.num_unexpected_exits = 0
         self.group = 0
-        self._is_frozen = False
+        self._is_frozen, self._num_children_killed = False, 0
 
     @property
     def name(self) -> str:
@@ -77,6 +80,15 @@ class Trainer:
         kill_group(self.group)
         return _after_some_time(lambda: group_members(self.group))
 
+    def ends_without_a_child(self) -> bool:
+        """Kill one of hivemind's processes, each time another one; tell whether the whole group then ends by itself."""
+        guards, main = self._guards(), self.group
+        children = [pid for pid in sorted(group_members(main)) if pid not in guards and name_of(pid) != NEEDLESS]
+        children.remove(main)
+        self._num_children_killed += 1
+        signal_processes([children[self._num_children_killed % len(children)]] if children else [], signal.SIGKILL)
+        return not _after_some_time(lambda: group_members(main))
+
     def freeze(self) -> None:
         """Freeze all processes of the trainer except the guard, which would end them if this program died meanwhile."""
         self._is_frozen = True
@@ -107,8 +119,10 @@ class Trainer:
         return f"{self.name}: {last}; {self.last_words()}"
 
     def _signal_all_but_guard(self, number: signal.Signals) -> None:
-        guards = {event["guard"] for event in self.events() if event["event"] == "started"}
-        signal_processes(set(group_members(self.group)) - guards, number)
+        signal_processes(set(group_members(self.group)) - self._guards(), number)
+
+    def _guards(self) -> set[int]:
+        return {event["guard"] for event in self.events() if event["event"] == "started"}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

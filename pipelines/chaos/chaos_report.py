@@ -240,7 +240,7 @@ def struck_share(events: Events, faults: Sequence[Fault], chaos: Window) -> floa
 
 def _struck_stretch(fault: Fault, events: Sequence[Mapping[str, Any]], chaos: Window) -> tuple[float, float]:
     begin, end = chaos.begin + fault.at_seconds, chaos.begin + fault.ends_at_seconds
-    if fault.kind == FaultKind.KILL:
+    if fault.kind in (FaultKind.KILL, FaultKind.CHILD):
         joined = [event["time"] for event in events if event["event"] == "joined" and event["time"] > begin]
         end = min(joined, default=chaos.end)
     return begin, end

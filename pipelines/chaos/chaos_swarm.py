@@ -154,6 +154,15 @@ class ChaosSwarm:
         self._restarts[trainer.name] = time.monotonic() + seconds_until_back
         self.orphans += trainer.kill()
 
+    def kill_child(self, number: int, seconds_until_back: float) -> None:
+        """Kill a process of hivemind's of a trainer, which must end by itself; its volunteer restarts it later."""
+        trainer = self.trainers[number]
+        self._restarts[trainer.name] = time.monotonic() + seconds_until_back
+        if not trainer.ends_without_a_child():
+            trainer.num_unexpected_exits += 1
+            self._console.print(f"[red]{trainer.name} hangs:[/red] one of its processes was killed")
+        self.orphans += trainer.kill()
+
     def start_attack(self, name: str) -> None:
         """Start a process that makes an attack of `attacks.table`, by its name."""
         path = settings_file(self.plan.folder, name)

@@ -57,6 +57,7 @@ class FaultInjection:
             FaultKind.LIAR: self._attack,
             FaultKind.HUB_OUTAGE: self._hub,
             FaultKind.CLOCK_SKEW: self._skew,
+            FaultKind.CHILD: self._kill_child,
             FaultKind.DISK_FULL: lambda _fault, on: self.swarm.fill_disk(on),
         }
         actions |= dict.fromkeys(ServingFault, self._serving)
@@ -72,6 +73,10 @@ class FaultInjection:
     def _kill(self, fault: Fault, is_on: bool) -> None:
         if is_on:
             self.swarm.kill_trainer(fault.peer, fault.duration_seconds)
+
+    def _kill_child(self, fault: Fault, is_on: bool) -> None:
+        if is_on:
+            self.swarm.kill_child(fault.peer, fault.duration_seconds)
 
     def _stop(self, fault: Fault, is_on: bool) -> None:
         trainer = self.swarm.trainers[fault.peer]

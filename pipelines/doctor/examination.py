@@ -35,7 +35,7 @@ from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
-CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub")
+CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub", "shared memory")
 CURE_OF_SERVERS = "Close other programs, or serve some layers alone: --blocks auto"
 SECONDS_TO_SEEK_ADMISSION = 10.0
 """A joining peer is more patient; the doctor should answer soon."""
@@ -224,8 +224,9 @@ def check_ports(network: NetworkOptions) -> CheckResult:
 
 def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
     """Say what a round will take on this machine's link."""
-    measured = remembered_link(link_file(examination.repository))
-    return check_round(run, _needs(examination).num_parameters, measured, examination.network.bandwidth_limit_mbit)
+    limit = examination.network.bandwidth_limit_mbit
+    measured = remembered_link(link_file(examination.repository), limit)
+    return check_round(run, _needs(examination).num_parameters, measured, limit)
 
 
 def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:

@@ -1,9 +1,11 @@
 """How long a round of averaging will take on this machine's link, and what is remembered of the link."""
 
+import contextlib
 import json
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
 from pipelines.doctor.check_result import CheckResult, ok, unknown, warn
@@ -14,6 +16,8 @@ from pipelines.training.run.training_run import TrainingRun
 logger = logging.getLogger(__name__)
 
 NAME = "averaging round"
+LIMITED, MOST_LIMITS = "limited", 8
+"""What was measured under upload limits, in the file, and how many of them are kept."""
 
 
 def check_round(
@@ -44,20 +48,47 @@ def check_round(
     return ok(NAME, seen)
 
 
-def remember_link(file: Path, link: Link) -> None:
-    """Write down what a link was measured to carry, for the next time; where that fails, it is measured again then."""
+def remember_link(file: Path, link: Link, limit_mbit: float | None = None) -> None:
+    """Write down what a link was measured to carry under an upload limit, or without one, for the next time.
+
+    Peers of one machine may have different limits. Where writing fails, the link is measured again then.
+    """
+    values = _read(file)
+    rates = dict(up=link.up if limit_mbit is None else min(link.up, limit_mbit), down=link.down)
+    if limit_mbit is None:
+        values |= rates
+    else:
+        limited = {key: held for key, held in values.get(LIMITED, {}).items() if key != str(limit_mbit)}
+        values[LIMITED] = dict(list(limited.items())[1 - MOST_LIMITS :]) | {str(limit_mbit): rates}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_whole(file, json.dumps(dict(up=link.up, down=link.down)))
+        write_text_whole(file, json.dumps(values))
     except OSError as error:
         logger.warning("What this link carries cannot be remembered: %s", error)
 
 
-def remembered_link(file: Path) -> Link | None:
-    """Return what was written down last; None: nothing that can be read."""
-    try:
+def remembered_link(file: Path, limit_mbit: float | None = None) -> Link | None:
+    """Return what was written down last for this upload limit; None: nothing that can be read.
+
+    What was measured without a limit counts up to it; what was measured under another one says nothing.
+    """
+    values = _read(file)
+    found = None if limit_mbit is None else _link_in(values.get(LIMITED, {}).get(str(limit_mbit)))
+    found = found or _link_in(values)
+    return found if found is None or limit_mbit is None else Link(up=min(found.up, limit_mbit), down=found.down)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
         values = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            return values if isinstance(values.get(LIMITED, {}), dict) else {}
+    return {}
+
+
+def _link_in(values: Any) -> Link | None:
+    try:
         rates = float(values["up"]), float(values["down"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
     return Link(up=rates[0], down=rates[1]) if all(0 < rate < math.inf for rate in rates) else None

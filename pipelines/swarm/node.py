@@ -2,20 +2,25 @@
 
 import logging
 import multiprocessing
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import hivemind
+from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.child_watch import ChildDiedError, wait_until_started
 from pipelines.swarm.dial_back import offer_dial_back
 from pipelines.swarm.forks import tidy_node
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.open_files import raise_open_files
 from pipelines.swarm.record_limits import bound_storage
-from pipelines.swarm.rejoining import stay_joined
+from pipelines.swarm.rejoining import keep_time, stay_joined
+from pipelines.swarm_time import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +32,16 @@ LONGER_STARTUP = 2.0
 """Factor on the time-out when a daemon did not start in time."""
 
 
+DHT_PROCESS = "The process of hivemind that keeps the DHT"
+DAEMON_PROCESS = "The process that connects this machine to the swarm (p2pd)"
+
+
 class SwarmUnreachableError(ConnectionError):
     """No entry address of the run answers."""
+
+
+class WrongClockError(ValueError):
+    """This machine's clock is not that of the swarm."""
 
 
 class CannotListenError(OSError):
@@ -43,43 +56,59 @@ def open_dht(
     *,
     admission: PeerAdmission | None,
     reply_seconds: float | None = None,
+    own_group: bool = False,
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
     `seek_admission` has yielded together with the identity; None: nothing is checked. `reply_seconds` is the time that
-    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given.
+    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given. `own_group`: see
+    `SwarmDHT`. This process ends, with a line that says why, when one of its processes dies within the block.
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
+        WrongClockError: this machine's clock differs from theirs by more than hivemind tolerates.
         CannotListenError: a port is taken, or an address is not one of this machine.
     """
     multiprocessing.set_start_method("fork", force=True)
     raise_open_files()
-    dht = _start_dht(run_name, entry_addresses, options, admission)
+    keep_time()
+    dht = _start_dht(run_name, entry_addresses, options, admission, own_group)
     try:
-        dht.run_coroutine(tidy_node)
-        dht.run_coroutine(bound_storage)
-        dht.bind_peers()
-        stay_joined(dht, entry_addresses)
-        if reply_seconds is not None:
-            dht.expect_replies_within(reply_seconds)
-        if not options.client_mode:
-            offer_dial_back(dht)
-        yield dht
+        with dht.children as children:
+            children.add(dht.pid, DHT_PROCESS)
+            daemon = dht.daemon_process()
+            children.add(daemon, DAEMON_PROCESS)
+            dht.run_coroutine(tidy_node)
+            dht.run_coroutine(bound_storage)
+            dht.bind_peers()
+            stay_joined(dht, entry_addresses)
+            if reply_seconds is not None:
+                dht.expect_replies_within(reply_seconds)
+            if not options.client_mode:
+                offer_dial_back(dht)
+            try:
+                yield dht
+            finally:
+                children.forget(dht.pid, daemon)  # they end in good order
     finally:
         dht.shutdown()
 
 
 def _start_dht(
-    run_name: str, entry_addresses: Sequence[str], options: NetworkOptions, admission: PeerAdmission | None
+    run_name: str,
+    entry_addresses: Sequence[str],
+    options: NetworkOptions,
+    admission: PeerAdmission | None,
+    own_group: bool,
 ) -> SwarmDHT:
     """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
     failure: BaseException | None = None
     for share in (1.0, LONGER_STARTUP):
         try:
-            return SwarmDHT(
+            dht = SwarmDHT(
                 admission=admission,
+                own_group=own_group,
                 initial_peers=list(entry_addresses),
                 host_maddrs=list(options.host_addresses),
                 announce_maddrs=list(options.announce_addresses) or None,
@@ -91,8 +120,18 @@ def _start_dht(
                 use_auto_relay=options.use_relay,
                 # With relays requested, unreachability is known; libp2p needs several public peers to detect it.
                 force_reachability="private" if options.use_relay else None,
-                start=True,
+                start=False,
             )
+            dht.run_in_background(await_ready=False)
+            wait_until_started(dht, DHT_PROCESS)
+            return dht
+        except ChildDiedError:
+            raise
+        except ValidationError as error:
+            if (clocks := re.search(r"local: ([0-9.]+), peer: ([0-9.]+)", str(error))) is not None:
+                raise WrongClockError(_explain_clock(float(clocks[1]) - float(clocks[2]))) from error
+            failure = error
+            break
         except (P2PDaemonError, RuntimeError, TimeoutError) as error:
             failure = error
             if SIGN_OF_A_SLOW_START not in str(error):
@@ -123,6 +162,14 @@ def _explain_host(host_addresses: Sequence[str], error: BaseException) -> str:
     return (
         f"Cannot listen on {', '.join(host_addresses)} ({error}). Choose an address of this machine and a free port: "
         "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any"
+    )
+
+
+def _explain_clock(ahead: float) -> str:
+    return (
+        f"This machine's clock is {in_words(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of the run's entry "
+        f"peer; at most {MAX_DHT_TIME_DISCREPANCY_SECONDS} s are tolerated. Set it: sudo timedatectl set-ntp true. If "
+        "it is right, tell the run's organiser that the entry peer's is wrong."
     )
 
 

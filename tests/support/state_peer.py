@@ -20,6 +20,7 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
 from pipelines.training.run.compute_options import ComputeOptions
@@ -174,7 +175,12 @@ def join(run, dht, settings, events, options):
             share = progress.num_bytes / progress.num_bytes_total
             write_event(events, event="progress", share=share, is_half=0.4 < share < 0.9)
 
-        source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
+        with stop_on_signals() as stop:
+            state_transfer.is_to_stop = stop.is_set
+            source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
+        if stop.is_set():
+            write_event(events, event="stopped", source=source, shares=averager.allow_state_sharing)
+            return
         seconds, taken = time.monotonic() - started, state_transfer.last_taken
         save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
         if source == "peers":

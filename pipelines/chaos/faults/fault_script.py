@@ -48,6 +48,10 @@ class FaultKind(StrEnum):
     DISK_FULL = "disk_full"
     """The auxiliary peer cannot write large files."""
 
+    CHILD = "child"
+    """SIGKILL to one of hivemind's processes of a peer, each time another one: the peer ends by itself, and its
+    volunteer restarts it after the duration. Never drawn: each seed would mean something else."""
+
 
 class ServingFault(StrEnum):
     """What can go wrong with those who serve the model; never drawn, because what serves is started for them alone."""
@@ -72,12 +76,14 @@ DURATIONS: dict[str, tuple[float, float]] = {
     FaultKind.HUB_OUTAGE: (8.0, 20.0),
     FaultKind.CLOCK_SKEW: (6.0, 12.0),
     FaultKind.DISK_FULL: (8.0, 20.0),
+    FaultKind.CHILD: (6.0, 12.0),
     ServingFault.SERVER: (10.0, 15.0),
     ServingFault.HOLE: (45.0, 50.0),
     ServingFault.FALSE_SERVER: (40.0, 45.0),
 }
 """Range of a fault's duration in seconds; all outlast several rounds of the chaos run, and records of who is gone."""
 
+DRAWN_KINDS = tuple(kind for kind in FaultKind if kind != FaultKind.CHILD)
 KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ServingFault, *ATTACKS)
 DURATION_OF_AN_ATTACK = (20.0, 30.0)
 SECONDS_BETWEEN_SERVING_FAULTS = 5.0
@@ -185,7 +191,7 @@ def script_text(faults: Sequence[Fault]) -> str:
 
 def _kinds_in_turn(random_numbers: random.Random, num_faults: int) -> list[FaultKind]:
     def shuffled() -> list[FaultKind]:
-        return random_numbers.sample(list(FaultKind), len(FaultKind))
+        return random_numbers.sample(DRAWN_KINDS, len(DRAWN_KINDS))
 
     rounds = itertools.chain.from_iterable(shuffled() for _ in itertools.count())
     return list(itertools.islice(rounds, num_faults))

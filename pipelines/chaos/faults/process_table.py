@@ -39,6 +39,13 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def name_of(pid: int) -> str:
+    """Return the first 15 characters of a process's name; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
 def processes_with_variable(name: str, value: str) -> list[int]:
     """Return the processes that were started with a variable of this value in their environment.
 

@@ -91,7 +91,7 @@ def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer
         newest = peer.optimizer.grad_averager.last_round
         if report.ended_epoch and newest.up_mbit:
             link = Link(up=newest.up_mbit, down=newest.down_mbit)
-            remember_link(link_file(repository), link)
+            remember_link(link_file(repository), link, limit)
             if not is_said:
                 console.print(
                     f"A round takes {round_line(peer.run, num_parameters, link, 'measured')}.", highlight=False

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import torch
 
 from pipelines.serving.blocks.discovery import served_spans
@@ -198,8 +197,10 @@ class BlockPeer:
         self._state = "online"
         try:
             newest = loading.result()
-        except (OSError, httpx2.HTTPError, ValueError) as error:  # the Hub is away, or what it has is refused
-            logger.warning("The newest layers cannot be served: %s", error)
+        except Exception as error:  # the Hub is away, what it has is refused, or does not fit beside the old layers
+            said = " ".join(str(error).split()) or type(error).__name__
+            logger.warning("The newest layers cannot be served, the old ones go on: %s", said)
+            logger.debug("The newest layers cannot be served.", exc_info=True)
             return
         if newest is not None:
             self._now = newest

@@ -117,14 +117,16 @@ class DrawEngine:
         batch, stream = self._active.popleft()
         if all(job.is_cancelled for job in batch):
             return
-        before, started = batch[0].num_told, time.monotonic()
         try:
-            codes = next(stream, None)
-        except Exception as error:  # of the model; the others' jobs go on
+            self._draw_on(batch, stream)
+        except Exception as error:  # of the model, or memory is short; the others' jobs go on
             logger.exception("Drawing failed.")
             for job in batch:
                 self._tell(job, error)
-            return
+
+    def _draw_on(self, batch: list[Job], stream: Iterator[Tensor]) -> None:
+        before, started = batch[0].num_told, time.monotonic()
+        codes = next(stream, None)
         if codes is None:
             self.num_drawn += sum(len(job.request.candidates) for job in batch)
             for job in batch:
@@ -139,8 +141,12 @@ class DrawEngine:
             self._pace.keep(codes.shape[0] * codes.shape[1] * (codes.shape[2] - before), started)
 
     def _tell(self, job: Job, news: Tensor | Exception | None) -> None:
-        if not job.is_cancelled:
-            job.tell(news)
+        try:
+            if not job.is_cancelled:
+                job.tell(news)
+        except Exception as error:  # whoever asked is gone: the others' jobs go on
+            logger.debug("Nobody hears of a job: %r", error)
+            job.is_cancelled = True
 
     def _next_batch(self) -> list[Job]:
         """Take the next asker's oldest job, and equal ones of other askers, from those that wait."""
@@ -168,7 +174,7 @@ def _streamed(batch: Sequence[Job]) -> Iterator[Tensor]:
     """Yield the codes of equal jobs so far: (job, candidate, number) int64."""
     model, wishes = batch[0].model, [job.request.wish for job in batch]
     numbers = [job.request.wish.numbers(job.request.candidates, model.config) for job in batch]
-    return medium_of(model.config).stream(model, wishes, torch.cat(numbers), len(batch[0].request.candidates))
+    yield from medium_of(model.config).stream(model, wishes, torch.cat(numbers), len(batch[0].request.candidates))
 
 
 class _Pace:

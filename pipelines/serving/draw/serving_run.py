@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import httpx2
 import torch
 from transformers import PreTrainedModel
 
@@ -164,17 +163,24 @@ class DrawingPeer:
     def _look(self, stop: threading.Event) -> None:
         while not stop.wait(self._fetch.look_seconds):
             try:
-                newest = self._fetch.newer(self.service.checkpoints.current)
-            except (OSError, httpx2.HTTPError, ValueError) as error:  # the Hub is away, or what it has is refused
-                logger.warning("The newest checkpoint cannot be served: %s", error)
-                continue
-            if self._fetch.found_new_generation:
-                self.found_new_generation = True
-                stop.set()
-            elif newest is not None:
-                self.service.checkpoints.replace(newest)
-                self.hear("serves", epoch=newest.epoch)
-            self.service.checkpoints.drop_unused()
+                self._look_once(stop)
+            except Exception as error:  # the Hub is away, what it has is refused, or does not fit beside the old one
+                logger.warning(
+                    "The newest checkpoint cannot be served, the old one goes on; next try in %.0f s: %s",
+                    self._fetch.look_seconds,
+                    " ".join(str(error).split()) or type(error).__name__,
+                )
+                logger.debug("The newest checkpoint cannot be served.", exc_info=True)
+
+    def _look_once(self, stop: threading.Event) -> None:
+        newest = self._fetch.newer(self.service.checkpoints.current)
+        if self._fetch.found_new_generation:
+            self.found_new_generation = True
+            stop.set()
+        elif newest is not None:
+            self.service.checkpoints.replace(newest)
+            self.hear("serves", epoch=newest.epoch)
+        self.service.checkpoints.drop_unused()
 
 
 class Fetch:

@@ -18,6 +18,7 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
+from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator, EvaluationOutcome
@@ -118,6 +119,7 @@ class AuxiliaryPeer:
             own_anchor_key=key.public,
             listens=True,
             may_help=self._options.helps_averaging,
+            children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self.averager = self.optimizer.state_averager
@@ -125,6 +127,7 @@ class AuxiliaryPeer:
             self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
         )
         self._rounds = RoundThread(self._anchor.keep_up)
+        self.optimizer.state_transfer.is_to_stop = self._rounds.is_stopping
         self._ledger = self._open_ledger()
         return self
 
@@ -186,7 +189,6 @@ class AuxiliaryPeer:
 
         Raises:
             RunRolledBackError: the run has started a new generation.
-            OutOfStepError: this peer cannot keep up with the swarm.
         """
         with self._publishing, self._rounds, self._ledger:
             while not stop.is_set():
@@ -195,7 +197,6 @@ class AuxiliaryPeer:
                 if self._may_leave(report):
                     return
                 self._publishing.check()
-                self._rounds.check()
                 stop.wait(poll_seconds)
 
     def _may_leave(self, report: AuxiliaryReport) -> bool:
@@ -208,7 +209,7 @@ class AuxiliaryPeer:
         """Poll the swarm once: record its figures, put due checkpoints in the spool."""
         figures = self.records.metrics()
         reporters = self.records.reporters(figures)
-        summary = self.metrics.observe(figures, reporters, self._anchor.rounds, time.time(), self.held_epoch)
+        summary = self.metrics.observe(figures, reporters, self._anchor.rounds, SWARM_TIME(), self.held_epoch)
         self._elect()
         if self.publisher.is_elected:
             self._spool_if_due()
@@ -270,7 +271,7 @@ class AuxiliaryPeer:
             if owner != self.records.owner
         }
         proven = proven_keys(((owner, item) for owner, (_, item) in others.items()), self.run.swarm_id)
-        listed = self.publisher.keys.holders(PUBLISHER, at=time.time())
+        listed = self.publisher.keys.holders(PUBLISHER, at=SWARM_TIME())
         trusted = [status for status, item in others.values() if item.public_key in proven & set(listed)]
         addresses = sorted({address for status in trusted for address in status.addresses} - set(self._addresses))
         self.publisher.entry_addresses = (*self._addresses, *addresses[: 2 * MAX_ADDRESSES])

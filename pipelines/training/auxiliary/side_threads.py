@@ -17,6 +17,9 @@ MAX_FAILURES = 10
 SECONDS_BETWEEN_LOOKS = 0.1
 """How often it looks whether a round is due."""
 
+LONGEST_PAUSE_SECONDS = 60.0
+"""Between two attempts to keep up with the swarm that fail."""
+
 
 class PublishingThread:
     """Calls `HubPublisher.work` until it is stopped. Use as a context manager."""
@@ -68,11 +71,19 @@ class PublishingThread:
 
 
 class RoundThread:
-    """Calls `Anchor.keep_up` until it is stopped or fails. Use as a context manager."""
+    """Calls `Anchor.keep_up` until it is stopped, or has failed too often in a row. Use as a context manager.
 
-    def __init__(self, keep_up: Callable[[], None]) -> None:
-        self._keep_up = keep_up
-        self._stop, self._busy, self._error = threading.Event(), threading.Lock(), None
+    A failure is tried again after ever longer pauses. Whoever gives up stays what else it is: an entry, a publisher.
+    """
+
+    def __init__(
+        self, keep_up: Callable[[], None], pauses: tuple[float, float] = (SECONDS_BETWEEN_LOOKS, LONGEST_PAUSE_SECONDS)
+    ) -> None:
+        """`pauses`: seconds between two calls, and at most after failures."""
+        self._keep_up, (self._pause, self._longest) = keep_up, pauses
+        self._stop, self._busy, self.num_failures = threading.Event(), threading.Lock(), 0
+        """Calls that have failed in a row."""
+
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
     def __enter__(self) -> "RoundThread":
@@ -83,22 +94,32 @@ class RoundThread:
         self._stop.set()
         self._thread.join()
 
+    def is_stopping(self) -> bool:
+        """Tell whether no further call will be made."""
+        return self._stop.is_set()
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Wait for the current round to end, and let no other begin in this block."""
         with self._busy:
             yield
 
-    def check(self) -> None:
-        """Raise the error that ended the thread, if any: this peer cannot keep up with the swarm."""
-        if self._error is not None:
-            raise self._error
-
     def _run(self) -> None:
-        while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
+        while not self._stop.wait(min(self._longest, self._pause * 4**self.num_failures)):
             try:
                 with self._busy:
                     self._keep_up()
-            except Exception as error:  # the follow loop raises it
-                self._error = error
+                self.num_failures = 0
+            except Exception as error:  # of the swarm or the anchor: an entry and a publisher are needed all the same
+                self.num_failures += 1
+                logger.warning(
+                    "Keeping up with the swarm failed (%d of %d): %r", self.num_failures, MAX_FAILURES, error
+                )
+                logger.debug("Keeping up failed.", exc_info=True)
+            if self.num_failures >= MAX_FAILURES:
+                logger.error(
+                    "This peer takes no part in rounds any more, and signs nothing: that has failed %d times in a row. "
+                    "It remains an entry, and publishes what it holds. Start it again to have all of it.",
+                    MAX_FAILURES,
+                )
                 return

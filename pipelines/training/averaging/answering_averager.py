@@ -15,6 +15,7 @@ from hivemind.utils.asyncio import as_aiter
 from pipelines.admission.averaging_gate import AveragingGate
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
+from pipelines.child_watch import end_with_parent
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.checks import RoundChecks
@@ -47,6 +48,7 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         # fetching states from the object.
         self.get_stub = self._introducing_stub
         set_aside_what_exists()
+        end_with_parent()
         super()._run_internal()
 
     def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:

@@ -85,7 +85,7 @@ class LeaseWatch:
                 self._is_named = found is not None
 
     def _report(self) -> None:
-        report, now = self._book.report(), self._records.now
+        report, now = self._book.report(), time.monotonic()
         if self._seen_since is not None and (report != self._reported or now > self._reported_at + REPORT_SECONDS / 3):
             self._records.publish_gradients(gradients_record(self._book.gradients()), REPORT_SECONDS)
             self._records.publish_trained(trained_record(report), REPORT_SECONDS)

@@ -1,10 +1,15 @@
 """Your own training loop in a swarm: model, loss and data stay as they are, two lines change."""
 
+import atexit
 import contextlib
 import dataclasses
+import logging
+import shutil
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,6 +22,16 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED_EXIT_CODE = 130
+SHARED_MEMORY, SHARED_BYTES_PER_PARAMETER = "/dev/shm", 8
+"""Where hivemind keeps float32 parameters and gradients for all processes of a peer."""
+
+
+class UnsuitableModelError(ValueError):
+    """The swarm cannot train this model; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +86,24 @@ def collaboration(
     If the run is over at the end of the block, this peer stays for up to 20 s, so that the others get the last state,
     too; if they have another one, it takes that over. See `hand_over`.
 
+    Ctrl-C leaves the swarm and the program, with one line and exit code 130; to do something before, catch
+    KeyboardInterrupt within the block. A second one does not wait for the others. When one of hivemind's processes
+    dies, the program ends with a line that says so, and exit code 1.
+
     Raises:
+        UnsuitableModelError: the model's parameters are not all float32, or something else of it cannot be averaged.
+        OSError: there is too little shared memory for the model.
         ConnectionError: no peer answers at the addresses.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
+    check_model(model)
+    check_shared_memory(model, shutil.disk_usage(SHARED_MEMORY).free)
+    _quieten_hivemind()
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
-    with contextlib.ExitStack() as stack:
+    with _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
         dht = stack.enter_context(
-            open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run))
+            open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run), own_group=True)
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         optimizer = make_optimizer(
@@ -88,13 +112,104 @@ def collaboration(
             model=model,
             records=records,
             bandwidth_limit_mbit=network.bandwidth_limit_mbit,
+            children=dht.children,
         )
         stack.callback(optimizer.shutdown)
         if optimizer.state_transfer.look().newest_epoch > 0:
             optimizer.load_state_from_peers()
         optimizer.share_state()
-        yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
-        optimizer.wait_for_updates()
-        if optimizer.is_over:
-            with contextlib.suppress(KeyboardInterrupt):  # leave at once
+        with _ended_by_ctrl_c():  # said before leaving, which takes seconds
+            yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
+            optimizer.wait_for_updates()
+            if optimizer.is_over:
                 hand_over(optimizer, records, threading.Event(), settles=True)
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse what would fail in the middle of the training; it is not changed.
+
+    Raises:
+        UnsuitableModelError: a parameter is not float32 or has no values yet, its gradients are sparse or its memory is
+            another one's too, or there is nothing to train.
+    """
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter) or parameter.is_meta:
+            raise UnsuitableModelError(
+                f"The parameter {name} has no values yet. Give the model its values first: pass one batch through a "
+                "lazy model, and load or initialise one on the meta device."
+            )
+        if parameter.dtype != torch.float32:
+            raise UnsuitableModelError(
+                f"The parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and the swarm averages "
+                "float32. Call model.float(), and compute in short precision under torch.autocast."
+            )
+        if parameter.layout != torch.strided:
+            raise UnsuitableModelError(f"The parameter {name} is sparse; the swarm averages dense ones: to_dense().")
+    _check_memory(parameters)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UnsuitableModelError("No parameter of the model has requires_grad=True: there is nothing to train.")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
+            raise UnsuitableModelError(
+                f"The layer {name or 'itself'} gives sparse gradients, and the swarm averages dense ones. Create it "
+                "with sparse=False."
+            )
+
+
+def check_shared_memory(model: torch.nn.Module, free: int) -> None:
+    """Refuse to start where the shared memory has too few free bytes: the kernel would kill the program later.
+
+    Raises:
+        OSError: the model does not fit.
+    """
+    needed = SHARED_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+    if free < needed:
+        raise OSError(
+            f"The model needs {needed / 1e6:,.0f} MB of shared memory, and {free / 1e6:,.0f} MB are free in "
+            f"{SHARED_MEMORY}. Give it more: docker run --shm-size 8g, else: mount -o remount,size=8G {SHARED_MEMORY}"
+        )
+
+
+def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Refuse two parameters of one memory: each would be averaged and stepped by itself, and the last one be kept."""
+    first: dict[tuple[int, int], str] = {}
+    for name, parameter in parameters.items():
+        place = parameter.untyped_storage().data_ptr(), parameter.storage_offset()
+        if parameter.numel() and first.setdefault(place, name) != name:
+            raise UnsuitableModelError(
+                f"The parameters {first[place]} and {name} share one memory, but are two. Tie them: assign the same "
+                "torch.nn.Parameter to both."
+            )
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """End the program with one line where Ctrl-C has ended the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _ignore_hiveminds_last_words()  # it may have been interrupted anywhere
+        logger.warning("Stopped by Ctrl-C: leaving the swarm, which goes on without this peer.")
+        raise SystemExit(INTERRUPTED_EXIT_CODE) from None
+
+
+def _quieten_hivemind() -> None:
+    """Leave out what hivemind says of everyday events, unless another level than its own was chosen."""
+    logs = logging.getLogger("hivemind")
+    if logs.level == logging.INFO:
+        logs.setLevel(logging.CRITICAL)
+    # Its loops end with the process, in the middle of what they do.
+    logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith("Task was destroyed"))
+    atexit.register(_ignore_hiveminds_last_words)
+
+
+def _ignore_hiveminds_last_words() -> None:
+    """Say nothing of errors of hivemind's destructors from now on: at the end of Python they miss their modules."""
+    say = sys.unraisablehook
+
+    def say_of_others(unraisable: Any) -> None:
+        if not str(getattr(unraisable.object, "__module__", "")).startswith("hivemind"):
+            say(unraisable)
+
+    sys.unraisablehook = say_of_others

@@ -78,8 +78,11 @@ class GenerationWatch:
             if time.monotonic() < next_look and not (self._is_ending is not None and self._is_ending()):
                 continue
             next_look = time.monotonic() + seconds
-            if self.look():
-                self.found_new_generation = True
+            try:
+                self.found_new_generation = self.look()
+            except Exception as error:  # the peer trains on; without this thread it would not hear of a rollback
+                logger.warning("The run's repository cannot be read, next try in %.0f s: %r", seconds, error)
+            if self.found_new_generation:
                 self._stop.set()
                 return
             if self.is_over and self._is_ending is not None:

@@ -110,6 +110,8 @@ class Membership:
 
         Yields a report after every micro-batch. `through` may watch or delay the stream of batches.
         """
+        if self.stop.is_set():  # already while the state was downloaded
+            return
         compute = self.peer.compute
         batch_size = self.peer.choose_micro_batch() * (compute.num_devices or 1)
 
@@ -246,12 +248,14 @@ def enter_run(
         peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
         parts.hear("entered", dht=dht)
         parts.hear("synchronising")
+        peer.optimizer.state_transfer.is_to_stop = stop.is_set
         peer.wait_for_word(stop)
         source = peer.synchronise(fetch_checkpoint, parts.show)
         if watch is not None and (watch.is_over or (source != "peers" and not watch.look() and watch.is_over)):
             raise RunFinishedError(finished_message(run))  # while this peer was joining
         membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease)
-        parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
+        if not stop.is_set():
+            parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
         yield membership
 
 

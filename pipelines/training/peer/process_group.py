@@ -97,7 +97,20 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
         end_group(worker.pid)
     if requests and code < 0:
         return 130
+    if code < 0:
+        print(words_for_a_death(-code), file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code
+
+
+def words_for_a_death(number: int) -> str:
+    """Return the line for people about a worker that a signal has ended, which could not say so itself."""
+    causes: dict[int, str] = {
+        signal.SIGKILL: "out of memory? See: sudo dmesg | tail. Close other programs, or choose a smaller "
+        "--micro-batch-size",
+        signal.SIGBUS: "is the shared memory full? See: df -h /dev/shm. In docker: --shm-size 8g",
+    }
+    cause = causes.get(number, "a crash of a library? Start it again, and report it if it comes back")
+    return f"This peer was ended by {signal.Signals(number).name} ({cause})."
 
 
 def seconds_since_start() -> float:

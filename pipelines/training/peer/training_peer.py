@@ -110,6 +110,7 @@ class TrainingPeer:
             gradient_averager_type=self._gradient_averager_type,
             anchor_keys=self._anchor_keys,
             lease=self._lease,
+            children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
         self._parts.callback(self.optimizer.shutdown)
@@ -188,12 +189,13 @@ class TrainingPeer:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"
-        elif (folder := fetch_checkpoint()) is not None:
+        elif not self.optimizer.state_transfer.is_to_stop() and (folder := fetch_checkpoint()) is not None:
             self.restore(folder)
             source = "checkpoint"
         if self.optimizer.is_over:
             raise RunFinishedError(finished_message(self.run))
-        self.optimizer.share_state()
+        if not self.optimizer.state_transfer.is_to_stop():  # else it may have no state worth sharing
+            self.optimizer.share_state()
         return source
 
     def restore(self, folder: Path) -> RunState:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
+from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
 from pipelines.training.run.training_run import TrainingRun
 
@@ -166,7 +167,7 @@ class TrustedKeys:
     def anchors(self) -> tuple[str, ...]:
         """Return the keys of the run's anchors now, in order; none where no organiser vouches for them."""
         newest = self.newest()
-        return newest.holders(ANCHOR, at=time.time()) if newest.serial else ()
+        return newest.holders(ANCHOR, at=SWARM_TIME()) if newest.serial else ()
 
     def accepts(self, run: TrainingRun) -> bool:
         """Return whether settings are of the same organiser as the first ones."""

@@ -204,7 +204,7 @@ class AnchorWatch:
         swarm_id: str,
         keys: AnchorKeys,
         own_key: str | None = None,
-        clock: Callable[[], float] = get_dht_time,
+        clock: Callable[[], float] = lambda: get_dht_time(),  # which is replaced; see `swarm_time`
     ) -> None:
         """`keys` returns the public keys of the run's anchors. An anchor follows those before its `own_key`."""
         self._records, self._swarm_id, self._keys, self._own_key = records, swarm_id, keys, own_key

@@ -56,6 +56,9 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     apply_parameters: Callable[[], None] | None = None
     """Applies new parameters to the model; None: they overwrite the model's own."""
 
+    _downloading: asyncio.Timeout | None = None
+    """The time limit of the current download, in the averager's process."""
+
     def __init__(self, **kwargs: Any) -> None:
         self.state_epoch = self._stepped_epoch = 0
         self.model_epoch = 0
@@ -183,11 +186,13 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         limits: DownloadLimits,
         total_seconds: float,
         show: Callable[[int, int], None],
+        is_to_stop: Callable[[], bool] = lambda: False,
     ) -> DownloadReport:
         """Download the state with this digest from these donors and load it; `show` gets bytes done and total.
 
         Raises:
-            StateDownloadError: the donors did not deliver in time; what has arrived is kept for a retry.
+            StateDownloadError: the donors did not deliver in time, or `is_to_stop`; what has arrived is kept for a
+                retry.
             StateRefusedError: the state is unusable, whoever serves it.
         """
         order = dict(digest=digest, epoch=epoch, donors=donors, limits=asdict(limits), seconds=total_seconds)
@@ -195,7 +200,9 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             self._num_received.value = 0
             future: MPFuture = MPFuture()
             self._tell_process("_download", order, future)
-            answer = self._wait(future, total_seconds + limits.chunk_seconds, lambda: show(*self._progress()))
+            answer = self._wait(
+                future, total_seconds + limits.chunk_seconds, lambda: show(*self._progress()), is_to_stop
+            )
             show(*self._progress())
             report = DownloadReport(**answer["report"])
             if answer["refused"]:
@@ -205,13 +212,18 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             self._take_over(epoch)
         return report
 
-    def _wait(self, future: MPFuture, seconds: float, look: Callable[[], None]) -> dict[str, Any]:
+    def _wait(
+        self, future: MPFuture, seconds: float, look: Callable[[], None], is_to_stop: Callable[[], bool]
+    ) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while self.is_alive() and time.monotonic() < deadline:
             try:
                 return future.result(timeout=SECONDS_BETWEEN_LOOKS)
             except TimeoutError:
                 look()
+            if is_to_stop():
+                self._tell_process("_end_download")
+                raise StateDownloadError("The download was stopped: this peer leaves.", DownloadReport())
         raise StateDownloadError("The averager's process does not answer.", DownloadReport())
 
     def _progress(self) -> tuple[int, int]:
@@ -235,7 +247,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         )
         refused = failed = None
         try:
-            async with asyncio.timeout(order["seconds"]):
+            async with asyncio.timeout(order["seconds"]) as self._downloading:
                 self.snapshot.complete(await download.run())
         except StateRefusedError as error:
             refused = str(error)
@@ -243,8 +255,13 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
             failed = f"The state did not arrive within {order['seconds']:.0f} s."
         except Exception as error:  # whatever the error, the trainer is waiting for an answer
             failed = str(error) or repr(error)
+        self._downloading = None
         future.set_result(dict(report=asdict(download.report()), refused=refused, failed=failed))
         await download.take_leave()
+
+    async def _end_download(self) -> None:
+        if self._downloading is not None:
+            self._downloading.reschedule(asyncio.get_running_loop().time())
 
     def _count_received(self, number: int) -> None:
         self._num_received.value += number

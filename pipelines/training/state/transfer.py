@@ -132,6 +132,9 @@ class StateTransfer:
         self._peer_id = averager.peer_id.to_base58()
         self._generator = random.Random()  # specific to this peer: newcomers arriving together spread over the donors
         self._stop = threading.Event()
+        self.is_to_stop: Callable[[], bool] = self._stop.is_set
+        """Asked often while a state is downloaded: whether its peer is about to leave, and does not need it."""
+
         self._thread: threading.Thread | None = None
         self._avoided: set[str] = set()
         self._sealed_at = self._renewed_at = 0.0
@@ -184,7 +187,7 @@ class StateTransfer:
         """Load the state that most signed trainers name, if it is of epoch `at_least` or later; None if that failed.
 
         Waits briefly for the state of epoch `wanted`, which a swarm that has just stepped is about to offer. Always
-        ends after `total_seconds` or `num_attempts`.
+        ends after `total_seconds` or `num_attempts`, and within a second once `is_to_stop` returns True.
         """
         started, show = time.monotonic(), show or logged_now_and_then()
         refused: set[str] = set()
@@ -192,6 +195,8 @@ class StateTransfer:
         anchor = self.look_at_anchors().present
         self.was_offered_newer = not self.is_outvoted and anchor is not None and anchor.epoch >= at_least
         for _ in range(self._limits.num_attempts):
+            if self.is_to_stop():
+                break
             rest = started + self._limits.total_seconds - time.monotonic()
             verdict = self._settled_verdict(wanted, refused)
             if verdict is None or verdict.epoch < at_least or rest <= 0:
@@ -243,6 +248,7 @@ class StateTransfer:
             donors=donors,
             limits=self._limits.download,
             total_seconds=seconds,
+            is_to_stop=self.is_to_stop,
             show=lambda done, of: show(DownloadProgress(verdict=verdict, num_bytes=done, num_bytes_total=of)),
         )
 
@@ -254,7 +260,7 @@ class StateTransfer:
             is_settled = verdict is not None and verdict.is_decided and verdict.epoch >= wanted
             # The anchor has signed a state, and its donors' records are still to come.
             is_hopeless = verdict is None and seen.anchorage.present is None
-            if is_settled or is_hopeless:
+            if is_settled or is_hopeless or self.is_to_stop():
                 return verdict
             if time.monotonic() > deadline:
                 is_old = verdict is None or verdict.epoch < wanted

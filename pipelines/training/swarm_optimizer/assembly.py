@@ -8,7 +8,9 @@ from typing import Any
 import hivemind
 import torch
 
+from pipelines.child_watch import ChildWatch, wait_until_started
 from pipelines.swarm.records import SwarmRecords
+from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.ledger.gradient_sketch import GradientSketcher
@@ -39,6 +41,9 @@ LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buf
 """Options of a gradient averager that sends nothing, and reduces nothing unless it `may_help`; see
 `TrustedAllReduceRunner`."""
 
+STATE_PROCESS = "The process of hivemind that serves the training state"
+GRADIENTS_PROCESS = "The process of hivemind that averages gradients"
+
 
 def make_optimizer(
     *,
@@ -53,22 +58,22 @@ def make_optimizer(
     lease: LeaseBook | NoLease | None = None,
     listens: bool = False,
     may_help: bool = False,
+    children: ChildWatch | None = None,
     verbose: bool = False,
 ) -> SwarmOptimizer:
     """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients.
 
     `anchor_keys` returns the public keys of the run's anchors, in order; `own_anchor_key` is this peer's, if it is one.
     `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing, except where it
-    `may_help` and its link makes the rounds shorter.
+    `may_help` and its link makes the rounds shorter. `children` watches the processes that are started.
     """
     check_codec(averaging_compression(run))
-    level = logging.INFO if verbose else logging.DEBUG
+    level, children = logging.INFO if verbose else logging.DEBUG, children or ChildWatch()
     acquaintances = Acquaintances(dht.peer_id.to_base58())
     anchors = AnchorWatch(records, run.swarm_id, anchor_keys, own_anchor_key)
     if anchor_keys():
         acquaintances.vouch(frozenset())  # until the anchors have been heard
     new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level)
-    tracker = new_tracker()
     options = _averager_options(run, dht, bandwidth_limit_mbit)
     state = make_state_averager(
         SwarmStateAverager,
@@ -77,9 +82,11 @@ def make_optimizer(
         run_id=run.swarm_id,
         matchmaking_seconds=run.matchmaking_seconds,
         status_loglevel=level,
+        start=False,
         **optimizer_parts(run, model),
         **options,
     )
+    _start(state, STATE_PROCESS, children)
     gradients = (gradient_averager_type or averager_of(run))(
         parameters=state.main_parameters,
         dht=dht,
@@ -89,17 +96,20 @@ def make_optimizer(
         keeps_own_gradient=True,
         gradient_momentum=gradient_momentum(run),
         other_tensors=state.own_tensors,
-        start=True,
+        start=False,
         **(options | (dict(LISTENER, may_help=may_help) if listens else {})),
     )
+    _start(gradients, GRADIENTS_PROCESS, children)
     step_along_averaged_gradients(state, gradients)
+    gathering = SummedGradients(gradients) if listens else gathering_of(run, model, gradients, state)
+    tracker = new_tracker()  # when nothing can fail any more: its thread would go on
     parts = EpochParts(
         run=run,
         policy=RoundPolicy.of(run),
         tracker=tracker,
         state=state,
         gradients=gradients,
-        gathering=SummedGradients(gradients) if listens else gathering_of(run, model, gradients, state),
+        gathering=gathering,
         records=records,
         transfer=StateTransfer(state, records, transfer_limits(run), acquaintances, anchors),
         round_times=_round_times(run),
@@ -110,7 +120,13 @@ def make_optimizer(
         sketcher=GradientSketcher(run.run_id) if lease and run.local_steps == 1 else None,
         listens=listens,
     )
-    return SwarmOptimizer(parts, new_tracker)
+    return SwarmOptimizer(parts, new_tracker, children)
+
+
+def _start(averager: RobustAverager, name: str, children: ChildWatch) -> None:
+    averager.run_in_background(await_ready=False)
+    wait_until_started(averager, name)
+    children.add(averager.pid, name)
 
 
 def averager_of(run: TrainingRun) -> Callable[..., SwarmGradientAverager]:

@@ -26,9 +26,10 @@ def make_state_averager(
     admission: PeerAdmission | None,
     run_id: str,
     matchmaking_seconds: float,
+    start: bool = True,
     **kwargs: Any,
 ) -> SwarmStateAverager:
-    """Start the averager of the training state; trainers and the auxiliary peer must build it alike."""
+    """Build, and start, the averager of the training state; trainers and the auxiliary peer must build it alike."""
     return kind(
         dht=dht,
         admission=admission,
@@ -36,7 +37,7 @@ def make_state_averager(
         min_matchmaking_time=matchmaking_seconds,
         offload_optimizer=True,
         custom_gradients=True,
-        start=True,
+        start=start,
         **kwargs,
     )
 

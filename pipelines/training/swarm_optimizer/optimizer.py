@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipelines.child_watch import ChildWatch
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.gradients.computation import gradients_are_finite
 from pipelines.training.ledger.batch_gradients import BatchGradient
@@ -80,9 +81,11 @@ class SwarmOptimizer:
     builds the parts; call `shutdown` at the end.
     """
 
-    def __init__(self, parts: EpochParts, new_tracker: Callable[[], SwarmProgressTracker]) -> None:
-        """`new_tracker` starts another tracker, after a pause."""
-        self._parts, self._new_tracker = parts, new_tracker
+    def __init__(
+        self, parts: EpochParts, new_tracker: Callable[[], SwarmProgressTracker], children: ChildWatch
+    ) -> None:
+        """`new_tracker` starts another tracker, after a pause; `children` watches the averagers' processes."""
+        self._parts, self._new_tracker, self._children = parts, new_tracker, children
         self.run = parts.run
         self.state_averager, self.grad_averager = parts.state, parts.gradients
         self.state_transfer = parts.transfer
@@ -342,5 +345,6 @@ class SwarmOptimizer:
         self.tracker.shutdown(SECONDS_TO_SHUT_DOWN)
         self.wait_for_updates()
         leave(self._parts)
+        self._children.forget(self.state_averager.pid, self.grad_averager.pid)
         self.state_averager.shutdown()
         self.grad_averager.shutdown()

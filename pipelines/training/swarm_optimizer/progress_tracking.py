@@ -1,5 +1,6 @@
 """The swarm's progress: hivemind's tracker, but it counts itself, and others only as far as they are credible."""
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 FIRST_DOUBT_SECONDS, LONGEST_DOUBT_SECONDS = 10.0, 600.0
 """A peer whose claim about the swarm's epoch has come to nothing is ignored for this long, twice as long each time."""
 
+SECONDS_TO_RETRY = 5.0
 REPORT_SHARE = 0.25
 """Share of an epoch's remaining time between two reports: near its end the others need newer figures."""
 
@@ -109,6 +111,17 @@ class SwarmProgressTracker(ProgressTracker):
         self.should_report_progress = PacedEvent(self._seconds_to_next_report)
         if start:
             self.start()
+
+    def run(self) -> None:
+        """See `ProgressTracker.run`; what fails is begun again: without it a peer would train on, blind and unseen."""
+        while not self.shutdown_triggered.is_set():
+            try:
+                return super().run()
+            except Exception:
+                asyncio.get_event_loop().close()
+                logger.exception("The swarm's progress could not be followed, next try in %.0f s.", SECONDS_TO_RETRY)
+                self.shutdown_triggered.wait(SECONDS_TO_RETRY)
+        self.shutdown_complete.set()
 
     def _seconds_to_next_report(self) -> float:
         """Return how long others can rely on this peer's reported speed: a share of the epoch's remaining time.

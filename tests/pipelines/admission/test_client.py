@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from admission_material import edit_lists, publish_run, rsa_key, running_service
@@ -12,6 +13,7 @@ from swarm_of_processes import tiny_run
 from pipelines.admission.client import (
     AdmissionRefusedError,
     AdmissionUnreachableError,
+    PeerAdmission,
     peer_admission,
     seek_admission,
 )
@@ -123,3 +125,31 @@ def test_in_an_open_run_a_peer_signs_its_own_token_and_a_guarded_one_needs_a_hub
         seek_admission(door_of(guarded, REPOSITORY), None, None),
     ):
         pass
+
+
+class ShortLivedTokens:
+    """Issues tokens of a fifth of a second, and counts them."""
+
+    def __init__(self):
+        self.num_issued, self.enough = 0, threading.Event()
+
+    def issue(self, old):
+        self.num_issued += 1
+        if self.num_issued >= 5:
+            self.enough.set()
+        return "token", 0.2
+
+
+def test_the_admission_is_renewed_on_and_on_where_telling_it_has_failed_once(caplog):
+    issuer = ShortLivedTokens()
+    admission = PeerAdmission(SimpleNamespace(authority_key=""), issuer)
+
+    def tell():
+        if issuer.num_issued == 2:
+            raise OSError("the DHT's process does not answer")
+
+    admission.on_renewal(tell)
+    with admission:
+        assert issuer.enough.wait(60)
+    assert admission.refusal is None
+    assert "Admission was not renewed everywhere (1), retrying: OSError" in caplog.text

@@ -4,7 +4,7 @@ import pytest
 from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 
 from pipelines.chaos.attacks.table import ATTACKS
-from pipelines.chaos.faults.fault_script import NO_PEER, FaultKind, attack_in_the_middle, draw_faults
+from pipelines.chaos.faults.fault_script import DRAWN_KINDS, NO_PEER, attack_in_the_middle, draw_faults
 
 AMONG_ALL_TESTS = ("bad_mode", "framing_member", "lying_epoch", "zeroing_reducer")
 """One of each part that is attacked; `make test-long` has them all."""
@@ -37,7 +37,7 @@ def test_an_attack_is_a_fault_of_nobody_and_is_never_drawn():
     fault = attack_in_the_middle("lying_epoch", 100.0)
     assert (fault.peer, fault.at_seconds, fault.ends_at_seconds) == (NO_PEER, 10.0, 85.0)
     drawn = draw_faults(seed=1, duration_seconds=600.0, num_faults=100, num_peers=3)
-    assert {fault.kind for fault in drawn} == set(FaultKind)
+    assert {fault.kind for fault in drawn} == set(DRAWN_KINDS)
 
 
 def test_every_attack_says_what_it_is():

@@ -17,6 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.run_files import MANIFEST_FILE, RESULTS_FILE
+from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
@@ -100,7 +101,7 @@ class HubPublisher:
     @property
     def is_listed(self) -> bool:
         """Whether this peer's key is that of a publisher of the run: until then it publishes nothing."""
-        return self.keys.has_role(self.key.public, PUBLISHER, at=time.time())
+        return self.keys.has_role(self.key.public, PUBLISHER, at=SWARM_TIME())
 
     @property
     def is_elected(self) -> bool:
@@ -144,8 +145,7 @@ class HubPublisher:
             RunRolledBackError: the run has started a new generation.
             OSError, httpx2.HTTPError: the Hub is down; what was due for publication is kept.
         """
-        now = time.time()
-        if not self._has_work(now) and time.monotonic() < self._next_head_check:
+        if not self._has_work() and time.monotonic() < self._next_head_check:
             return IDLE_SECONDS
         head = self.look()
         if not self.is_elected:
@@ -156,20 +156,20 @@ class HubPublisher:
             self.bucket.work(self.repository, self.keys, head.signed_epoch, lambda entry: self._manifest(head, entry))
         entries = self._without_published(head)
         share = 1.0 if entries else METRICS_SHARE
-        if (seconds := self._budget.seconds_until_commit(now, share=share)) > 0:
+        if (seconds := self._budget.seconds_until_commit(time.time(), share=share)) > 0:
             return min(seconds, LONGEST_WAIT_SECONDS)
         if self.entry_addresses and self._announced != self.entry_addresses:
             self._announce(self.entry_addresses)
         elif entries:
             self._publish_checkpoint(head, entries[0])
-        elif self._metrics_are_due(now):
+        elif self._metrics_are_due():
             self._publish_metrics(head)
-        return 0.0 if self._has_work(time.time()) else IDLE_SECONDS
+        return 0.0 if self._has_work() else IDLE_SECONDS
 
     def drain(self) -> None:
         """Publish the spool and the newest metrics, as far as the Hub and the budget allow; the rest is kept."""
         self._next_metrics = 0.0
-        while self._has_work(time.time()):
+        while self._has_work():
             try:
                 if self.work() > IDLE_SECONDS:
                     return
@@ -207,14 +207,16 @@ class HubPublisher:
         self._shown.take_over(head)
         self._must_take_over = False
 
-    def _has_work(self, now: float) -> bool:
+    def _has_work(self) -> bool:
         if not self.is_elected:
             return False
         is_moved = bool(self.entry_addresses) and self.entry_addresses != self._announced
-        is_due = self.spool.newest_epoch() > 0 or self._metrics_are_due(now)
+        is_due = self.spool.newest_epoch() > 0 or self._metrics_are_due()
         return is_moved or self._must_take_over or is_due or (self.bucket is not None and self.bucket.has_work())
 
-    def _metrics_are_due(self, now: float) -> bool:
+    def _metrics_are_due(self, now: float | None = None) -> bool:
+        """`now`: in seconds of the clock that nobody sets, `time.monotonic`."""
+        now = time.monotonic() if now is None else now
         return self.is_elected and self.metrics.mark() != self._published_mark and now >= self._next_metrics
 
     def _without_published(self, head: RunSnapshot) -> list[SpooledCheckpoint]:
@@ -264,7 +266,7 @@ class HubPublisher:
                 self._doubt_results(error, every)
                 raise
         self._published_mark = mark
-        self._next_metrics = time.time() + self._metrics_interval_seconds
+        self._next_metrics = time.monotonic() + self._metrics_interval_seconds
         return commit
 
     def _doubt_results(self, error: HfHubHTTPError, additions: Additions) -> None:

@@ -54,16 +54,15 @@ class Division:
 
     @property
     def measured(self) -> Link | None:
-        """What this peer's link was measured to carry; None: nothing yet."""
-        return self._meter.link
+        """What this peer's link was measured to carry, up to the upload limit; None: nothing yet."""
+        link = self._meter.link
+        return link if link is None or not self._limit_mbit else replace(link, up=min(link.up, self._limit_mbit))
 
     @property
     def link(self) -> Link | None:
         """What this peer's link carries: measured, or what it was limited to; None: neither is known."""
-        measured, limit = self.measured, self._limit_mbit
-        if not limit:
-            return measured
-        return Link(up=limit, down=limit) if measured is None else replace(measured, up=min(measured.up, limit))
+        limit = self._limit_mbit
+        return Link(up=limit, down=limit) if limit and self.measured is None else self.measured
 
     def told(self, gathered: bytes) -> bytes:
         """Return what this peer tells its group, in place of what hivemind has it say."""

@@ -99,6 +99,23 @@ def test_a_damaged_model_fails_its_own_jobs_alone(model):
         assert torch.equal(good.codes(), good.expected())
 
 
+class Gone(Asked):
+    """Somebody whom nothing can be told any more."""
+
+    def tell(self, what):
+        self.begun.set()
+        raise RuntimeError("Event loop is closed")
+
+
+def test_who_is_gone_stops_nobody_elses_drawing(model):
+    gone, good = Gone(model, "gone", range(2)), Asked(model, "good", range(2))
+    with DrawEngine() as engine:
+        engine.submit(gone.job)
+        assert gone.begun.wait(SECONDS)
+        engine.submit(good.job)
+        assert torch.equal(good.codes(), good.expected())
+
+
 def test_what_is_paused_goes_on_where_it_was(model):
     one = Asked(model, "a", range(4))
     with DrawEngine() as engine:

@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.utils import MSGPackSerializer
 
 from pipelines.doctor.link_checks import check_round, remember_link, remembered_link
+from pipelines.training.averaging.bandwidth.claims import read_statement
 from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
 from pipelines.training.averaging.bandwidth.estimate import round_line, sparse_bytes
 from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
@@ -175,6 +178,27 @@ def test_an_upload_limit_bounds_what_is_claimed_and_is_claimed_before_anything_i
     assert division.link == Link(up=20.0, down=20.0)
     division._meter.note_round(looks_at([(10, 40)] * 4, waiting=CONNECTIONS), CONNECTIONS)
     assert division.link == Link(up=pytest.approx(10, rel=0.01), down=pytest.approx(40, rel=0.01))
+    division._meter.note_round(looks_at([(60, 80)] * 4, waiting=CONNECTIONS), CONNECTIONS)
+    division._meter.note_round(looks_at([(60, 80)] * 4, waiting=CONNECTIONS), CONNECTIONS)
+    # What is said, told and written down is never more than the limit, whatever the meter makes of a round.
+    assert division._meter.link.up > 50
+    assert division.measured.up == division.link.up == 20.0
+    gathered = MSGPackSerializer.dumps((20.0, AveragingMode.NODE.value, b""))
+    assert read_statement(division.told(gathered)).up == 20.0
+
+
+def test_peers_of_one_machine_with_different_limits_do_not_take_each_others_link_for_theirs(tmp_path):
+    file = tmp_path / "link.json"
+    remember_link(file, Link(up=20.8, down=90.0), 10.0)
+    assert remembered_link(file, 10.0) == Link(up=10.0, down=90.0)
+    assert remembered_link(file) is None is remembered_link(file, 30.0)
+    remember_link(file, Link(up=40.0, down=80.0))
+    assert remembered_link(file) == Link(up=40.0, down=80.0)
+    assert remembered_link(file, 10.0) == Link(up=10.0, down=90.0)
+    assert remembered_link(file, 30.0) == Link(up=30.0, down=80.0)
+    for limit in range(100):
+        remember_link(file, Link(up=1.0, down=1.0), float(limit + 1))
+    assert len(file.read_text(encoding="utf-8")) < 1000
 
 
 def test_a_link_is_remembered_and_a_damaged_file_is_not_believed(tmp_path):

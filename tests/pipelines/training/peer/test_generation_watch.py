@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from admission_material import publish_run
 from huggingface_hub import HfApi
 from swarm_of_processes import tiny_run
 
+from pipelines.training.peer.generation_watch import GenerationWatch
 from pipelines.training.repository.key_list import ROLES, KeyList
 from pipelines.training.repository.publisher_keys import PublisherKey
 
@@ -65,3 +67,24 @@ def test_a_running_peer_follows_the_organiser_and_nobody_who_only_may_write(hub,
         write(run.replace(generation=1), publisher_keys=KeyList(serial=2).signed(organiser, run.run_id))
         assert seen() == dict(is_new=True, serial=2, keys=[])
         peer.stdin.close()
+
+
+class FailingWatch(GenerationWatch):
+    """Meets what nobody has thought of, then finds a new generation."""
+
+    def __init__(self, stop):
+        self.found_new_generation, self._stop, self.num_looks = False, stop, 0
+
+    def look(self):
+        self.num_looks += 1
+        if self.num_looks < 3:
+            raise RuntimeError("an answer of a kind that there was not before")
+        return True
+
+
+def test_a_look_that_fails_is_tried_again_and_the_rollback_is_found(caplog):
+    stop = threading.Event()
+    watch = FailingWatch(stop)
+    watch.watch(threading.Event(), 0.0)
+    assert stop.is_set() and watch.found_new_generation and watch.num_looks == 3
+    assert caplog.text.count("cannot be read, next try in 0 s") == 2

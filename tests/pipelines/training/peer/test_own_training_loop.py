@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 from support_files import ROOT
 
@@ -17,15 +18,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 @contextlib.contextmanager
-def script(*arguments, output=subprocess.PIPE):
+def script(*arguments, output=subprocess.PIPE, errors=subprocess.DEVNULL):
     """Run the example; it goes with all processes that it has started."""
     command = [sys.executable, "-W", "ignore", str(EXAMPLE), *arguments]
-    streams = dict(stdout=output, stderr=subprocess.DEVNULL, text=True)
+    streams = dict(stdout=output, stderr=errors, text=True)
     with subprocess.Popen(command, start_new_session=True, **streams) as process:
         try:
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def losses_of_two(process, epoch, other):
@@ -52,3 +54,36 @@ def test_a_plain_script_starts_a_run_and_joins_it_when_it_is_given_the_address(t
             losses = losses_of_two(first, epoch=15, other=joined)
     # The learning rate rises for five epochs; by the fifteenth a third of the loss is gone, whenever the second joins.
     assert sum(losses[-200:]) < 0.8 * sum(losses[:200]), "the swarm learns"
+
+
+def end_while_it_trains(errors, end):
+    """Let the script train, end it by what is done to its family; return exit code, last words and what is left."""
+    with errors.open("w") as file, script(errors=file) as process:
+        for line in process.stdout:
+            if line.startswith("epoch 1,"):
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        end(process, {child.name(): child for child in family}, family)
+        process.stdout.read()
+        code = process.wait(120)
+        left = psutil.wait_procs(family, timeout=30)[1]
+    return code, errors.read_text(), left
+
+
+def test_ctrl_c_leaves_the_swarm_with_one_line_and_nothing_else(tmp_path):
+    code, said, left = end_while_it_trains(
+        tmp_path / "errors", lambda process, *_: os.killpg(process.pid, signal.SIGINT)
+    )
+    assert (code, left) == (130, [])
+    assert "Stopped by Ctrl-C: leaving the swarm" in said and "Traceback" not in said and "Exception" not in said
+
+
+def test_a_script_whose_p2pd_was_killed_says_so_and_ends_with_all_of_its_processes(tmp_path):
+    code, said, left = end_while_it_trains(tmp_path / "errors", lambda process, names, family: names["p2pd"].kill())
+    assert (code, left) == (1, [])
+    assert "The process that connects this machine to the swarm (p2pd) has ended. This program cannot go on" in said
+
+
+def test_hiveminds_processes_end_with_a_script_that_was_killed(tmp_path):
+    code, _, left = end_while_it_trains(tmp_path / "errors", lambda process, *_: process.kill())
+    assert (code, left) == (-signal.SIGKILL, [])

@@ -58,7 +58,10 @@ def start(tmp_path):
     def start_outer(mode):
         environment = {**os.environ, "PROCESS_GROUP": process_group.__file__}
         command = [sys.executable, str(tmp_path / "outer" / "outer.py"), mode]
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True))
+        with (tmp_path / "errors").open("w") as errors:
+            started.append(
+                subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=errors, start_new_session=True)
+            )
         return started[-1]
 
     yield start_outer
@@ -101,6 +104,12 @@ def test_nothing_is_left_when_the_worker_is_killed_and_the_exit_code_says_so(sta
     worker.kill()
     assert process.wait(30) == 128 + signal.SIGKILL
     assert alive(family) == []
+    assert "This peer was ended by SIGKILL (out of memory?" in (tmp_path / "errors").read_text()
+
+
+def test_each_signal_that_ends_a_worker_has_words():
+    assert "is the shared memory full? See: df -h /dev/shm" in process_group.words_for_a_death(signal.SIGBUS)
+    assert process_group.words_for_a_death(signal.SIGSEGV).startswith("This peer was ended by SIGSEGV (a crash")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -93,6 +93,17 @@ def test_a_newcomer_takes_what_most_name_bit_by_bit_and_hands_nothing_out_before
     newcomer.kill()
 
 
+def test_ctrl_c_in_the_middle_of_a_download_ends_it_at_once_and_nothing_is_handed_out(state_transfer):
+    newcomer = state_transfer.start_newcomer("hurried")
+    newcomer.wait_for("progress", is_half=True)
+    struck = time.time()
+    newcomer.process.send_signal(signal.SIGINT)
+    stopped = newcomer.wait_for("stopped")
+    assert (stopped["source"], stopped["shares"]) == ("start", False), "nor is the checkpoint fetched"
+    assert stopped["time"] - struck < 10, "the slow donors would have taken longer"
+    assert newcomer.process.wait(60) == 0
+
+
 @pytest.mark.parametrize(
     ("donor", "fault"), [("one", signal.SIGKILL), pytest.param("two", signal.SIGSTOP, marks=pytest.mark.long)]
 )

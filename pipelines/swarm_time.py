@@ -1,0 +1,65 @@
+"""The swarm's time: a clock that is moved while a peer runs does not move it.
+
+hivemind asks the machine's clock. If that jumps by hours, all that the others have said has expired, or will not for
+hours; what this peer says is refused, or has expired; and loops that wait until a time wait for hours.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+TOLERATED_SECONDS = 1.0
+"""By which a machine's clock may differ from the swarm's time unnoticed: it is a third of what hivemind tolerates."""
+
+
+class SwarmTime:
+    """Seconds since 1970: the machine's clock at the start, and what a clock that nobody sets has counted since.
+
+    A fork of this process shares it. That clock also counts while the machine sleeps.
+    """
+
+    def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
+        self._wall, self._steady = wall, steady
+        self._offset = multiprocessing.get_context("fork").RawValue("d", wall() - steady())
+
+    def __call__(self) -> float:
+        """Return the swarm's time."""
+        return self._steady() + self._offset.value
+
+    @property
+    def ahead(self) -> float:
+        """By how many seconds the machine's clock is ahead of the swarm's time: it was moved by so many."""
+        return self._wall() - self()
+
+    def follow(self) -> None:
+        """Take the machine's clock for the swarm's time again."""
+        self._offset.value = self._wall() - self._steady()
+
+
+def is_rather_right(ahead: float, others: Sequence[float]) -> bool:
+    """Tell whether a clock is nearer to the others' than the swarm's time as it was kept here; not without others.
+
+    `ahead` and `others`: seconds by which this machine's clock, and others, are ahead of that.
+    """
+    return bool(others) and abs(statistics.median(others) - ahead) < abs(statistics.median(others))
+
+
+def words_for_a_moved_clock(ahead: float, *, is_followed: bool) -> str:
+    """Return the line for people about a clock that was moved while their peer ran."""
+    moved = f"This machine's clock was set {'forward' if ahead > 0 else 'back'} by {in_words(ahead)}"
+    if is_followed:
+        return f"{moved}, and now agrees with the others': this peer goes by it."
+    return f"{moved}: this peer goes on with the time as it was. Set the clock right: sudo timedatectl set-ntp true"
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration without its sign, in the unit that reads best."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if abs(seconds) >= 2 * length:
+            return f"{abs(seconds) / length:.1f} {unit}"
+    return f"{abs(seconds):.1f} s"
+
+
+SWARM_TIME = SwarmTime(lambda: time.time(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+"""Of this process and its forks, within `swarm.node.open_dht`."""
