@@ -13,6 +13,7 @@ from hub_tools.counted import counted
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
+from pipelines.command_line.terminal.peer_names import PeerNames
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
@@ -23,7 +24,8 @@ SECONDS_BETWEEN_LINES = 5.0
 
 def run_training_peer(repository: str, network: NetworkOptions, compute: ComputeOptions, *, events: EventFile) -> None:
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
-    console = become_worker()
+    names = PeerNames()
+    console = become_worker(names)
     from pipelines.doctor.examination import quick_checks
     from pipelines.training.peer.joining import PeerParts, join_run
     from pipelines.training.tasks.choice import open_task
@@ -43,7 +45,8 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
             parts=parts,
         ) as membership:
             reports = _noting_link(repository, console, membership.train(), membership.peer)
-            _show_training(console, status, reports, membership.peer, events)
+            with names.kept(membership.peer.records):
+                _show_training(console, status, reports, membership.peer, events)
     num_samples = membership.peer.num_samples
     events.happened("left", num_samples=num_samples)
     console.print(f"Left {repository}: contributed {num_samples} {membership.peer.run.unit}.")
