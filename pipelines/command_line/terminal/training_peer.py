@@ -1,6 +1,7 @@
 """A training peer on the terminal: output for people, and events for programs."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -25,7 +26,7 @@ SECONDS_BETWEEN_LINES = 5.0
 def run_training_peer(repository: str, network: NetworkOptions, compute: ComputeOptions, *, events: EventFile) -> None:
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
     names = PeerNames()
-    console = become_worker(names)
+    console = become_worker(names, pauses=True)
     from pipelines.doctor.examination import quick_checks
     from pipelines.training.peer.joining import PeerParts, join_run
     from pipelines.training.tasks.choice import open_task
@@ -68,7 +69,9 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
             "joined", username=user, epoch=epoch, num_epochs=run.num_epochs, unit=run.unit, state=values["state"]
         )
         console.print(who_may_join(run, repository))
-        console.print(f"To pause it: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}", highlight=False)
+        by_signal = f"kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}"
+        by_key = "press p, and again to resume; from elsewhere: " if sys.stdin.isatty() else ""
+        console.print(f"To pause it: {by_key}{by_signal}", highlight=False)
     elif event in ("entered", "paused", "resumed"):
         events.happened(event)
 

@@ -1,7 +1,9 @@
 """Running a peer's command in its own process group, with its log on the terminal."""
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 
@@ -11,6 +13,7 @@ from rich.logging import RichHandler
 
 from hub_tools.one_line_errors import TRACEBACK_VARIABLE
 from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter, open_console
+from pipelines.command_line.terminal.pause_key import pausing_by_key
 from pipelines.command_line.terminal.peer_names import PeerNames
 from pipelines.training.peer.process_group import (
     START_AGAIN_EXIT_CODE,
@@ -22,15 +25,20 @@ from pipelines.training.peer.process_group import (
 logger = logging.getLogger(__name__)
 
 
-def become_worker(names: PeerNames | None = None) -> Console:
+def become_worker(names: PeerNames | None = None, *, pauses: bool = False) -> Console:
     """Continue only in a separate process group; in the process that the user started, wait for that group.
 
-    Returns the terminal, to which the log goes from now on, with these `names` of peers.
+    Returns the terminal, to which the log goes from now on, with these `names` of peers. A worker that `pauses` by
+    SIGUSR1, once it has begun, does so by a key, too.
     """
     if not is_worker():
-        while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
-            pass
+        with pausing_by_key() if pauses else contextlib.nullcontext():
+            while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
+                pass
         raise typer.Exit(code)
+    if pauses:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # would kill a worker that has not begun
+            signal.signal(number, signal.SIG_IGN)
     guard_process_group()
     return _start_logging(names or PeerNames(), shows_everything=os.environ.get(TRACEBACK_VARIABLE) == "1")
 
