@@ -11,9 +11,11 @@ from swarm_of_processes import tiny_run
 
 from pipelines.command_line.terminal.consoles import MOST_CHARACTERS, LogLines, OneLineFormatter
 from pipelines.command_line.terminal.peer_names import LONGEST_NAME, NUM_BYTES, PeerNames, users_by_peer
+from pipelines.command_line.terminal.training_peer import duration_words, standing_words, traffic_words
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
 from pipelines.swarm.records import PeerIntroduction, SwarmRecords
+from pipelines.training.metrics.credit.standing import Standing
 from pipelines.training.peer.joining import admitted
 
 DIAL_ERRORS = """failed to dial 12D3KooW: all dials failed
@@ -115,3 +117,20 @@ def test_a_swarms_records_say_which_user_is_behind_a_peer():
         while not (named := users_by_peer(records)) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert named == {dht.peer_id.to_base58(): "alice"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "about 1 min"), (5_400, "about 90 min"), (9_000, "about 2 h"), (400_000, "about 5 days")],
+)
+def test_a_length_of_time_is_said_roughly(seconds, words):
+    assert duration_words(seconds) == words
+
+
+def test_a_volunteer_is_told_the_bytes_of_the_session_and_what_all_sessions_have_come_to():
+    assert traffic_words(1_230_000_000, 40_000_000, 0.01) == "sent 1.2 GB; received 40 MB"
+    expected = "sent 3.0 GB, 1.5 GB an hour; received 600 MB, 300 MB an hour"
+    assert traffic_words(3_000_000_000, 600_000_000, 2.0) == expected
+    standing = Standing(place=3, num_contributors=1_200, samples=45_000, share=0.0423)
+    expected = "45,000 samples credited in all sessions: place 3 of 1,200, 4.2% of all"
+    assert standing_words(standing, "samples") == expected

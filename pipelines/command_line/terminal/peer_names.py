@@ -1,17 +1,11 @@
 """Users' names in a peer's log, in all of its processes: `alice (…x3Fg)` in place of a libp2p id."""
 
 import json
-import logging
 import mmap
 import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_LOOKS, SECONDS_TO_END = 60.0, 2.0
 NUM_BYTES = 65_536
 """Of memory that the processes share; the names of 700 peers."""
 
@@ -47,26 +41,9 @@ class PeerNames:
                 self._text = b""
         return f"{self._names[peer]} (…{peer[-4:]})" if peer in self._names else peer
 
-    @contextmanager
-    def kept(self, records: Any) -> Iterator[None]:
-        """Read the names from a swarm's records during the block, in a thread."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._keep, args=(records, ended), name="peer-names", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join(SECONDS_TO_END)
-
-    def _keep(self, records: Any, ended: threading.Event) -> None:
-        while True:
-            try:
-                self.write(users_by_peer(records))
-            except Exception:  # without names the log goes on with ids
-                logger.debug("Who the peers are could not be read.", exc_info=True)
-            if ended.wait(SECONDS_BETWEEN_LOOKS):
-                return
+    def read(self, records: Any) -> None:
+        """Replace the names by those in a swarm's records."""
+        self.write(users_by_peer(records))
 
 
 def users_by_peer(records: Any) -> dict[str, str]:
