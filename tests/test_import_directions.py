@@ -64,7 +64,7 @@ MAY_IMPORT = {
         *(RUN, PEER, ADMISSION, OPTIMIZERS, REPOSITORY, SWARM, METRICS, CARD, STATE, LEDGER, SWARM_OPTIMIZER, HUB),
     ),
     TASKS: (RUN, GRADIENTS),
-    "pipelines.data_preparation": (CODES, HUB),
+    "pipelines.data_preparation": (CODES, DEVICES, HUB),
     "pipelines.clip": (CODES, PROGRESS, HUB),
     "pipelines.generation": ("pipelines.clip", CODES, PROGRESS, DEVICES, THREADS, *LIBRARIES),
     "pipelines.evaluation": (
