@@ -1,5 +1,6 @@
 """Running a command line so that a user's mistake gives one line with its cure, and a bug its traceback."""
 
+import io
 import os
 import sys
 import traceback
@@ -30,6 +31,9 @@ def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
 
     if os.environ.get(TRACEBACK_VARIABLE) != "1" and not sys.warnoptions:
         warnings.simplefilter("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a caption may have letters that this terminal's encoding lacks
+            stream.reconfigure(errors="replace")
     command = get_command(app)
     _join_help_lines(command)
     try:

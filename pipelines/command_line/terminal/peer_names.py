@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+SECONDS_BETWEEN_NAMES = 60.0
+"""How often they are read again."""
+
 NUM_BYTES = 65_536
 """Of memory that the processes share; the names of 700 peers."""
 

@@ -14,7 +14,7 @@ from hub_tools.counted import counted
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
-from pipelines.command_line.terminal.peer_names import PeerNames
+from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipelines.training.metrics.credit.standing import Standing
 
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_TOTALS = 5.0, 600.0
-SECONDS_BETWEEN_NAMES, SECONDS_BETWEEN_COUNTS, SECONDS_BETWEEN_STANDINGS = 60.0, 2.0, 600.0
+SECONDS_BETWEEN_COUNTS, SECONDS_BETWEEN_STANDINGS = 2.0, 600.0
 LEAST_HOURS = 0.05
 """Of a session whose traffic is also said by the hour."""
 

@@ -36,11 +36,11 @@ class SessionTraffic:
 
 
 def processes_of(group: int) -> list[int]:
-    """Return the processes of a group that are alive."""
+    """Return this user's processes in a group."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if os.getpgid(int(path.name)) == group:
+            if os.getpgid(int(path.name)) == group and path.stat().st_uid == os.geteuid():
                 found.append(int(path.name))
     return found
 
