@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-emoji test test-long test-soak lint bench bench-gpu verify-figures constraints docs
+.PHONY: help install demo demo-language demo-emoji test test-quick test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -33,9 +33,17 @@ demo-language: $(STAMP)  ## Train a small language model, compared with n-grams;
 demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, up to an hour); then look at demo-emoji-output/
 	$(VENV)/bin/dalle-collab demo emoji --output demo-emoji-output
 
+# A part that fails does not keep the next from being run: each says what it found.
 test: $(STAMP)  ## Run all tests, the quick ones first
+	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-slow test-swarm
+
+test-quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
+
+test-slow: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2 $(AGAIN)
+
+test-swarm: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 3 $(AGAIN)
 
 test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill preparations; what is measured is not repeated

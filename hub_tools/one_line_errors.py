@@ -1,8 +1,10 @@
 """Running a command line so that a user's mistake gives one line with its cure, and a bug its traceback."""
 
+import io
 import os
 import sys
 import traceback
+import warnings
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,11 +23,17 @@ INTERRUPTED_EXIT_CODE = 130
 def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
     """Run a typer app and exit: 0 on success, 1 with one line on stderr for an error that the user can fix.
 
-    Usage errors exit with 2 and Ctrl-C with 130. With DALLE_COLLAB_TRACEBACK=1 the traceback is shown too. Errors that
-    come from a bug of ours rather than from input propagate with their traceback.
+    Usage errors exit with 2 and Ctrl-C with 130. With DALLE_COLLAB_TRACEBACK=1 the traceback is shown too, and what
+    libraries warn of, which Python's own options also show. Errors that come from a bug of ours rather than from input
+    propagate with their traceback.
     """
     from typer.main import get_command
 
+    if os.environ.get(TRACEBACK_VARIABLE) != "1" and not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a caption may have letters that this terminal's encoding lacks
+            stream.reconfigure(errors="replace")
     command = get_command(app)
     _join_help_lines(command)
     try:

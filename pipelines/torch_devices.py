@@ -1,11 +1,15 @@
 """The torch devices of this machine: the one that a person named, checked, and their names for people."""
 
+import contextlib
+import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
 MAX_DESCRIPTION_CHARACTERS = 64
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def torch_device(name: str) -> str:
@@ -40,9 +44,22 @@ def wanted_threads(cpu_threads: int | None, environment: Mapping[str, str]) -> i
     return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else None
 
 
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores(control_group: Path = CONTROL_GROUP) -> int:
+    """Return how many cores this process may use: those of its affinity, or the time of fewer in a container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = _allowed_time(control_group)
+    return cores if allowed >= cores else math.ceil(allowed)
+
+
+def _allowed_time(control_group: Path) -> float:
+    """Return how many cores' time a container has (`docker run --cpus`): control groups version 2, or version 1."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):
+            texts = [(control_group / name).read_text(encoding="ascii") for name in names]
+            time, period = (int(word) for word in " ".join(texts).split())  # the word for no limit is `max`, or -1
+            if time > 0 and period > 0:
+                return time / period
+    return math.inf
 
 
 def describe_device(device: str, num_devices: int = 1) -> str:

@@ -4,6 +4,7 @@ import ast
 import html
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -90,7 +91,8 @@ def object_to_make(words: list[str]) -> str | None:
     unknown = [name for name in variables if f"$({name})" not in makefile and f"$(if $({name})," not in makefile]
     targets = [word for word in words if "=" not in word]
     # -n prints what would run.
-    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True)
+    in_english = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, env=in_english)
     return f"the Makefile has no {', '.join(unknown)}" if unknown else done.stderr.strip() or None
 
 

@@ -81,7 +81,7 @@ MAY_IMPORT = {
         ),
     ),
     TASKS: (RUN, GRADIENTS),
-    "pipelines.data_preparation": (CODES, HUB),
+    "pipelines.data_preparation": (CODES, DEVICES, HUB),
     "pipelines.clip": (CODES, PROGRESS, HUB),
     "pipelines.generation": ("pipelines.clip", CODES, PROGRESS, DEVICES, THREADS, *LIBRARIES),
     "pipelines.evaluation": (

@@ -3,6 +3,8 @@
 import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,24 @@ def test_a_commit_is_checked_by_the_linters_of_make_lint():
     linters = [" ".join(words[:2]).removeprefix(".venv/bin/") for words in hooks]
     assert linters == ["ruff check", "ruff format", "mypy"]
     assert all(f"\t$(VENV)/bin/{linter}" in makefile for linter in linters)
+
+
+def test_all_three_parts_of_the_tests_run_though_one_fails_and_in_a_folder_with_spaces(tmp_path):
+    folder = tmp_path / "my clone of it"
+    environment = folder / ".venv"
+    (environment / "bin").mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", folder)
+    python = environment / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$4" >>parts\ntest "$4" != "not slow"\n')
+    python.chmod(0o700)
+    (folder / "tests" / "ancestor").mkdir(parents=True)
+    for name in ("setup.cfg", "pyproject.toml", "constraints.txt", "tests/ancestor/requirements.txt"):
+        (folder / name).touch()
+    (environment / ".installed").touch()
+    done = subprocess.run(["make", "test"], cwd=folder, capture_output=True, text=True, check=False)
+    parts = (folder / "parts").read_text().splitlines()
+    assert parts == ["not slow", "slow and not swarm and not long", "swarm and not long"], done
+    assert done.returncode == 2 and "test-quick" in done.stderr, done
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

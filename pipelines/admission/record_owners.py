@@ -79,6 +79,10 @@ class AdmissionRecords:
         voices = {owner: known.username if self.counts_users else known.peer_id for owner, known in held.items()}
         return {owner: voices.get(owner, owner.hex()) for owner in owners}
 
+    def peer_ids(self, owners: Collection[bytes]) -> dict[bytes, str]:
+        """Return the libp2p ids (in base 58) of the record owners that are admitted."""
+        return {owner: PeerID(bytes.fromhex(held.peer_id)).to_base58() for owner, held in self.admitted(owners).items()}
+
     def _are_known(self, owners: Collection[bytes]) -> bool:
         now = get_dht_time()
         return all(owner in self._known and now < self._known[owner].expires_at for owner in owners)

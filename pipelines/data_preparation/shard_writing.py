@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from pipelines.data_preparation.sources.sample import CaptionImageSource
 from pipelines.data_preparation.span_reader import SpanReader
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.torch_devices import num_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class PreparationOptions:
     """Samples of input per shard; 8,192 records of 1,024 codes take about 13 MB."""
     batch_size: int | None = None
     """Most pictures in flight on a device; None: what its free memory holds. The result does not depend on it."""
-    num_workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    num_workers: int = field(default_factory=num_cores)
     """Processes that decode, and threads that encode on a CPU. The result does not depend on it."""
     devices: tuple[str, ...] = ()
     """Where the codec runs; none: where it is."""

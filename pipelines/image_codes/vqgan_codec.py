@@ -240,7 +240,7 @@ def _locate(path_or_repo: str | os.PathLike, revision: str | None) -> tuple[Path
 
 def _read_config(path: Path) -> VQGANConfig:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         if not values.get("linear_shortcut"):  # of older versions, and only then without a meaning
             values.pop("linear_shortcut", None)
         return VQGANConfig(**values)

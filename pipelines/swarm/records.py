@@ -9,7 +9,6 @@ import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
-from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
@@ -339,8 +338,7 @@ class SwarmRecords:
 
     def reporters(self, owners: Collection[bytes]) -> dict[bytes, Reporter]:
         """Return who stands behind the records of these owners, by public key."""
-        users, admitted = self.admissions.users(owners), self.admissions.admitted(owners)
-        peers = {owner: PeerID(bytes.fromhex(held.peer_id)).to_base58() for owner, held in admitted.items()}
+        users, peers = self.admissions.users(owners), self.admissions.peer_ids(owners)
         if not peers.keys() <= self._devices.keys():  # a peer's device is the same until its end
             self._devices = {owner: introduction.device for owner, introduction in self.introductions().items()}
         return {

@@ -131,5 +131,5 @@ def test_a_file_that_is_no_picture_is_named(trained, tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "rank"])
 def test_help_shows_examples(command):
-    result = CliRunner().invoke(app, [command, "--help"])
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0 and f"dalle-collab clip {command}" in result.output

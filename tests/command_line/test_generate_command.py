@@ -155,7 +155,7 @@ def test_mistakes_are_explained(arguments, message, run_folder, tmp_path):
 
 
 def test_help_shows_examples():
-    result = invoke("--help")
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0 and 'dalle-collab generate my-org/birds "a robin on a branch"' in result.output
 
 

@@ -31,5 +31,5 @@ def test_mistakes_are_explained(arguments, message, tmp_path):
 
 
 def test_help_shows_examples():
-    result = CliRunner().invoke(app, ["--help"])
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0 and "dalle-collab run index my-org/birds --output birds-index" in result.output

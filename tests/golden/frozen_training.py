@@ -1,7 +1,7 @@
 """What one peer comes to alone, what the reducer makes of fixed parts, and what fixed tensors are on the wire.
 
-Digests of what processors round differently are under the key `bits`, beside numbers that say the same but for
-rounding.
+Digests of what all processors with AVX2 compute alike are under the key `bits`. A product of matrices is not: what a
+model's gradients or weighted means come to is given in numbers, which are compared but for rounding.
 """
 
 import asyncio
@@ -45,10 +45,14 @@ RECORDED_WEIGHTS = {0: 32.0, 1: 32.0, 2: 48.0, 3: 16.0}
 TENSOR_SIZES = {"large": 3 * 4096 + 17, "small": 100}
 
 
+Step = Callable[[Any, torch.nn.Module, int], tuple[float, float]]
+"""Gives a model its gradients in the step of that number; returns loss and weight."""
+
+
 def trained_alone() -> dict[str, Any]:
     """Return what becomes of the parameters of one peer that trains by itself, with each kind of optimizer."""
     with lone_node() as dht:
-        return {name: _trained_alone(dht, name) for name in OPTIMIZERS}
+        return {name: _in_numbers(dht, name) | dict(bits=_in_bits(dht, name)) for name in OPTIMIZERS}
 
 
 @contextlib.contextmanager
@@ -72,7 +76,22 @@ def lone_optimizer(dht: Any, run: Any, model: torch.nn.Module) -> Iterator[tuple
         optimizer.shutdown()
 
 
-def _trained_alone(dht: Any, name: str) -> dict[str, Any]:
+def _in_numbers(dht: Any, name: str) -> dict[str, Any]:
+    model, manifest, losses = _trained(dht, name, _learn)
+    return dict(
+        epoch=manifest.epoch,
+        tensors=[f"{name} {kind}" for name, kind, _ in manifest.tensors],
+        losses=losses,
+        parameters={name: in_numbers(parameter) for name, parameter in model.named_parameters()},
+    )
+
+
+def _in_bits(dht: Any, name: str) -> dict[str, str]:
+    model, manifest, _ = _trained(dht, name, _make_up)
+    return dict(state=hashlib.sha256("".join(manifest.hashes()).encode()).hexdigest(), model=digest(model))
+
+
+def _trained(dht: Any, name: str, step: Step) -> tuple[torch.nn.Module, Any, list[float]]:
     for _ in range(MAX_ATTEMPTS):
         # Each in a swarm of its own: what is left of another one in the DHT would count as another peer's.
         generation = next(GENERATIONS)
@@ -84,29 +103,31 @@ def _trained_alone(dht: Any, name: str) -> dict[str, Any]:
         task = made_up_task(run)
         model = task.new_model()
         with lone_optimizer(dht, run, model) as (optimizer, _):
-            batches = (made_up_batch(run, number, run.samples_per_epoch) for number in range(NUM_STEPS))
-            losses = [_step(task, optimizer, model, batch) for batch in batches]
+            losses = []
+            for number in range(NUM_STEPS):
+                loss, weight = step(task, model, number)
+                optimizer.step(batch_size=weight)
+                optimizer.zero_grad()
+                losses.append(_rounded(loss))
             if optimizer.local_epoch < NUM_STEPS:
                 continue
-            manifest = optimizer.state_averager.take_snapshot()
-            return dict(
-                bits=dict(state=hashlib.sha256("".join(manifest.hashes()).encode()).hexdigest(), model=digest(model)),
-                epoch=manifest.epoch,
-                tensors=[f"{name} {kind}" for name, kind, _ in manifest.tensors],
-                losses=losses,
-                parameters={name: in_numbers(parameter) for name, parameter in model.named_parameters()},
-            )
+            return model, optimizer.state_averager.take_snapshot(), losses
     raise RuntimeError(f"{name}: an epoch did not end with its samples in any of {MAX_ATTEMPTS} attempts.")
 
 
-def _step(task: Any, optimizer: Any, model: torch.nn.Module, batch: Any) -> float:
+def _learn(task: Any, model: torch.nn.Module, number: int) -> tuple[float, float]:
     """Take all samples of an epoch at once: its end depends on nothing else then."""
-    total, weight = task.loss(model, batch)
+    total, weight = task.loss(model, made_up_batch(task.run, number, task.run.samples_per_epoch))
     loss = total / weight
     loss.backward()
-    optimizer.step(batch_size=weight)
-    optimizer.zero_grad()
-    return _rounded(loss.item())
+    return loss.item(), weight
+
+
+def _make_up(task: Any, model: torch.nn.Module, number: int) -> tuple[float, float]:
+    """Take gradients that no processor has computed."""
+    for index, parameter in enumerate(model.parameters()):
+        parameter.grad = made_up(parameter.shape, 1000 * number + index)
+    return 0.0, task.run.samples_per_epoch
 
 
 def aggregates() -> dict[str, Any]:
@@ -128,7 +149,6 @@ async def _aggregate(rule: str) -> dict[str, Any]:
         ]
         answers.append((await asyncio.gather(*calls))[0])
     return dict(
-        bits=digest_of(answers),
         answers=[in_numbers(answer) for answer in answers],
         typical_value=reducer.typical_value,
         far_off_senders=reducer.far_off_senders,

@@ -25,6 +25,12 @@ def fail(kind: str) -> None:
         {}["key"]
     if kind == "cause":
         raise RuntimeError("while uploading") from ValueError("the reason")
+    if kind == "letters":
+        print("caf\\u00e9 \\u2026 \\u732b")
+        raise ValueError("seen \\u732b")
+    if kind == "warn":
+        import warnings
+        warnings.warn("soon gone", FutureWarning)
     if kind == "wait":
         print("waiting", flush=True)
         import signal
@@ -59,6 +65,25 @@ def run(kind, command="fail", **environment):
 def test_mistakes_of_people_give_one_line_and_exit_code_1(kind, line):
     done = run(kind)
     assert (done.returncode, done.stderr.strip(), done.stdout) == (1, line, "")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed", "line"),
+    [("latin-1", "café ? ?", "program: seen ?"), ("utf-8", "café … 猫", "program: seen 猫")],
+)
+def test_letters_that_a_terminal_lacks_end_no_command(encoding, printed, line):
+    done = subprocess.run(
+        [sys.executable, "-c", APP, "fail", "letters"],
+        capture_output=True, env={"PATH": "", "PYTHONIOENCODING": encoding}, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.decode(encoding).strip()) == (1, printed)
+    assert done.stderr.decode(encoding).strip() == line
+
+
+def test_what_libraries_warn_programmers_of_is_shown_on_demand():
+    assert "soon gone" not in run("warn").stderr
+    assert "soon gone" in run("warn", DALLE_COLLAB_TRACEBACK="1").stderr
+    assert "soon gone" in run("warn", PYTHONWARNINGS="default").stderr
 
 
 def test_the_traceback_is_shown_on_demand():

@@ -13,6 +13,15 @@ BUSY = {1: 0.95, 2: 1.6, 4: 1.1, 8: 0.6}
 """Beside programs that keep some of the cores busy."""
 
 
+def test_one_core_leaves_no_choice_and_64_leave_seven():
+    assert halves(1) == [1] and halves(64) == [64, 32, 16, 8, 4, 2, 1]
+    alone = ThreadChoice(halves(1))
+    alone.note(1.0, 4)
+    assert alone.num_threads == 1
+    rates = {number: 10 - abs(number - 16) / 8 for number in halves(64)}
+    assert Machine(0.2, halves(64)).chosen(rates) == 16
+
+
 class Machine:
     """Takes the seconds of steps from a table, with noise."""
 

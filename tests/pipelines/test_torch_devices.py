@@ -1,12 +1,13 @@
 """On which device a person computes here, and with how many threads."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from pipelines.torch_devices import torch_devices, wanted_threads
+from pipelines.torch_devices import num_cores, torch_devices, wanted_threads
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -28,6 +29,25 @@ def test_omp_num_threads_is_read_as_openmp_reads_it(value, num_threads):
 
 def test_without_a_wish_nobody_says_how_many_threads():
     assert wanted_threads(None, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "100000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "6400000 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "20000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_has_as_many_cores_as_it_has_time_of(tmp_path, files, most):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert num_cores(tmp_path) == (most or len(os.sched_getaffinity(0)))
 
 
 def test_cores_that_this_process_may_not_use_do_not_count():

@@ -7,10 +7,10 @@ from pipelines.training.state.digest import named_state
 from pipelines.training.state.snapshot import StateSnapshot
 
 
-def made_up_state(seed=0, bits=8, num_steps=2):
+def made_up_state(seed=0, bits=8, num_steps=2, shapes=((64, 96), (7,))):
     """Return the named tensors of a LAMB that has made some steps on a large and a small parameter."""
     generator = torch.Generator().manual_seed(seed)
-    parameters = [torch.nn.Parameter(torch.rand(shape, generator=generator)) for shape in ((64, 96), (7,))]
+    parameters = [torch.nn.Parameter(torch.rand(shape, generator=generator)) for shape in shapes]
     optimizer = Lamb(parameters, lr=1e-2, bits=bits)
     for _ in range(num_steps):
         for parameter in parameters:

@@ -160,12 +160,12 @@ def run_command(hub: LocalHub, *arguments: str, token: str | None = None) -> sub
 
 
 @contextlib.contextmanager
-def started_command(hub: LocalHub, log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
+def started_command(hub: LocalHub, log: Path, *arguments: str, token: str | None = None) -> Iterator[subprocess.Popen]:
     """Start `dalle-collab` in a session of its own; kill it and all that it started at the end of the block."""
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "pipelines.command_line.main", *arguments],
-            env=command_environment(hub, hub.alice_token),
+            env=command_environment(hub, hub.alice_token if token is None else token),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,5 @@
 """`dalle-collab data deduplicate`: list pictures that come again."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +35,7 @@ def deduplicate(
 
     found = find_sources(sources, policy.reading)
     from pipelines.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
+    from pipelines.torch_devices import num_cores
 
     with Progress(transient=True) as bar:
         task = bar.add_task("fingerprinting", total=len(found))
@@ -44,7 +44,7 @@ def deduplicate(
             output,
             policy,
             distance=distance,
-            num_workers=workers or len(os.sched_getaffinity(0)),
+            num_workers=workers or num_cores(),
             on_source=lambda done: bar.update(task, completed=done),
         )
     typer.echo(

@@ -1,6 +1,5 @@
 """`dalle-collab data prepare`: captioned pictures to shards of image codes."""
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,14 +103,14 @@ def prepare(
     found = _find_sources(sources, policy, leave_out)
     from pipelines.data_preparation.shard_writing import Preparation, PreparationOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
-    from pipelines.torch_devices import torch_devices
+    from pipelines.torch_devices import num_cores, torch_devices
 
     # What hands out work to a cluster needs no GPU.
     devices = torch_devices(device) if how.name == "local" else (device,)
     options = PreparationOptions(
         shard_size=shard_size,
         batch_size=batch_size,
-        num_workers=workers or len(os.sched_getaffinity(0)),
+        num_workers=workers or num_cores(),
         devices=devices,
         precision=precision,
         pictures=pictures,

@@ -20,7 +20,7 @@ def run_block_server(
     repository: str, network: NetworkOptions, options: Mapping[str, Any], *, events: EventFile
 ) -> None:
     """Serve layers of a run's model until a signal asks to stop or the options' limit is reached."""
-    console = become_worker()
+    console = become_worker(pauses=True)
     from pipelines.doctor.examination import quick_checks_of_server
     from pipelines.serving.blocks.hosting import BlockOptions, serve_blocks
     from pipelines.swarm.servers.layers import fill_command

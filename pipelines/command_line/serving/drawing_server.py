@@ -25,7 +25,7 @@ def run_drawing_server(
     repository: str, network: NetworkOptions, options: Mapping[str, Any], *, events: EventFile, http: int | None = None
 ) -> None:
     """Serve a run's drawings until a signal asks to stop or the options' limit is reached; also on a port here."""
-    console = become_worker()
+    console = become_worker(pauses=True)
     from pipelines.doctor.examination import quick_checks_of_server
     from pipelines.serving.draw.serving_run import ServingOptions, serve_run
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,9 +12,11 @@ from rich.console import Console
 from hub_tools.counted import counted, duration
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join, why_it_does_not_publish
 from pipelines.command_line.terminal.peer_events import EventFile
+from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
+from pipelines.training.peer.repeating import repeated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,11 +43,12 @@ def run_auxiliary_peer(
     With `stays` the swarm keeps its entry afterwards, until a signal asks to stop; its servers are audited as `audits`
     says.
     """
-    console = become_worker()
+    names = PeerNames()
+    console = become_worker(names)
     from pipelines.training.peer.training_peer import RunFinishedError
 
     try:
-        was_stopped = _assist(console, repository, network, options, events)
+        was_stopped = _assist(console, repository, network, options, events, names)
     except RunFinishedError:
         if not stays:
             raise
@@ -56,7 +60,12 @@ def run_auxiliary_peer(
 
 
 def _assist(
-    console: Console, repository: str, network: NetworkOptions, options: "AuxiliaryOptions", events: EventFile
+    console: Console,
+    repository: str,
+    network: NetworkOptions,
+    options: "AuxiliaryOptions",
+    events: EventFile,
+    names: PeerNames,
 ) -> bool:
     """Do so; return whether a signal asked to stop."""
     from pipelines.training.auxiliary.assisting import assist_run
@@ -84,7 +93,8 @@ def _assist(
         ) as assistance:
             peer = assistance.peer
             try:
-                _show_assistance(console, status, peer.follow(assistance.stop), assistance.trackers, events)
+                with repeated(partial(names.read, peer.records), SECONDS_BETWEEN_NAMES, "peer-names"):
+                    _show_assistance(console, status, peer.follow(assistance.stop), assistance.trackers, events)
             except RunRolledBackError as error:
                 console.print(f"{error} Starting again.")
                 raise typer.Exit(START_AGAIN_EXIT_CODE) from error

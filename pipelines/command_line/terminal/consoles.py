@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import re
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -30,19 +31,40 @@ def open_console(*, stderr: bool = False) -> Console:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Writes each record on one line, tracebacks and libp2p's lists of attempts included, within a limit."""
+    """Writes each record on one line within a limit: the error instead of its traceback, users' names instead of ids.
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
+    `name_peers` puts names into a text. With `shows_tracebacks` the line has the traceback, too.
+    """
+
+    def __init__(
+        self,
+        layout: str = "%(asctime)s %(levelname)s %(message)s",
+        *,
+        name_peers: Callable[[str], str] = lambda text: text,
+        shows_tracebacks: bool = False,
+    ) -> None:
+        super().__init__(layout)
+        self._name_peers, self._shows_tracebacks = name_peers, shows_tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
+        shown = record if self._shows_tracebacks else _without_traceback(record)
         text = ATTEMPTS.sub(
             lambda found: f" ({counted(found.group().count('* ['), 'address', 'addresses')} tried) ",
-            super().format(record),
+            self._name_peers(super().format(shown)),
         )
         line = " ".join(text.split())
         return line if len(line) <= MOST_CHARACTERS else line[: MOST_CHARACTERS - 4] + " ..."
+
+
+def _without_traceback(record: logging.LogRecord) -> logging.LogRecord:
+    """Return the record with its error, unless the message names that already, in place of the error's traceback."""
+    message, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+    if error is not None and not (str(error) and str(error) in message):
+        message += f" ({error!r})"
+    return logging.makeLogRecord(
+        {**vars(record), "msg": message, "args": None, "exc_info": None, "exc_text": None, "stack_info": None}
+    )
 
 
 class LogLines(io.TextIOBase):

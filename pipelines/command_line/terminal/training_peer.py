@@ -1,10 +1,11 @@
 """A training peer on the terminal: output for people, and events for programs."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -13,17 +14,27 @@ from hub_tools.counted import counted, duration
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
+from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
+from pipelines.training.peer.repeating import repeated
+from pipelines.training.peer.session_totals import SessionTraffic, seconds_left
 from pipelines.training.run.compute_options import ComputeOptions
 
-SECONDS_BETWEEN_LINES = 5.0
+if TYPE_CHECKING:
+    from pipelines.training.metrics.credit.standing import Standing
+
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_TOTALS = 5.0, 600.0
+SECONDS_BETWEEN_COUNTS, SECONDS_BETWEEN_STANDINGS = 2.0, 600.0
+LEAST_HOURS = 0.05
+"""Of a session whose traffic is also said by the hour."""
 
 
 def run_training_peer(repository: str, network: NetworkOptions, compute: ComputeOptions, *, events: EventFile) -> None:
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
-    console = become_worker()
+    names = PeerNames()
+    console = become_worker(names, pauses=True)
     from pipelines.doctor.examination import quick_checks
     from pipelines.training.peer.joining import PeerParts, join_run
     from pipelines.training.tasks.choice import open_task
@@ -43,12 +54,19 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
             parts=parts,
         ) as membership:
             reports = _noting_link(repository, console, membership.train(), membership.peer)
-            _show_training(console, status, reports, membership.peer, events)
+            session = Session(repository, membership.username)
+            with (
+                repeated(partial(names.read, membership.peer.records), SECONDS_BETWEEN_NAMES, "peer-names"),
+                repeated(session.count_traffic, SECONDS_BETWEEN_COUNTS, "traffic"),
+                repeated(session.read_standing, SECONDS_BETWEEN_STANDINGS, "standing"),
+            ):
+                _show_training(console, status, reports, membership.peer, events, session)
     peer = membership.peer
     events.happened("left", num_samples=peer.num_samples)
     console.print(
         f"Left {repository}: contributed {peer.num_samples} {peer.run.unit} in {counted(peer.num_epochs, 'epoch')} and "
-        f"{duration(seconds_since_start())}; at epoch {peer.optimizer.local_epoch} of {peer.run.num_epochs}.",
+        f"{duration(seconds_since_start())}; {session.traffic_words()}; at epoch {peer.optimizer.local_epoch} of "
+        f"{peer.run.num_epochs}.",
         highlight=False,
         soft_wrap=True,
     )
@@ -70,9 +88,13 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
             "joined", username=user, epoch=epoch, num_epochs=run.num_epochs, unit=run.unit, state=values["state"]
         )
         console.print(who_may_join(run, repository))
-        console.print(f"To pause it: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}", highlight=False)
+        by_signal = f"kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}"
+        by_key = "press p, and again to resume; from elsewhere: " if sys.stdin.isatty() else ""
+        console.print(f"To pause it: {by_key}{by_signal}", highlight=False)
     elif event in ("entered", "paused", "resumed"):
         events.happened(event)
+        if event != "entered":
+            status.update(event)
 
 
 def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer: Any) -> Iterator[Any]:
@@ -100,8 +122,83 @@ def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer
         yield report
 
 
-def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile) -> None:
-    last_line, is_counted = 0.0, False
+class Session:
+    """What a volunteer is told of the whole: the traffic of this session, and all of its user's sessions together."""
+
+    def __init__(self, repository: str, username: str) -> None:
+        self._repository, self._username, self._started = repository, username, time.monotonic()
+        self._traffic = SessionTraffic()
+        self._standing: Standing | None = None
+        self._first: tuple[int, float] | None = None
+
+    def count_traffic(self) -> None:
+        """Add what this peer's processes have moved since the last call."""
+        self._traffic.look(os.getpgrp())
+
+    def read_standing(self) -> None:
+        """Read from the Hub what is credited to the user."""
+        from huggingface_hub import get_token
+
+        from pipelines.training.metrics.credit.standing import read_standing
+        from pipelines.training.peer.joining import ANONYMOUS
+
+        if self._username != ANONYMOUS:
+            self._standing = read_standing(self._repository, self._username, get_token())
+
+    def traffic_words(self) -> str:
+        """Return the bytes up and down, in all and by the hour."""
+        hours = (time.monotonic() - self._started) / 3600
+        return traffic_words(self._traffic.sent, self._traffic.received, hours)
+
+    def line(self, report: Any, run: Any) -> str:
+        """Return a line of all this, and of how long the run still takes."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (report.epoch, now)
+        first, since = self._first
+        left = seconds_left(
+            first, report.epoch, run.num_epochs, seconds=now - since,
+            batch_size=run.samples_per_epoch, samples_per_second=report.swarm_samples_per_second,
+        )  # fmt: skip
+        parts = [self.traffic_words()]
+        if self._standing is not None:
+            parts.append(standing_words(self._standing, run.unit))
+        if left is not None:
+            parts.append(f"the run takes {duration_words(left)} more")
+        return "  ".join(parts)
+
+
+def traffic_words(sent: int, received: int, hours: float) -> str:
+    """Return bytes up and down, in all and by the hour: `sent 1.2 GB, 400 MB an hour; ...`."""
+    words = []
+    for verb, number in (("sent", sent), ("received", received)):
+        by_the_hour = f", {_bytes(number / hours)} an hour" if hours >= LEAST_HOURS else ""
+        words.append(f"{verb} {_bytes(number)}{by_the_hour}")
+    return "; ".join(words)
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
+
+
+def standing_words(standing: "Standing", unit: str) -> str:
+    """Return what all sessions of a user have come to."""
+    place = f"place {standing.place} of {standing.num_contributors:,}, {standing.share:.1%} of all"
+    return f"{standing.samples:,} {unit} credited in all sessions: {place}"
+
+
+def duration_words(seconds: float) -> str:
+    """Return a length of time that is only known roughly."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length or unit == "min":
+            return f"about {max(1, round(seconds / length)):,} {unit}"
+    raise AssertionError("unreachable")
+
+
+def _show_training(
+    console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile, session: Session
+) -> None:
+    last_line, last_totals, is_counted = 0.0, time.monotonic(), False
     num_epochs, unit = peer.run.num_epochs, peer.run.unit
     status.update("training")
     for report in reports:
@@ -116,8 +213,11 @@ def _show_training(console: Console, status: Any, reports: Iterator[Any], peer: 
             f"{report.samples_per_second:.1f} of them here  share averaged {report.share_averaged:.0%}  "
             f"yours {report.num_samples} {unit}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
         )
-        status.update(text)
+        status.update(f"{text}\n  {session.line(report, peer.run)}")
         events.step(report)
         if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
             console.print(text)
             last_line = time.monotonic()
+            if last_line - last_totals > SECONDS_BETWEEN_TOTALS:
+                console.print(session.line(report, peer.run))
+                last_totals = last_line

@@ -1,15 +1,20 @@
 """Running a peer's command in its own process group, with its log on the terminal."""
 
+import contextlib
 import logging
 import os
+import signal
 import sys
-import warnings
+import threading
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from hub_tools.one_line_errors import TRACEBACK_VARIABLE
 from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter, open_console
+from pipelines.command_line.terminal.pause_key import pausing_by_key
+from pipelines.command_line.terminal.peer_names import PeerNames
 from pipelines.training.peer.process_group import (
     START_AGAIN_EXIT_CODE,
     guard_process_group,
@@ -17,43 +22,61 @@ from pipelines.training.peer.process_group import (
     run_as_worker,
 )
 
+logger = logging.getLogger(__name__)
 
-def become_worker() -> Console:
+
+def become_worker(names: PeerNames | None = None, *, pauses: bool = False) -> Console:
     """Continue only in a separate process group; in the process that the user started, wait for that group.
 
-    Returns the terminal, to which the log goes from now on.
+    Returns the terminal, to which the log goes from now on, with these `names` of peers. A worker that `pauses` by
+    SIGUSR1, once it has begun, does so by a key, too.
     """
     if not is_worker():
-        while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
-            pass
+        with pausing_by_key() if pauses else contextlib.nullcontext():
+            while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
+                pass
         raise typer.Exit(code)
+    if pauses:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # would kill a worker that has not begun
+            signal.signal(number, signal.SIG_IGN)
     guard_process_group()
-    # hivemind 1.1.12 compiles its mixture-of-experts layers when it is imported; volunteers need not see that.
-    warnings.filterwarnings("ignore", message="`torch.jit", category=FutureWarning)
-    return _start_logging()
+    return _start_logging(names or PeerNames(), shows_everything=os.environ.get(TRACEBACK_VARIABLE) == "1")
 
 
-def _start_logging() -> Console:
+def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
+    """Send the log to the terminal, of this process and of all that it forks."""
     console = open_console(stderr=True)
+    how = dict(name_peers=names.put_into, shows_tracebacks=shows_everything)
+    handler: logging.Handler
     if console.is_terminal:
-        shown = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[shown], force=True)
+        handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
+        handler.setFormatter(OneLineFormatter("%(message)s", **how))
     else:
-        written = logging.StreamHandler()
-        written.setFormatter(OneLineFormatter())
-        logging.basicConfig(level=logging.WARNING, handlers=[written], force=True)
-        logging.captureWarnings(True)
+        handler = logging.StreamHandler()
+        handler.setFormatter(OneLineFormatter(**how))
         console = LogLines.console()
-    logging.getLogger("pipelines").setLevel(logging.INFO)
-    # Metrics lie in the model's repository, as intended.
-    warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file", category=UserWarning)
-    # Taking over a state advances the schedule without local steps, as intended.
-    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)` before")
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("pipelines").setLevel(logging.DEBUG if shows_everything else logging.INFO)
+    if not shows_everything:
+        _keep_libraries_quiet()
+    return console
+
+
+def _keep_libraries_quiet() -> None:
+    """Let only our own lines through: a peer that vanishes is an everyday event, which they say in one line each."""
+    # Deprecations, and loops and streams of hivemind that end with the process or with a stranger's connection.
+    logging.captureWarnings(True)
+    for name in ("py.warnings", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    threading.excepthook = _say_which_thread_ended
+    sys.unraisablehook = lambda unraisable: logger.debug("%s", unraisable.err_msg, exc_info=unraisable.exc_value)
     if "HIVEMIND_LOGLEVEL" not in os.environ:
-        # Vanishing peers are an everyday event, which we report in one line; hivemind prints a traceback.
         # It sets its level when it is imported, which may be later than this.
         os.environ["HIVEMIND_LOGLEVEL"] = logging.getLevelName(logging.CRITICAL)
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)
-        # Its loops end with the process, in the middle of what they do; asyncio would name each of these tasks.
-        logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith("Task was destroyed"))
-    return console
+
+
+def _say_which_thread_ended(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_type is not SystemExit:
+        name = "a thread" if ended.thread is None else ended.thread.name
+        logger.error("%s has ended by an error.", name, exc_info=ended.exc_value)

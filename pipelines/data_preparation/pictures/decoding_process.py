@@ -80,13 +80,13 @@ def _limit_resources(options: PictureOptions) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # If the machine runs out of memory, this process is what the kernel should take.
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     Image.MAX_IMAGE_PIXELS = None  # the memory limit decides
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 
 def _virtual_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def read_taming_config(yaml_path: str | os.PathLike) -> VQGANConfig:
     """The sizes in a taming model `.yaml`; CodecLoadError if it describes another kind of model."""
     path = Path(yaml_path)
     try:
-        model = yaml.safe_load(path.read_text())["model"]
+        model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
         target = model["target"].rpartition(".")[2]
         parameters = model["params"]
         sizes = parameters["ddconfig"]

@@ -17,7 +17,7 @@ from pipelines.pages.joining import join_view
 from pipelines.pages.joining.command_child import CommandChild, cause_of_end, for_people
 from pipelines.pages.joining.join_settings import JoinSettings
 from pipelines.pages.joining.join_view import JoinView, after_event
-from pipelines.pages.joining.standing import read_standing
+from pipelines.training.metrics.credit.standing import read_standing
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.doctor.check_result import CheckResult
-from pipelines.pages.joining.standing import Standing
+from pipelines.training.metrics.credit.standing import Standing
 
 MOST_SPEEDS = 180
 MOST_LINES = 200

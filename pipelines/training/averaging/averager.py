@@ -223,7 +223,9 @@ class RobustAverager(AnsweringAverager):
             return dict.fromkeys(group_info.peer_ids)
         except BaseException as error:  # also when it is out of time: hivemind then looks for a group again
             if isinstance(error, Exception):
-                logger.exception(error)
+                next_step = "the group tries again" if self._num_attempts_left > 0 else "it was the last one"
+                logger.warning("An attempt to average failed; %s. %r", next_step, error)
+                logger.debug("Where it failed:", exc_info=True)
             raise MatchmakingException(f"A round failed: {error!r}") from error
 
     @asynccontextmanager

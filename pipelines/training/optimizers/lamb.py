@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from pipelines.training.optimizers.block_statistics import initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.gradient_norm import global_norm
+from pipelines.training.optimizers.square_root import root_
 
 CHUNK_ELEMENTS, CHUNK_ELEMENTS_ON_GPU = 2**18, 2**22
 """Elements whose statistics are float32 at the same time, multiples of a block: as few as stay in a processor's cache,
@@ -110,7 +111,7 @@ class Lamb(torch.optim.Optimizer):
         write_statistic(state, "exp_avg", span, mean)
         write_statistic(state, "exp_avg_sq", span, square)
         own = torch.div(mean, 1 - beta1**step, out=direction[span])
-        own.div_((square / (1 - beta2**step)).sqrt_().add_(group["eps"]))
+        own.div_(root_(square / (1 - beta2**step)).add_(group["eps"]))
         if group["weight_decay"]:
             own.add_(parameter[span], alpha=group["weight_decay"])
 

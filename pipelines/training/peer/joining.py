@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 LEAST_PATIENCE_SECONDS = 20.0
 """How long a peer waits for a lease at least before it reads in an order of its own."""
 
+ANONYMOUS = "anonymous"
+"""Who has no token; several people."""
+
 OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
 """Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
 knows all of ours."""
@@ -97,6 +100,7 @@ class Membership:
     """Seed of the order in which this peer reads the data, where nobody leases it."""
 
     lease: LeaseBook | None = None
+    username: str = ANONYMOUS
 
     @property
     def found_new_generation(self) -> bool:
@@ -253,7 +257,7 @@ def enter_run(
         source = peer.synchronise(fetch_checkpoint, parts.show)
         if watch is not None and (watch.is_over or (source != "peers" and not watch.look() and watch.is_over)):
             raise RunFinishedError(finished_message(run))  # while this peer was joining
-        membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease)
+        membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease, username=username)
         if not stop.is_set():
             parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
         yield membership
@@ -294,4 +298,4 @@ def with_devices(compute: ComputeOptions) -> ComputeOptions:
 
 def hub_username() -> str:
     """Return the Hub user's name, or `anonymous` without a token; a refused token is an error."""
-    return whoami()["name"] if get_token() else "anonymous"
+    return whoami()["name"] if get_token() else ANONYMOUS

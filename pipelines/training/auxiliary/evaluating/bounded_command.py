@@ -38,10 +38,12 @@ class BoundedCommand:
         self, command: Sequence[str], *, limit_seconds: float, environment: Mapping[str, str], folder: Path, log: Path
     ) -> None:
         """`folder`: where the command starts; its whole output goes to `log`, which is replaced."""
+        # Python would write what it has printed behind the error that ends it, which is then not the last line.
+        environment = {**environment, "PYTHONUNBUFFERED": "1"}
         keeper = [sys.executable, "-m", __name__, str(limit_seconds), str(os.getpid()), *command]
         with log.open("wb") as output:
             self._keeper = subprocess.Popen(
-                keeper, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder, env=dict(environment),
+                keeper, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder, env=environment,
                 start_new_session=True,
             )  # fmt: skip
         self._log = log

@@ -52,13 +52,13 @@ def daemon_of(process: int) -> int | None:
     return None
 
 
-def traffic_of(process: int) -> dict[int, Traffic]:
-    """Return the traffic of a process's open TCP connections, by inode.
+def traffic_of(*processes: int) -> dict[int, Traffic]:
+    """Return the traffic of the processes' open TCP connections, by inode.
 
     Raises:
-        OSError: this kernel does not tell, or the process has ended.
+        OSError: this kernel does not tell, or a process has ended.
     """
-    own = _socket_inodes(process)
+    own = set[int]().union(*map(_socket_inodes, processes))
     return {inode: traffic for inode, traffic in _all_traffic().items() if inode in own}
 
 

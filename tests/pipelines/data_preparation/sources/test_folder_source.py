@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import unicodedata
 
 import pytest
@@ -11,6 +12,10 @@ from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources import folder_source
 from pipelines.data_preparation.sources.folder_source import FolderSource
+
+needs_utf8_names = pytest.mark.skipif(
+    sys.getfilesystemencoding() != "utf-8", reason="names of files are in another encoding here"
+)
 
 
 def captions_of(folder, **options) -> dict[str, str | None]:
@@ -115,6 +120,7 @@ def test_tables_of_folders_name_pictures_beside_them(tmp_path):
     assert captions_of(tmp_path) == {"test/a.jpg": "tested", "train/a.jpg": "trained"}
 
 
+@needs_utf8_names
 def test_names_are_matched_across_systems(tmp_path):
     """macOS decomposes accents, Windows writes backslashes."""
     write_files(
@@ -175,6 +181,7 @@ def test_tuxpaints_texts_are_captions_with_their_first_line(tmp_path):
     assert outcomes(FolderSource(tmp_path)) == {"several_lines": 1}
 
 
+@needs_utf8_names
 def test_links_pipes_and_locked_files_are_counted_and_wait_for_nobody(tmp_path):
     write_files(tmp_path, {f"{name}.txt": "a caption" for name in ("broken", "pipe", "whole")})
     (tmp_path / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")

@@ -17,7 +17,7 @@ from pipelines.pages.joining.presentation import (
     sparkline,
     state_html,
 )
-from pipelines.pages.joining.standing import Standing, standing_in
+from pipelines.training.metrics.credit.standing import Standing, standing_in
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 FIGURES = dict(epoch=3, loss=2.5, share_averaged=0.98, num_peers=4, num_samples=96, samples_per_second=12.0)
@@ -178,7 +178,7 @@ def test_a_command_that_died_is_explained_by_its_own_last_words(code, lines, cau
 def test_a_users_place_is_read_from_the_published_board():
     rows = [dict(username="bob", samples_all=900), "damaged", dict(username="alice", samples_all=700)]
     summary = dict(leaderboard=rows, num_contributors=250)
-    assert standing_in(summary, "alice") == Standing(place=2, num_contributors=250, samples=700)
+    assert standing_in(summary, "alice") == Standing(place=2, num_contributors=250, samples=700, share=700 / 1600)
     assert standing_in(summary, "carol") is None
     assert standing_in({}, "alice") is None and standing_in(dict(leaderboard="x"), "alice") is None
 
@@ -194,7 +194,7 @@ def test_every_phase_has_words_and_texts_of_strangers_are_never_markup():
             check_problem=EVIL,
             epoch=1,
             checks=(fail(EVIL, EVIL, EVIL, EVIL), ok(EVIL, EVIL)),
-            standing=Standing(place=1, num_contributors=2, samples=3),
+            standing=Standing(place=1, num_contributors=2, samples=3, share=0.6),
         )
         shown = state_html(view, 3600.0) + checks_html(view) + contribution_html(view) + notice_html(EVIL)
         assert "<img" not in shown and "&lt;img" in shown

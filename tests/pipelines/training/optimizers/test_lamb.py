@@ -1,5 +1,6 @@
 """LAMB against the paper's formula written out here, in float32 and with 8-bit statistics."""
 
+import math
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from pipelines.training.optimizers.block_statistics import initial_state, read_s
 from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
+from pipelines.training.optimizers.square_root import root_
 from pipelines.training.run import sections
 
 SETTINGS = dict(lr=0.02, betas=(0.9, 0.96), eps=1e-6)
@@ -118,6 +120,12 @@ def test_a_step_leaves_the_number_of_threads_as_it_was():
     thread.start()
     thread.join()
     assert (torch.get_num_threads(), seen) == (number, [number])
+
+
+def test_a_root_is_the_nearest_float32_on_every_processor():
+    values = torch.cat([made_up((6144,), 0).abs(), torch.tensor([0.0, 1e-45, 3e38])])
+    expected = torch.tensor([math.sqrt(value) for value in values.tolist()], dtype=torch.float64).float()
+    assert torch.equal(root_(values), expected)
 
 
 def test_a_weight_of_zero_norm_is_moved_with_a_trust_ratio_of_one():

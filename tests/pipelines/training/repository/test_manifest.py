@@ -162,7 +162,7 @@ def test_a_checkpoint_of_an_older_generation_is_what_a_rollback_leaves(key, chec
 
 
 def test_a_revoked_keys_manifest_counts_only_if_the_organiser_has_kept_it(key, checkpoint):
-    text = (checkpoint / MANIFEST).read_text()
+    text = (checkpoint / MANIFEST).read_text(encoding="utf-8")
     listed = KeyList(serial=1).adding(key.public, ["publisher"], now=100)
     assert verify_checkpoint(checkpoint, listed, RUN).epoch == 12
     revoked = listed.revoking(key.public, now=200)

@@ -184,7 +184,11 @@ def test_a_checkpoint_is_used_with_transformers_alone(open_task, tmp_path, kind,
     task.save(tmp_path, task.new_model())
     assert (tmp_path / "model.safetensors").exists() and not list(tmp_path.glob("*.py"))
     done = subprocess.run(
-        [sys.executable, "-c", USE, kind, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-X", "utf8", "-c", USE, kind, str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0 and expected in done.stdout, done.stderr
 

@@ -23,6 +23,9 @@ class Standing:
     samples: int
     """Samples credited to the user since the run's start, from all machines."""
 
+    share: float
+    """Of what is credited to all who are on the board, in [0, 1]."""
+
 
 def standing_in(summary: Mapping[str, Any], username: str) -> Standing | None:
     """Return the user's standing in a run's published summary; None for a user who is not on the board."""
@@ -31,7 +34,9 @@ def standing_in(summary: Mapping[str, Any], username: str) -> Standing | None:
     for place, row in enumerate(rows, start=1):
         if row.get("username") == username:
             contributors = max(len(rows), int(summary.get("num_contributors") or 0))
-            return Standing(place=place, num_contributors=contributors, samples=int(row.get("samples_all") or 0))
+            samples = [max(0, int(other.get("samples_all") or 0)) for other in rows]
+            own = samples[place - 1]
+            return Standing(place=place, num_contributors=contributors, samples=own, share=own / max(1, sum(samples)))
     return None
 
 
