@@ -24,6 +24,7 @@ TASKS = "pipelines.training.tasks"
 BLOCKS = ("pipelines.image_codes.dataset_shards", "pipelines.image_codes.shard_blocks")
 STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
+PROCESSES = "pipelines.process_table"
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -36,6 +37,7 @@ MAY_IMPORT = {
     "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol"),
     DEVICES: (),
     PROGRESS: (),
+    PROCESSES: (),
     CODES: (HUB,),
     ADMISSION: (HUB,),
     SWARM: (ADMISSION,),
@@ -106,8 +108,11 @@ MAY_IMPORT = {
         CODES,
     ),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
-    "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
-    "pipelines.chaos.faults": ("pipelines.chaos.attacks", AVERAGING, SWARM_OPTIMIZER),
+    "pipelines.demo": (
+        *("pipelines.data_preparation", "pipelines.generation", "pipelines.training"),
+        *(PROCESSES, CODES, *LIBRARIES),
+    ),
+    "pipelines.chaos.faults": ("pipelines.chaos.attacks", PROCESSES, AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (
         "pipelines.demo",
         "pipelines.data_preparation",
@@ -116,6 +121,7 @@ MAY_IMPORT = {
         "pipelines.generation",
         ADMISSION,
         SWARM,
+        PROCESSES,
         CODES,
         *LIBRARIES,
     ),
