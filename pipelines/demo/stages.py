@@ -124,6 +124,7 @@ class Stages:
         keep_output: bool = False,
     ) -> Program:
         """Start any program in the same way, in a folder and with extra environment variables."""
+        self.logs.mkdir(parents=True, exist_ok=True)
         with self._log(log_name).open("a", encoding="utf-8") as log:
             return start_program(
                 command,
@@ -150,7 +151,6 @@ class Stages:
         return self.output / LOGS_FOLDER
 
     def _log(self, name: str) -> Path:
-        self.logs.mkdir(parents=True, exist_ok=True)
         return self.logs / f"{name}.log"
 
 

@@ -109,6 +109,8 @@ class Training:
         Raises:
             StageError: there is nothing to wait for.
         """
+        if not self._plan.work.is_dir():
+            raise StageError(f"{self._plan.output} was removed while the demo ran in it. Start it again.")
         failed = [peer for peer in self._peers if peer.has_failed(now)]  # before the last that they say is read
         for peer in self._peers:
             if peer.hear(now):

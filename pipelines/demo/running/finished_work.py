@@ -62,7 +62,9 @@ class FinishedWork:
         self.save()
 
     def save(self) -> None:
-        """Write the file."""
+        """Write the file, unless somebody has removed the demo's folder."""
+        if not self._folder.is_dir():
+            return
         pieces = {name: asdict(piece) for name, piece in self._pieces.items()}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_text_whole(self._file, json.dumps(dict(pieces=pieces, seconds=self.seconds), indent=1) + "\n")

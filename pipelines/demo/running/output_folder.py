@@ -19,8 +19,8 @@ from pipelines.training.run.versions import package_version
 MARKER_FILE = ".dalle-collab-demo"
 LOCK_FILE = ".dalle-collab-demo.lock"
 SECONDS_FOR_LEFTOVERS = 15.0
-GIGABYTES_NEEDED = 1.0
-"""A demo takes 0.3 GB, most of it pages and pictures; the rest is for copies that are being made."""
+GIGABYTES_NEEDED = 0.5
+"""What pictures, codes, pages and checkpoints of a demo take, and the copies that are being made."""
 
 
 @contextlib.contextmanager
@@ -120,6 +120,6 @@ def _check_space(folder: Path) -> None:
     gigabytes = shutil.disk_usage(folder).free / 1e9
     if gigabytes < GIGABYTES_NEEDED:
         raise ValueError(
-            f"The disk of {folder} has {gigabytes:.1f} GB free, a demo needs {GIGABYTES_NEEDED:.0f}. Free some, or "
+            f"The disk of {folder} has {gigabytes:.1f} GB free, a demo needs {GIGABYTES_NEEDED:g}. Free some, or "
             "choose a folder on another disk: --output NAME"
         )

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 import signal
 import time
 
@@ -137,6 +138,14 @@ def test_a_hub_that_dies_is_started_again_at_its_address(tmp_path, hub):
         hub.kill()
         scene.look_until(scene.told_so("The demo's Hub has ended: it is started again."))
     assert hub.endpoint == endpoint
+
+
+def test_a_folder_that_somebody_removes_ends_the_demo_in_a_line(tmp_path, hub):
+    scene = Scene(tmp_path, hub)
+    with pytest.raises(StageError, match="was removed while the demo ran in it"), scene.running():
+        scene.look_until(lambda: scene.training._auxiliary.epoch == 0)
+        shutil.rmtree(tmp_path / "work")
+        scene.training.look(time.monotonic())
 
 
 def test_an_event_shows_the_epoch_that_a_peer_has_come_to():

@@ -92,7 +92,7 @@ def test_a_file_and_a_place_that_cannot_be_written_to_are_refused_in_a_line(tmp_
 def test_a_full_disk_is_said_before_anything_begins(tmp_path, lines, monkeypatch):
     monkeypatch.setattr(output_folder, "GIGABYTES_NEEDED", 1e9)
     with (
-        pytest.raises(ValueError, match=r"GB free, a demo needs 1000000000\. Free some"),
+        pytest.raises(ValueError, match=r"GB free, a demo needs 1e\+09\. Free some"),
         demo_folder(tmp_path, {}, lines),
     ):
         pass
