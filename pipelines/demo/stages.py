@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -98,7 +99,7 @@ class Stages:
         log = self._log(log_name)
         length = log.stat().st_size if log.exists() else 0
         program = self.start(*command, token=token, log_name=log_name, keep_output=True)
-        self.lines.tell(lambda: last_line(log, length, otherwise=""))
+        self.lines.tell(lambda: progress_in(last_line(log, length)))
         try:
             output, _ = program.process.communicate()
         except BaseException:
@@ -155,10 +156,18 @@ class Stages:
 
 
 MOST_BYTES_OF_A_LINE = 4096
+PROGRESS = re.compile(r"[\w ]+: [\d,]+( of [\d,]+)? .*")
+"""A line of `stage_progress` in a log."""
 
 
-def last_line(log: Path, since: int = 0, *, otherwise: str = "it printed nothing") -> str:
-    """Return the last line that a program logged behind the first bytes; `otherwise` if there is none."""
+def progress_in(line: str) -> str:
+    """Return a logged line if it says how far a command is, else nothing."""
+    return line if PROGRESS.fullmatch(line) else ""
+
+
+def last_line(log: Path, since: int = 0) -> str:
+    """Return the last line that a program logged behind the first bytes."""
+    otherwise = "it printed nothing"
     if not log.exists():
         return otherwise
     with log.open("rb") as file:

@@ -26,7 +26,7 @@ from pipelines.demo.scenes.scene_judge import exact_match
 from pipelines.demo.scenes.scenes import held_out_scenes
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
-from pipelines.demo.stages import StageError, Stages
+from pipelines.demo.stages import StageError, Stages, progress_in
 from pipelines.demo.summary import mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
@@ -207,6 +207,13 @@ def test_work_that_goes_on_with_what_is_left_finds_it(tmp_path):
     assert stages.once(
         "preparation", "Encoding", (tmp_path / "dataset").exists, outputs=[tmp_path / "dataset"], continues=True
     )
+
+
+def test_only_a_line_that_says_how_far_a_command_is_is_told():
+    for line in ("sampling: 30 of 1,920 image codes", "drawing: 1,200 pictures", "ranking: 1 of 30 prompts"):
+        assert progress_in(line) == line
+    for line in ("warnings.warn(", "/lib/a.py:3: FutureWarning: 3 of them", "it printed nothing", ""):
+        assert progress_in(line) == ""
 
 
 def test_the_seconds_of_an_interrupted_stage_count(tmp_path):
