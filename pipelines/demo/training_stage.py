@@ -7,6 +7,7 @@ advance, it is waited.
 import contextlib
 import json
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from pipelines.demo.running.peers import Peer
 from pipelines.demo.running.programs import Program, stop_all
 from pipelines.demo.stages import StageError, Stages
 
-FIRST_PEER_PORT = 8401
+FIRST_PEER_PORT, NUM_PEER_PORTS = 20_000, 10_000
+"""The auxiliary peer's port is one of these, by its folder: demos side by side do not take each other's."""
+
 LOOPBACK = "/ip4/127.0.0.1/tcp"
 SECONDS_TO_START = "300"
 """Of the libp2p daemon: on a machine with other work it may take a minute."""
@@ -75,6 +78,8 @@ class Training:
         """Since when there has been no trainer."""
 
         self._next_look_at_hub = 0.0
+        self._port = 0
+        """The auxiliary peer's."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -210,13 +215,19 @@ class Training:
         return f"Logs are in {self._stages.logs}. The same command goes on from the newest checkpoint."
 
     def _start_auxiliary(self) -> Program:
-        # The same identity and, if it can, the same port: trainers find it again when it is started anew.
-        (port,) = take_ports(FIRST_PEER_PORT, 1)
-        self._plan.auxiliary_folder.mkdir(parents=True, exist_ok=True)
+        # The same identity and, if it is free, the same port: trainers find it again when it is started anew.
+        folder = self._plan.auxiliary_folder
+        (port,) = take_ports(FIRST_PEER_PORT + zlib.crc32(str(folder).encode()) % NUM_PEER_PORTS, 1)
+        if port != self._port:
+            stop_all([trainer.program for trainer in self._trainers if trainer.program is not None])
+            for trainer in self._trainers:
+                trainer.program = None  # to be started where it is found
+        self._port = port
+        folder.mkdir(parents=True, exist_ok=True)
         return self._stages.start(
             "dalle-collab", "run", "assist", self._plan.repository(), "--host", f"{LOOPBACK}/{port}",
-            "--identity-file", str(self._plan.auxiliary_folder / "identity.key"),
-            "--state-folder", str(self._plan.auxiliary_folder), "--organiser-key", str(self._plan.organiser_key),
+            "--identity-file", str(folder / "identity.key"),
+            "--state-folder", str(folder), "--organiser-key", str(self._plan.organiser_key),
             "--startup-timeout", SECONDS_TO_START, "--events", str(self._plan.work / "auxiliary.jsonl"),
             token=self._accounts.organiser, log_name="auxiliary",
         )  # fmt: skip
