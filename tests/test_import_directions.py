@@ -25,6 +25,7 @@ BLOCKS = ("pipelines.image_codes.dataset_shards", "pipelines.image_codes.shard_b
 STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
 DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
 CHILDREN, TIME = "pipelines.child_watch", "pipelines.swarm_time"
+PROCESSES = "pipelines.process_table"
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     PROGRESS: (),
     CHILDREN: (),
     TIME: (),
+    PROCESSES: (),
     CODES: (HUB,),
     ADMISSION: (CHILDREN, HUB),
     SWARM: (ADMISSION, CHILDREN, TIME),
@@ -123,8 +125,11 @@ MAY_IMPORT = {
         CODES,
     ),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
-    "pipelines.demo": ("pipelines.data_preparation", "pipelines.generation", "pipelines.training", CODES, *LIBRARIES),
-    "pipelines.chaos.faults": ("pipelines.chaos.attacks", AVERAGING, SWARM_OPTIMIZER),
+    "pipelines.demo": (
+        *("pipelines.data_preparation", "pipelines.generation", "pipelines.training"),
+        *(PROCESSES, CODES, *LIBRARIES),
+    ),
+    "pipelines.chaos.faults": ("pipelines.chaos.attacks", PROCESSES, AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (
         "pipelines.demo",
         "pipelines.data_preparation",
@@ -133,6 +138,7 @@ MAY_IMPORT = {
         "pipelines.generation",
         ADMISSION,
         SWARM,
+        PROCESSES,
         CODES,
         *LIBRARIES,
     ),

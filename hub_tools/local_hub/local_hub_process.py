@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
 from .protocol.hub_error import HubError
-from .store.accounts import create_organization, create_token, create_user, set_member
+from .store.accounts import create_organization, create_token, create_user, namespace_kind, set_member
 from .store.storage import HubStorage
 
 STOP_SECONDS = 5
@@ -31,6 +31,10 @@ def client_environment(endpoint: str) -> dict[str, str]:
     }
 
 
+class HubStartError(RuntimeError):
+    """The embedded Hub did not start; the message has the last line of its log."""
+
+
 class LocalHub:
     """Serves the Hub in `root` from another process, which ends with the `with` block and with its parent.
 
@@ -38,7 +42,16 @@ class LocalHub:
     A token is returned once and not stored.
     """
 
-    def __init__(self, root: Path | str, *, port: int = 0, part_mebibytes: int = 256) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        port: int = 0,
+        part_mebibytes: int = 256,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`environment` has variables of the server's process besides this one's."""
+        self._environment = environment
         self.root = Path(root).resolve()
         self.port = port
         self.part_mebibytes = part_mebibytes
@@ -55,19 +68,23 @@ class LocalHub:
         self.stop()
 
     def start(self) -> None:
-        """Start the server, and wait until it accepts connections. A second start uses the same port again."""
+        """Start the server, and wait until it accepts connections. A second start uses the same port again.
+
+        Raises:
+            HubStartError: it ended instead, such as where another one serves this folder.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / "server.log").open("a") as log:
             self.process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, **self._environment},
             )  # fmt: skip
         assert self.process.stdout is not None
         self.endpoint = self.process.stdout.readline().strip()
         if not self.endpoint:
             self.kill()
             log_lines = (self.root / "server.log").read_text().strip().splitlines() or ["nothing"]
-            raise RuntimeError(f"The embedded Hub did not start. Its last log line: {log_lines[-1]}")
+            raise HubStartError(f"The embedded Hub did not start. Its last log line: {log_lines[-1]}")
         self.port = int(self.endpoint.rsplit(":", 1)[1])
 
     def stop(self) -> None:
@@ -96,6 +113,15 @@ class LocalHub:
     def create_token(self, user: str, *, role: str = "write", name: str = "extra") -> str:
         """Return another token for a user, with role "read" or "write"."""
         return self._change(lambda connection: create_token(connection, user, role=role, name=name))
+
+    def token_of(self, user: str) -> str:
+        """Return a fresh token of a user, who is created if missing."""
+
+        def create(connection: sqlite3.Connection) -> str:
+            make = create_user if namespace_kind(connection, user) is None else create_token
+            return make(connection, user)
+
+        return self._change(create)
 
     def create_organization(self, name: str, members: Mapping[str, str] | None = None) -> None:
         """Create an organization with members, given as `{"alice": "admin"}` with roles read, write and admin."""

@@ -19,7 +19,10 @@ from pipelines.chaos.chaotic_peer import (
     events_file,
     settings_file,
 )
-from pipelines.chaos.faults.process_table import (
+from pipelines.chaos.fork_server import ForkServer
+from pipelines.demo.running.event_files import read_events
+from pipelines.demo.stages import last_line
+from pipelines.process_table import (
     group_members,
     is_running,
     memory_of,
@@ -27,8 +30,6 @@ from pipelines.chaos.faults.process_table import (
     processes_with_variable,
     signal_processes,
 )
-from pipelines.chaos.fork_server import ForkServer
-from pipelines.demo.stages import last_line
 
 MARKER_VARIABLE = "DALLE_COLLAB_CHAOS"
 """All processes of a chaos run inherit this variable, which identifies them when they have lost their parent."""
@@ -123,17 +124,6 @@ class Trainer:
 
     def _guards(self) -> set[int]:
         return {event["guard"] for event in self.events() if event["event"] == "started"}
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of an event file; one that was cut off by a full disk is none."""
-    if not path.exists():
-        return []
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
-            events += [json.loads(line)] if line.endswith("\n") else []
-    return events
 
 
 def left_behind(mark: str) -> list[int]:

@@ -19,8 +19,8 @@ from pipelines.chaos.chaotic_peer import Control, parameters_file
 from pipelines.chaos.fault_injection import SLOW_LINK, FaultInjection
 from pipelines.chaos.faults.fault_script import Fault, script_text
 from pipelines.chaos.faults.link_proxy import LinkLimits
-from pipelines.chaos.faults.process_table import processor_ticks
 from pipelines.demo.stages import StageError
+from pipelines.process_table import processor_ticks
 
 MARKER_FILE = ".dalle-collab-chaos"
 NUM_WARMUP_EPOCHS = 2

@@ -25,11 +25,11 @@ from pipelines.chaos.chaos_processes import (
 )
 from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control, events_file, settings_file
 from pipelines.chaos.faults.link_proxy import LinkProxy, PortOwners
-from pipelines.chaos.faults.process_table import group_members, is_running, signal_processes
 from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.serving.scene import ServingScene
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.demo.stages import StageError, last_line
+from pipelines.process_table import group_members, is_running, signal_processes
 from pipelines.training.peer.process_group import WORKER_VARIABLE
 
 ORGANISATION = "chaos"

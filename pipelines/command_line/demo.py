@@ -1,48 +1,93 @@
 """`dalle-collab demo`: the whole system, small, on one machine; its data and its judges."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hub_tools.counted import counted
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 OutputOption = Annotated[Path, typer.Option("--output", help="Folder to write to; created if missing.")]
+ResumedOutputOption = Annotated[
+    Path, typer.Option("--output", help="Folder to write to; a demo that is begun there goes on.")
+]
+ShortOption = Annotated[bool, typer.Option("--short", help="Within minutes, for a look at it: what it learns is poor.")]
+
+
+@contextlib.contextmanager
+def _demo() -> "Iterator[Console]":
+    """Yield where a demo prints; on a signal that ends it, it ends what it has started."""
+    import signal
+
+    from pipelines.command_line.terminal.consoles import open_console
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    # A shell that starts a program in the background lets it ignore Ctrl-C; nohup lets it ignore a hang-up, on purpose.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    console = open_console()
+    console.print("The demo is starting.")
+    try:
+        yield console
+    except KeyboardInterrupt:
+        console.print("Stopped; nothing of it runs any more. The same command goes on where it was.")
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _loading(console: "Console") -> contextlib.AbstractContextManager[None]:
+    """Say that libraries are being loaded: on a busy machine that takes a minute."""
+    from pipelines.demo.running.progress_lines import ProgressLines
+
+    return ProgressLines(console).doing("Loading libraries")
 
 
 @app.command("run")
 def run_demo(
-    output: OutputOption = Path("demo-output"),
-    num_pictures: Annotated[int, typer.Option(help="How many scenes to draw.")] = 16_000,
+    output: ResumedOutputOption = Path("demo-output"),
+    num_pictures: Annotated[int | None, typer.Option(help="How many scenes to draw; default: 16000.")] = None,
+    short: ShortOption = False,
 ) -> None:
     """Run the whole system on this machine: scenes, codes, a Hub, two peers and an auxiliary one, pictures, a score.
 
     It trains from random weights with the public commands and takes about a quarter of an hour on two cores. Five pages
     show the run while it trains and, on a terminal, afterwards until Ctrl-C. Look at OUTPUT/grid.png and
-    OUTPUT/summary.html too.
+    OUTPUT/summary.html too. Interrupted by whatever, the same command goes on where it was.
 
     \b
     Examples:
       dalle-collab demo run
       dalle-collab demo run --output my-demo --num-pictures 8000
+      dalle-collab demo run --output short-demo --short
     """
-    from rich.console import Console
+    with _demo() as console:
+        with _loading(console):
+            from pipelines.demo.running_spaces import look_around
+            from pipelines.demo.scenes_demo import run_scenes_demo
+            from pipelines.demo.summary import show_end
 
-    from pipelines.demo.running_spaces import look_around
-    from pipelines.demo.scenes_demo import run_scenes_demo
-    from pipelines.demo.summary import show_end
-
-    console = Console(stderr=True)
-    show_end(run_scenes_demo(output, console, num_pictures=num_pictures), output, "demo/scenes", console)
-    if console.is_terminal:
-        look_around(output, console)
+        summary = run_scenes_demo(output, console, num_pictures=num_pictures, is_short=short)
+        show_end(summary, output, "demo/scenes", console)
+        if console.is_terminal:
+            look_around(output, console)
 
 
 @app.command("emoji")
 def run_emoji(
-    output: OutputOption = Path("demo-emoji-output"),
+    output: ResumedOutputOption = Path("demo-emoji-output"),
     source: Annotated[Path | None, typer.Option(help="Folder of `demo emoji-fetch`; default: fetch it.")] = None,
 ) -> None:
     """Run the whole system on emoji in four styles and judge what it draws that it was never trained on.
@@ -56,24 +101,23 @@ def run_emoji(
       dalle-collab demo emoji
       dalle-collab demo emoji --source emoji-source --output my-emoji
     """
-    from rich.console import Console
+    with _demo() as console:
+        with _loading(console):
+            from pipelines.demo.emoji.emoji_demo import run_emoji_demo, show_judgements
+            from pipelines.demo.running_spaces import look_around
+            from pipelines.demo.summary import show_end
 
-    from pipelines.demo.emoji.emoji_demo import run_emoji_demo, show_judgements
-    from pipelines.demo.running_spaces import look_around
-    from pipelines.demo.summary import show_end
-
-    console = Console(stderr=True)
-    result = run_emoji_demo(output, console, source=source)
-    show_end(result.summary, output, "demo/emoji", console)
-    show_judgements(result, output, console)
-    if console.is_terminal:
-        look_around(output, console)
+        result = run_emoji_demo(output, console, source=source)
+        show_end(result.summary, output, "demo/emoji", console)
+        show_judgements(result, output, console)
+        if console.is_terminal:
+            look_around(output, console)
 
 
 @app.command("photographs")
 def run_photographs(
     source: Annotated[Path, typer.Option(help="Folder of pictures, each NAME.png or NAME.jpg with a NAME.txt.")],
-    output: OutputOption = Path("demo-photographs-output"),
+    output: ResumedOutputOption = Path("demo-photographs-output"),
 ) -> None:
     """Run the whole system on a folder of your own pictures with text files, with a codec and a CLIP trained for them.
 
@@ -83,17 +127,16 @@ def run_photographs(
     Examples:
       dalle-collab demo photographs --source /usr/share/tuxpaint/stamps
     """
-    from rich.console import Console
+    with _demo() as console:
+        with _loading(console):
+            from pipelines.demo.photographs_demo import run_photographs_demo
+            from pipelines.demo.summary import show_end
 
-    from pipelines.demo.photographs_demo import run_photographs_demo
-    from pipelines.demo.summary import show_end
-
-    console = Console(stderr=True)
-    show_end(run_photographs_demo(source, output, console), output, "demo/photographs", console)
+        show_end(run_photographs_demo(source, output, console), output, "demo/photographs", console)
 
 
 @app.command("language")
-def run_language(output: OutputOption = Path("demo-language-output")) -> None:
+def run_language(output: ResumedOutputOption = Path("demo-language-output"), short: ShortOption = False) -> None:
     """Train a small language model on real text on this machine, with two peers, and compare it with n-grams.
 
     The text is the documentation of Python's standard library, which every machine has. It takes about a quarter of
@@ -104,12 +147,12 @@ def run_language(output: OutputOption = Path("demo-language-output")) -> None:
       dalle-collab demo language
       dalle-collab demo language --output my-language
     """
-    from rich.console import Console
+    with _demo() as console:
+        with _loading(console):
+            from pipelines.demo.language import language_demo
 
-    from pipelines.demo.language.language_demo import run_language_demo, show_language_end
-
-    console = Console(stderr=True)
-    show_language_end(run_language_demo(output, console), output, console)
+        settings = language_demo.SHORT_SETTINGS if short else language_demo.RUN_SETTINGS
+        language_demo.show_language_end(language_demo.run_language_demo(output, console, settings), output, console)
 
 
 @app.command()
@@ -167,11 +210,11 @@ def spaces(
       dalle-collab demo spaces
       dalle-collab demo spaces --output my-demo
     """
-    from rich.console import Console
+    with _demo() as console:
+        with _loading(console):
+            from pipelines.demo.running_spaces import look_around
 
-    from pipelines.demo.running_spaces import look_around
-
-    look_around(output, Console(stderr=True))
+        look_around(output, console)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """A codec and a CLIP trained for a demo's pictures, where none are shipped for them."""
 
 from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.running.finished_work import digest_of
 from pipelines.demo.stages import Stages
 
 
@@ -11,14 +12,20 @@ def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_steps: int, cl
         StageError: a command failed.
     """
     pictures = str(plan.pictures_to_train_on)
-    with stages.stage("codec_training", "Training a codec for these pictures"):
-        stages.run(
+    stages.once(
+        "codec_training", "Training a codec for these pictures",
+        lambda: stages.run(
             "dalle-collab", "codec", "train", pictures, "--output", str(plan.codec_folder),
             "--steps", str(codec_steps), log_name="codec",
-        )  # fmt: skip
-    with stages.stage("clip_training", "Training a CLIP for these pictures"):
-        stages.run(
+        ),
+        outputs=[plan.codec_folder],
+    )  # fmt: skip
+    stages.once(
+        "clip_training", "Training a CLIP for these pictures",
+        lambda: stages.run(
             "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder), "--steps", str(clip_steps),
             "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder),
             "--caption-lines", plan.caption_lines, log_name="clip",
-        )  # fmt: skip
+        ),
+        inputs=digest_of(plan.codec_folder), outputs=[plan.clip_folder],
+    )  # fmt: skip

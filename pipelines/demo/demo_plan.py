@@ -1,7 +1,7 @@
 """What differs between the demos, and their participants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,33 @@ class DemoPlan:
     dataset_credits: str = ""
     """Who made the pictures, for the dataset's card."""
 
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """What the pictures are made of, such as how many there are to be."""
+
     opens_spaces: bool = False
     """Whether the run's five pages are open from the start of training to the last picture."""
+
+    @property
+    def ingredients(self) -> dict[str, Any]:
+        """All that decides what comes out, without the places of files: a demo with others begins anew."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        mappings = {**values.pop("run_settings"), **values.pop("source")}
+        return {**{name: value for name, value in values.items() if not isinstance(value, Path)}, **mappings}
 
     @property
     def work(self) -> Path:
         """Folder for files that commands pass to each other."""
         return self.output / "work"
+
+    @property
+    def organiser_key(self) -> Path:
+        """The organiser's key. By default it lies by the Hub's address, whose port is another in each call."""
+        return (self.work / "keys" / "organiser.pem").resolve()
+
+    @property
+    def auxiliary_folder(self) -> Path:
+        """The auxiliary peer's folder: with its key, and checkpoints that wait for the Hub."""
+        return (self.work / "auxiliary").resolve()
 
     @property
     def pictures_to_train_on(self) -> Path:

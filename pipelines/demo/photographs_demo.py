@@ -12,6 +12,7 @@ from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.folder_source import FolderSource
 from pipelines.demo.codec_and_clip import train_codec_and_clip
 from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.running.progress_lines import ProgressLines
 from pipelines.demo.summary import DemoSummary, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
@@ -41,7 +42,7 @@ RUN_SETTINGS: dict[str, Any] = dict(
 
 
 def run_photographs_demo(source: Path, output: Path, console: Console) -> DemoSummary:
-    """Run the demo into an empty folder, on a folder of `NAME.png` with `NAME.txt`; return its figures.
+    """Run the demo, or the rest of an interrupted one, on a folder of `NAME.png` with `NAME.txt`; return its figures.
 
     The grid shows captions that were trained on: with one picture for most of them, memory is what there is to see.
 
@@ -49,7 +50,8 @@ def run_photographs_demo(source: Path, output: Path, console: Console) -> DemoSu
         FileNotFoundError, ValueError: there is no such folder, or nothing in it can be read.
     """
     work = output / "work"
-    captions = captions_to_draw(source)
+    with ProgressLines(console).doing("Reading the captions"):
+        captions, pictures = captions_to_draw(source), FolderSource(source)
     plan = DemoPlan(
         name="photographs",
         output=output,
@@ -60,14 +62,15 @@ def run_photographs_demo(source: Path, output: Path, console: Console) -> DemoSu
         run_settings=RUN_SETTINGS,
         vocabulary_size=1024,
         num_captions_in_grid=NUM_CAPTIONS,
+        source=dict(source=str(source.resolve()), num_pictures=pictures.num_pictures, picture_bytes=pictures.num_bytes),
     )
     result = run_whole_line(
         plan,
-        lambda stages, _: train_codec_and_clip(stages, plan, codec_steps=600, clip_steps=300),
+        lambda *_: None,
         lambda: captions,
         console,
+        train_models=lambda stages: train_codec_and_clip(stages, plan, codec_steps=600, clip_steps=300),
     )
-    pictures = FolderSource(source)
     summary = summarise_demo(result, picture_bytes=pictures.num_bytes / pictures.num_pictures)
     write_summary(
         output,

@@ -3,9 +3,8 @@
 import contextlib
 import json
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,11 @@ from hub_tools.local_hub import LocalHub
 from hub_tools.publishing.space_bundling import bundle_space
 from hub_tools.publishing.space_publishing import settings_of_spaces
 from pipelines.demo.free_ports import take_ports
-from pipelines.demo.stages import Stages, stop_group
+from pipelines.demo.running.finished_work import remove
+from pipelines.demo.running.output_folder import sole_demo
+from pipelines.demo.running.programs import VARIABLE, Program, mark_of_all, stop_all
+from pipelines.demo.running.progress_lines import ProgressLines
+from pipelines.demo.stages import Stages
 
 SPACES_FOLDER = "spaces"
 SPACES_FILE = "spaces.json"
@@ -57,7 +60,7 @@ class RunningSpaces:
 
     def __init__(self, plan: SpacesPlan, stages: Stages) -> None:
         self._plan, self._stages = plan, stages
-        self._processes: list[subprocess.Popen[str]] = []
+        self._programs: dict[str, Program] = {}
         self.addresses: dict[str, str] = {}
 
     def __enter__(self) -> "RunningSpaces":
@@ -74,10 +77,14 @@ class RunningSpaces:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self._processes:
-            stop_group(process)
+        for name, program in self._programs.items():
+            if program.exit_code is not None:
+                words = self._stages.last_words(f"space-{name}")
+                self._stages.lines.say(f"The page {name} ended with exit code {program.exit_code}: {words}")
+        stop_all(list(self._programs.values()))
 
     def _start(self, name: str, port: int) -> None:
+        remove(self._plan.folder / name)  # a bundle that an earlier demo was killed in the middle of is none
         bundle, settings = self._plan.folder / name, settings_of_spaces(self._plan.run, self.addresses)[name]
         if name == "landing_page":
             bundle_space(name, bundle, dict(settings, hub=self._plan.endpoint))
@@ -91,10 +98,8 @@ class RunningSpaces:
         if name == "text_to_image_demo" and self._plan.examples:
             environment["EXAMPLES"] = self._plan.examples
         token = self._plan.token if name == "join_training" else ""
-        self._processes.append(
-            self._stages.start_program(
-                command, folder=bundle, environment=environment, token=token, log_name=f"space-{name}"
-            )
+        self._programs[name] = self._stages.start_program(
+            command, folder=bundle, environment=environment, token=token, log_name=f"space-{name}"
         )
 
 
@@ -119,10 +124,11 @@ def look_around(output: Path, console: Console) -> None:
     if not file.exists():
         raise ValueError(f"{output} has no demo with pages. Run one first: dalle-collab demo run --output {output}")
     values = json.loads(file.read_text(encoding="utf-8"))
-    with LocalHub(output / "hub") as hub:
-        stages = Stages(output / "logs", hub.environment(), console)
+    lines = ProgressLines(console)
+    with sole_demo(output, lines), demo_hub(output, lines) as hub:
+        stages = Stages(output, hub.environment(), console)
         plan = SpacesPlan(
-            run=values["run"], folder=file.parent, endpoint=hub.endpoint, token=hub.create_token(VISITOR),
+            run=values["run"], folder=file.parent, endpoint=hub.endpoint, token=hub.token_of(VISITOR),
             examples=values["examples"],
         )  # fmt: skip
         with RunningSpaces(plan, stages) as running:
@@ -131,3 +137,15 @@ def look_around(output: Path, console: Console) -> None:
                 console.print(f"  {line}", highlight=False)
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
+
+
+@contextlib.contextmanager
+def demo_hub(output: Path, lines: ProgressLines) -> Iterator[LocalHub]:
+    """Serve the Hub in a demo's folder for the length of the block."""
+    hub = LocalHub(output / "hub", environment={VARIABLE: f"{mark_of_all(output)}hub"})
+    with lines.doing("Starting the demo's Hub"):
+        hub.start()
+    try:
+        yield hub
+    finally:
+        hub.stop()

@@ -8,6 +8,7 @@ from PIL import Image
 from rich.console import Console
 
 from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.running.progress_lines import ProgressLines
 from pipelines.demo.scenes.caption_judge import held_out_scene_captions, score_drawings
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import Stages
@@ -40,14 +41,29 @@ RUN_SETTINGS: dict[str, Any] = dict(
 """Everything that makes this run smaller than the paper's."""
 
 
-def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_PICTURES) -> DemoSummary:
-    """Run the demo into an empty folder; return its figures, which are also in `summary.json`."""
+SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4)
+SHORT_NUM_PICTURES = 1_000
+"""What the short version trains on, for a look at the whole within minutes: its pictures are poor."""
+
+
+def run_scenes_demo(
+    output: Path, console: Console, *, num_pictures: int | None = None, is_short: bool = False
+) -> DemoSummary:
+    """Run the demo, or the rest of an interrupted one; return its figures, which are also in `summary.json`.
+
+    Raises:
+        StageError: a command failed; the next call goes on with what is finished.
+        ValueError: the folder cannot be used for this; the message says why.
+    """
+    num_pictures = num_pictures or (SHORT_NUM_PICTURES if is_short else NUM_PICTURES)
     plan = DemoPlan(
         name="scenes",
         output=output,
         codec_folder=PRETRAINED_CODEC,
         clip_folder=PRETRAINED_CLIP,
-        run_settings=RUN_SETTINGS,
+        run_settings=SHORT_SETTINGS if is_short else RUN_SETTINGS,
+        num_candidates=4 if is_short else 16,
+        source=dict(num_pictures=num_pictures),
         opens_spaces=True,
     )
 
@@ -57,20 +73,21 @@ def run_scenes_demo(output: Path, console: Console, *, num_pictures: int = NUM_P
             log_name="pictures",
         )  # fmt: skip
 
-    captions = held_out_scene_captions(NUM_SCENES, NUM_PAIRS)
+    captions = held_out_scene_captions(*((20, 10) if is_short else (NUM_SCENES, NUM_PAIRS)))
     result = run_whole_line(plan, make_pictures, lambda: captions, console)
-    summary = summarise_demo(
-        result,
-        picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")),
-        scores=score_drawings(captions, _read(result.best_pictures), _read(result.unranked_pictures)),
-    )
-    write_summary(
-        output,
-        "Scenes drawn by a model that two peers trained together",
-        summary,
-        result.history,
-        grid_title="Pictures for captions that were never trained on, best first",
-    )
+    with ProgressLines(console).doing("Judging the pictures"):
+        summary = summarise_demo(
+            result,
+            picture_bytes=mean_picture_bytes((plan.work / "pictures").glob("*.tar")),
+            scores=score_drawings(captions, _read(result.best_pictures), _read(result.unranked_pictures)),
+        )
+        write_summary(
+            output,
+            "Scenes drawn by a model that two peers trained together",
+            summary,
+            result.history,
+            grid_title="Pictures for captions that were never trained on, best first",
+        )
     return summary
 
 

@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hub_tools.atomic_files import write_text_whole
 from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.scenes.caption_judge import SceneScore
 from pipelines.demo.whole_line import LineResult
@@ -21,6 +23,10 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 th { text-align: left; padding-right: 1.5rem; vertical-align: top; font-weight: 600; white-space: nowrap }
 img { max-width: 100% }
 """
+
+
+NOTHING_SEEN = dict(epoch=0, loss=math.nan, num_rounds=0, num_peers=0, bytes_sent=0)
+"""The course of a run of which the auxiliary peer's reports were lost, as on a full disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +77,7 @@ def mean_picture_bytes(tars: Iterable[Path]) -> float:
 
 def summarise_demo(result: LineResult, *, picture_bytes: float, scores: Sequence[SceneScore] = ()) -> DemoSummary:
     """Combine the figures of the pipeline, of the pictures and of the judge."""
-    last = result.history[-1]
+    last = result.history[-1] if result.history else NOTHING_SEEN
     rounds = max(1, last["num_rounds"]) * max(1, last["num_peers"])
     shares = [point["share_averaged"] for point in result.history]
     return DemoSummary(
@@ -81,7 +87,7 @@ def summarise_demo(result: LineResult, *, picture_bytes: float, scores: Sequence
         epochs=last["epoch"],
         samples=result.num_samples,
         loss=last["loss"],
-        share_averaged=sum(shares) / len(shares),
+        share_averaged=sum(shares) / max(1, len(shares)),
         bytes_per_parameter_per_round=last["bytes_sent"] / rounds / result.num_parameters,
         bytes_per_sample_on_the_wire=result.bytes_per_sample,
         bytes_per_sample_jpeg=picture_bytes,
@@ -96,16 +102,19 @@ def write_summary(
     folder: Path, title: str, summary: DemoSummary, history: Sequence[dict[str, Any]], *, grid_title: str
 ) -> None:
     """Write `summary.json`, `summary.html` and `loss_curve.png` beside the grid, which `grid_title` describes."""
-    (folder / "summary.json").write_text(summary.to_json(), encoding="utf-8")
+    write_text_whole(folder / "summary.json", summary.to_json())
     draw_loss_curve(list(history), folder / "loss_curve.png")
     page = _page(title, summary, grid_title, read_addresses(folder), folder)
-    (folder / "summary.html").write_text(page, encoding="utf-8")
+    write_text_whole(folder / "summary.html", page)
 
 
 def figure_rows(summary: DemoSummary) -> list[tuple[str, str]]:
     """Return the figures in words, most important first."""
     rows = [
-        ("training time", f"{summary.stage_seconds['training']:.0f} s of {sum(summary.stage_seconds.values()):.0f} s"),
+        (
+            "training time",
+            f"{summary.stage_seconds.get('training', 0):.0f} s of {sum(summary.stage_seconds.values()):.0f} s",
+        ),
         ("swarm", f"{summary.epochs} epochs, {summary.samples} samples, {summary.share_averaged:.1%} averaged"),
         ("model", f"{summary.parameters:,} parameters, final loss {summary.loss:.3f}"),
         ("averaging", f"{summary.bytes_per_parameter_per_round:.2f} bytes per parameter, peer and round"),

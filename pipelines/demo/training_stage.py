@@ -1,109 +1,275 @@
-"""The demo's training: an auxiliary peer and trainers as processes, and their reports on the terminal."""
+"""The demo's training: an auxiliary peer and trainers as processes, watched until the last epoch is published.
+
+Who dies is started again, who hangs is left alone or ended, and what counts is what the Hub has: as long as epochs
+advance, it is waited.
+"""
 
 import contextlib
 import json
-import subprocess
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+import httpx2
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.counted import counted
+from hub_tools.local_hub import LocalHub
+from hub_tools.run_files import RUN_STATE_FILE
 from pipelines.demo.demo_plan import Accounts, DemoPlan
-from pipelines.demo.stages import StageError, Stages, stop_group
+from pipelines.demo.free_ports import take_ports
+from pipelines.demo.running.patience import Patience
+from pipelines.demo.running.peers import Peer
+from pipelines.demo.running.programs import Program, stop_all
+from pipelines.demo.stages import StageError, Stages
 
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-SECONDS_TO_MEET = 180.0
+FIRST_PEER_PORT, NUM_PEER_PORTS = 20_000, 10_000
+"""The auxiliary peer's port is one of these, by its folder: demos side by side do not take each other's."""
+
+LOOPBACK = "/ip4/127.0.0.1/tcp"
+SECONDS_TO_START = "300"
+"""Of the libp2p daemon: on a machine with other work it may take a minute."""
+
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS_AT_THE_HUB = 3.0
+SECONDS_TO_LEAVE = 20.0
+SECONDS_TO_HAND_OVER = 20.0
+"""The time that the auxiliary peer has for the last state once no trainer is left to give it."""
+
+MOST_RENEWALS = 2
+"""How often all peers are started again while no epoch ends."""
 
 
-def train_together(stages: Stages, plan: DemoPlan, accounts: Accounts, console: Console) -> None:
-    """Start the auxiliary peer, then the trainers; wait until the auxiliary peer has published the last epoch."""
-    events = plan.work / "auxiliary.jsonl"
-    with contextlib.ExitStack() as stack:
-        auxiliary = stages.start(
-            "dalle-collab", "run", "assist", plan.repository(), "--host", LOOPBACK,
-            "--events", str(events), token=accounts.organiser, log_name="auxiliary",
+def train_together(stages: Stages, plan: DemoPlan, accounts: Accounts, hub: LocalHub) -> None:
+    """Train until the Hub has the last epoch's checkpoint; go on from the newest one that it has.
+
+    Raises:
+        StageError: nobody trains any more, or nothing has advanced for long.
+    """
+    training = Training(stages, plan, accounts, hub)
+    with training.running():
+        while not training.is_published():
+            training.look(time.monotonic())
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class Training:
+    """The peers of a demo's run."""
+
+    def __init__(self, stages: Stages, plan: DemoPlan, accounts: Accounts, hub: LocalHub) -> None:
+        self._stages, self._plan, self._accounts, self._hub = stages, plan, accounts, hub
+        self._auxiliary = Peer("The auxiliary peer", "auxiliary", plan.work / "auxiliary.jsonl", self._start_auxiliary)
+        self._trainers = [
+            Peer(
+                f"Trainer {number + 1}", f"trainer-{number}", plan.work / f"trainer-{number}.jsonl",
+                lambda number=number: self._start_trainer(number),
+            )
+            for number in range(len(accounts.volunteers))
+        ]  # fmt: skip
+        self._patience = Patience(time.monotonic())
+        self._newest_epoch = 0
+        self._num_renewals = 0
+        """Since an epoch has ended that none had reached before."""
+
+        self._alone_since: float | None = None
+        """Since when there has been no trainer."""
+
+        self._next_look_at_hub = 0.0
+        self._port = 0
+        """The auxiliary peer's."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Start the peers; when the block ends, so do they."""
+        try:
+            self._auxiliary.start(time.monotonic())
+            yield
+        except BaseException:
+            stop_all(self._programs())  # the auxiliary peer publishes what it holds
+            raise
+        late = stop_all(self._programs(), SECONDS_TO_LEAVE, asks=False)
+        if names := [peer.name for peer in self._peers if peer.program in late]:
+            self._stages.lines.say(
+                f"The last epoch is published: the demo goes on. {', '.join(names)} had not left and "
+                f"{'was' if len(names) == 1 else 'were'} ended."
+            )
+
+    def is_published(self) -> bool:
+        """Whether the last epoch's checkpoint is on the Hub, whoever says so."""
+        if self._auxiliary.report.get("published_epoch", 0) >= self._plan.num_epochs:
+            return True
+        now = time.monotonic()
+        may_be = self._newest_epoch >= self._plan.num_epochs or not self._auxiliary.is_running
+        if not may_be or now < self._next_look_at_hub:
+            return False
+        self._next_look_at_hub = now + SECONDS_BETWEEN_LOOKS_AT_THE_HUB
+        return published_epoch(self._hub, self._accounts.organiser, self._plan) >= self._plan.num_epochs
+
+    def look(self, now: float) -> None:
+        """Hear what the peers say; start who is to be started. `now`: seconds of any clock.
+
+        Raises:
+            StageError: there is nothing to wait for.
+        """
+        if not self._plan.work.is_dir():
+            raise StageError(f"{self._plan.output} was removed while the demo ran in it. Start it again.")
+        failed = [peer for peer in self._peers if peer.has_failed(now)]  # before the last that they say is read
+        for peer in self._peers:
+            if peer.hear(now):
+                self._patience.advanced(now)
+        self._note_epoch()
+        self._stages.lines.tell(self._text)
+        if self.is_published():
+            return
+        self._keep_hub()
+        if self._auxiliary in failed:
+            self._start_again(self._auxiliary, now)
+        if self._auxiliary.epoch >= 0:  # newcomers find the swarm through it
+            for trainer in self._trainers:
+                if trainer.program is None or (trainer in failed and not self._may_miss(trainer)):
+                    self._start_again(trainer, now)
+        self._look_for_end(now)
+        if self._patience.is_over(now):
+            self._begin_anew(now)
+
+    @property
+    def _peers(self) -> list[Peer]:
+        return [self._auxiliary, *self._trainers]
+
+    def _programs(self) -> list[Program]:
+        return [peer.program for peer in self._peers if peer.program is not None]
+
+    def _note_epoch(self) -> None:
+        epoch = max(peer.epoch for peer in self._peers)
+        if epoch > self._newest_epoch:
+            self._newest_epoch, self._num_renewals = epoch, 0
+
+    def _keep_hub(self) -> None:
+        if self._hub.process is None or self._hub.process.poll() is not None:
+            self._stages.lines.say("The demo's Hub has ended: it is started again.")
+            self._hub.kill()
+            self._hub.start()
+
+    def _may_miss(self, trainer: Peer) -> bool:
+        """Whether a trainer that has ended need not come back: it was the end, or it never stays and others do."""
+        if self._newest_epoch >= self._plan.num_epochs:
+            return True
+        if trainer.may_start or not any(other.is_running for other in self._trainers if other is not trainer):
+            return False
+        if not trainer.is_given_up:
+            trainer.is_given_up = True
+            words = self._stages.last_words(trainer.log_name)
+            self._stages.lines.say(f"{trainer.name} has ended too often: the demo goes on without it. ({words})")
+        return True
+
+    def _start_again(self, peer: Peer, now: float) -> None:
+        if peer.program is not None:
+            words = self._stages.last_words(peer.log_name)
+            what = (
+                "has been stopped by a signal" if peer.exit_code is None else f"ended with exit code {peer.exit_code}"
+            )
+            if not peer.may_start:
+                raise StageError(
+                    f"{peer.name} {what} in epoch {self._newest_epoch} of {self._plan.num_epochs}, and so it did each "
+                    f"time that it was started again: {words} {self._where_to_look()}"
+                )
+            more = "" if peer.exit_code is None else f" ({words})"
+            self._stages.lines.say(f"{peer.name} {what} in epoch {self._newest_epoch}: it is started again.{more}")
+        peer.start(now)
+
+    def _look_for_end(self, now: float) -> None:
+        """Start the trainers again if they have left with the last state, and nobody else has it."""
+        is_alone = all(trainer.exit_code is not None for trainer in self._trainers)
+        has_state = self._auxiliary.report.get("held_epoch", 0) >= self._plan.num_epochs
+        if not is_alone or has_state:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since > SECONDS_TO_HAND_OVER and self._auxiliary.epoch >= 0:
+            for trainer in self._trainers:
+                self._start_again(trainer, now)
+
+    def _begin_anew(self, now: float) -> None:
+        seconds = self._patience.seconds_waited(now)
+        seen = ", ".join(f"{peer.name[0].lower()}{peer.name[1:]} {_state(peer)}" for peer in self._peers)
+        if self._num_renewals == MOST_RENEWALS:
+            raise StageError(
+                f"Nothing has advanced for {seconds:.0f} s in epoch {self._newest_epoch} of {self._plan.num_epochs}, "
+                f"also after all peers were started again: {seen}. The auxiliary peer's last line: "
+                f"{self._stages.last_words(self._auxiliary.log_name)} {self._where_to_look()}"
+            )
+        self._stages.lines.say(
+            f"Nothing has advanced for {seconds:.0f} s ({seen}): all are started again from the newest checkpoint."
+        )
+        self._num_renewals += 1
+        stop_all(self._programs())
+        for peer in self._peers:
+            peer.program, peer.num_starts, peer.epoch = None, 0, -1
+        self._auxiliary.start(now)
+        self._patience.begin_anew(time.monotonic())
+
+    def _where_to_look(self) -> str:
+        return f"Logs are in {self._stages.logs}. The same command goes on from the newest checkpoint."
+
+    def _start_auxiliary(self) -> Program:
+        # The same identity and, if it is free, the same port: trainers find it again when it is started anew.
+        folder = self._plan.auxiliary_folder
+        (port,) = take_ports(FIRST_PEER_PORT + zlib.crc32(str(folder).encode()) % NUM_PEER_PORTS, 1)
+        if port != self._port:
+            stop_all([trainer.program for trainer in self._trainers if trainer.program is not None])
+            for trainer in self._trainers:
+                trainer.program = None  # to be started where it is found
+        self._port = port
+        folder.mkdir(parents=True, exist_ok=True)
+        return self._stages.start(
+            "dalle-collab", "run", "assist", self._plan.repository(), "--host", f"{LOOPBACK}/{port}",
+            "--identity-file", str(folder / "identity.key"),
+            "--state-folder", str(folder), "--organiser-key", str(self._plan.organiser_key),
+            "--startup-timeout", SECONDS_TO_START, "--events", str(self._plan.work / "auxiliary.jsonl"),
+            token=self._accounts.organiser, log_name="auxiliary",
         )  # fmt: skip
-        stack.callback(stop_group, auxiliary)
-        _wait_for_first_event(stages, auxiliary, events)
-        trainers = []
-        for number, token in enumerate(accounts.volunteers):
-            trainer = stages.start(
-                "dalle-collab", "join", plan.repository(), "--host", LOOPBACK, "--cpu-threads", "1",
-                "--micro-batch-size", str(plan.micro_batch_size), "--device", "cpu",
-                "--events", str(plan.work / f"trainer-{number}.jsonl"), token=token, log_name=f"trainer-{number}",
-            )  # fmt: skip
-            stack.callback(stop_group, trainer)
-            trainers.append(trainer)
-        for report in _follow(events, auxiliary, trainers, stages, plan, console):
-            if report["published_epoch"] >= plan.num_epochs:
-                break
-        for process in (*trainers, auxiliary):
-            process.wait(timeout=SECONDS_TO_MEET)
+
+    def _start_trainer(self, number: int) -> Program:
+        return self._stages.start(
+            "dalle-collab", "join", self._plan.repository(), "--host", f"{LOOPBACK}/0", "--cpu-threads", "1",
+            "--micro-batch-size", str(self._plan.micro_batch_size), "--device", "cpu",
+            "--startup-timeout", SECONDS_TO_START, "--events", str(self._plan.work / f"trainer-{number}.jsonl"),
+            token=self._accounts.volunteers[number], log_name=f"trainer-{number}",
+        )  # fmt: skip
+
+    def _text(self) -> str:
+        if not self._auxiliary.report:
+            return "peers are starting"
+        return f"epoch {max(0, self._auxiliary.epoch)}/{self._plan.num_epochs}, {training_text(self._auxiliary.report)}"
 
 
-def _wait_for_first_event(stages: Stages, auxiliary: subprocess.Popen[str], events: Path) -> None:
-    deadline = time.monotonic() + SECONDS_TO_MEET
-    while not events.exists():
-        if auxiliary.poll() is not None:
-            raise StageError(stages.failure(("dalle-collab", "run", "assist"), auxiliary.returncode, "auxiliary"))
-        if time.monotonic() > deadline:
-            raise StageError(f"The auxiliary peer was not up within {SECONDS_TO_MEET:.0f} s; see logs/auxiliary.log.")
-        time.sleep(0.2)
+def published_epoch(hub: LocalHub, token: str, plan: DemoPlan) -> int:
+    """Return the epoch of the run's newest checkpoint on the Hub; 0 if it has none, or the Hub does not answer."""
+    api = HfApi(endpoint=hub.endpoint, token=token)
+    try:
+        file = api.hf_hub_download(plan.repository(), RUN_STATE_FILE, local_dir=plan.work / "published")
+        return int(json.loads(Path(file).read_text(encoding="utf-8"))["epoch"])
+    except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
-def _follow(
-    events: Path,
-    auxiliary: subprocess.Popen[str],
-    trainers: list[subprocess.Popen[str]],
-    stages: Stages,
-    plan: DemoPlan,
-    console: Console,
-) -> Iterator[dict[str, Any]]:
-    columns = (
-        TextColumn("  epoch {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("training", total=plan.num_epochs, text="peers are starting")
-        position, report = 0, {"held_epoch": 0}
-        while True:
-            lines = events.read_text(encoding="utf-8").splitlines(keepends=True)
-            for line in lines[position:]:
-                if line.endswith("\n"):
-                    position += 1
-                    report = json.loads(line)
-                    progress.update(task, completed=report["swarm_epoch"], text=_training_text(report))
-                    yield report
-            if auxiliary.poll() is not None:
-                if auxiliary.returncode != 0:
-                    raise StageError(
-                        stages.failure(("dalle-collab", "run", "assist"), auxiliary.returncode, "auxiliary")
-                    )
-                return
-            if all(trainer.poll() is not None for trainer in trainers):
-                _check_end(stages, plan, trainers, report)
-            time.sleep(0.5)
-
-
-def _check_end(
-    stages: Stages, plan: DemoPlan, trainers: list[subprocess.Popen[str]], report: Mapping[str, Any]
-) -> None:
-    """Raise StageError if the trainers have exited and nobody has the run's last state."""
-    if report["held_epoch"] < plan.num_epochs:
-        code = next((trainer.returncode for trainer in trainers if trainer.returncode != 0), 0)
-        raise StageError(stages.failure(("dalle-collab", "join", plan.repository()), code, "trainer-0"))
-
-
-def _training_text(report: Mapping[str, Any]) -> str:
-    summary = report["summary"]
+def training_text(report: Mapping[str, Any]) -> str:
+    """Say how a run is doing, from what its auxiliary peer reports."""
+    summary = report.get("summary")
     if summary is None:
-        return counted(report["num_trainers"], "trainer")
+        return counted(report.get("num_trainers", 0), "trainer")
     return (
         f"loss {summary['loss']:.3f}, {counted(summary['num_peers'], 'peer')}, "
         f"{summary['samples_per_second']:.0f} samples/s, {summary['share_averaged']:.0%} averaged"
     )
+
+
+def _state(peer: Peer) -> str:
+    if peer.program is None:
+        return "has not been started"
+    if peer.exit_code is not None:
+        return f"has ended with exit code {peer.exit_code}"
+    return f"runs and is in epoch {peer.epoch}" if peer.epoch >= 0 else "runs and has not said anything yet"

@@ -1,11 +1,11 @@
 """The whole system on one machine: pictures in, a model trained by two peers, pictures out, and an honest score.
 
-Every step is a public command that a user could type; only sizes differ from a run over the Internet.
+Every step is a public command that a user could type; only sizes differ from a run over the Internet. A call goes on
+where an interrupted one has stopped.
 """
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,15 @@ from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
 from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER
 from pipelines.demo.demo_plan import ORGANISATION, Accounts, DemoPlan
-from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces, SpacesPlan, describe_spaces
+from pipelines.demo.running.event_files import course, num_samples, read_events
+from pipelines.demo.running.finished_work import digest_of, remove
+from pipelines.demo.running.output_folder import demo_folder
+from pipelines.demo.running.progress_lines import ProgressLines
+from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces, SpacesPlan, demo_hub, describe_spaces
 from pipelines.demo.stages import Stages
-from pipelines.demo.training_stage import train_together
+from pipelines.demo.training_stage import published_epoch, train_together
 from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
 
-MARKER_FILE = ".dalle-collab-demo"
 NUM_EXAMPLES = 4
 
 
@@ -54,143 +57,238 @@ class LineResult:
     """The run's newest held-out loss; see `held_out_losses`. None: it holds out nothing."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A demo that has been opened: its Hub, its users, and what runs its stages."""
+
+    plan: DemoPlan
+    hub: LocalHub
+    accounts: Accounts
+    stages: Stages
+
+    @property
+    def api(self) -> HfApi:
+        """The organiser's client."""
+        return HfApi(endpoint=self.hub.endpoint, token=self.accounts.organiser)
+
+    def commit(self, suffix: str = "", kind: str = "model") -> str:
+        """Return the newest commit of one of the demo's repositories; empty if there is none."""
+        name = self.plan.repository(suffix)
+        return str(self.api.repo_info(name, repo_type=kind).sha) if self.api.repo_exists(name, repo_type=kind) else ""
+
+
+@contextlib.contextmanager
+def opened_line(plan: DemoPlan, console: Console) -> Iterator[Line]:
+    """Hold the plan's folder and serve its Hub for the length of the block; what is there of the same plan is kept.
+
+    Raises:
+        ValueError: the folder cannot be used for this; the message says why.
+    """
+    lines = ProgressLines(console)
+    with demo_folder(plan.output, plan.ingredients, lines), demo_hub(plan.output, lines) as hub:
+        accounts = make_accounts(hub, plan.num_trainers)
+        stages = Stages(plan.output, hub.environment(), console)
+        yield Line(plan=plan, hub=hub, accounts=accounts, stages=stages)
+
+
 def run_whole_line(
     plan: DemoPlan,
     make_pictures: Callable[[Stages, Path], None],
     list_captions: Callable[[], list[str]],
     console: Console,
+    *,
+    train_models: Callable[[Stages], None] = lambda stages: None,
 ) -> LineResult:
     """Run all stages, then draw the listed captions; the first `plan.num_captions_in_grid` of them make the grid.
 
-    Raises:
-        StageError: a command failed; finished work stays in the folder.
-    """
-    prepare_output_folder(plan.output)
-    with LocalHub(plan.output / "hub") as hub, contextlib.ExitStack() as stack:
-        accounts = make_accounts(hub, plan.num_trainers)
-        stages = Stages(plan.output / "logs", hub.environment(), console)
-        with stages.stage("pictures", "Making captioned pictures"):
-            make_pictures(stages, plan.work / "pictures")
-        _publish_dataset(stages, plan, accounts.organiser)
-        _create_run(stages, plan, accounts.organiser)
-        captions = list_captions()
-        stack.enter_context(_open_spaces(stages, plan, hub.endpoint, accounts.visitor, captions))
-        with stages.stage("training", f"Training together: {counted(plan.num_trainers, 'peer')} and an auxiliary peer"):
-            train_together(stages, plan, accounts, console)
-        with stages.stage("generation", f"Drawing {len(captions)} captions, {plan.num_candidates} candidates each"):
-            ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)
-            _draw(stages, plan, captions[: plan.num_captions_in_grid], "grid", "--mosaic", **ranked)
-            best = _draw(stages, plan, captions, "ranked", **ranked)
-            unranked = _draw(stages, plan, captions, "unranked", num_candidates=1, keep=1)
-        api = HfApi(endpoint=hub.endpoint, token=accounts.organiser)
-        parameters = api.get_safetensors_metadata(plan.repository())
-        evaluation = _newest_evaluation(api, plan)
-    return LineResult(
-        stage_seconds=stages.seconds,
-        best_pictures=[pictures[0] for pictures in best],
-        unranked_pictures=[pictures[0] for pictures in unranked],
-        num_parameters=sum(parameters.parameter_count.values()),
-        evaluation=evaluation,
-        **_figures_in_files(plan),
-    )
-
-
-def prepare_output_folder(folder: Path) -> None:
-    """Make an empty folder; an earlier demo's files are removed, a folder with any others is refused.
+    `train_models` trains a codec and a CLIP on the pictures, where they are not there already.
 
     Raises:
-        ValueError: the folder has files that no demo wrote.
+        StageError: a command failed; the next call goes on with what is finished.
+        ValueError: the folder cannot be used for this; the message says why.
     """
-    marker = folder / MARKER_FILE
-    if folder.exists() and any(folder.iterdir()):
-        if not marker.exists():
-            raise ValueError(f"{folder} has files that are not a demo's. Choose another folder: --output NAME")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    marker.write_text("Written by dalle-collab demo; the next demo removes this folder's content.\n", encoding="utf-8")
-    (folder / "work").mkdir()
+    with opened_line(plan, console) as line, contextlib.ExitStack() as stack:
+        stages, pictures = line.stages, plan.work / "pictures"
+        if plan.own_pictures is None:
+            stages.once(
+                "pictures", "Making captioned pictures", lambda: make_pictures(stages, pictures), outputs=[pictures]
+            )
+        train_models(stages)
+        _publish_dataset(line)
+        _create_run(line)
+        with stages.lines.doing("Choosing captions"):
+            captions = list_captions()
+        stack.enter_context(_open_spaces(line, captions))
+        train_to_the_end(line)
+        best, unranked = _draw_all(line, captions)
+        with stages.lines.doing("Collecting the figures"):
+            parameters = line.api.get_safetensors_metadata(plan.repository())
+            return LineResult(
+                stage_seconds=stages.seconds,
+                best_pictures=[pictures[0] for pictures in best],
+                unranked_pictures=[pictures[0] for pictures in unranked],
+                num_parameters=sum(parameters.parameter_count.values()),
+                evaluation=_newest_evaluation(line.api, plan),
+                **_figures_in_files(plan),
+            )
+
+
+def train_to_the_end(line: Line) -> None:
+    """Train until the last epoch is published, unless it is."""
+    plan = line.plan
+    description = f"Training together: {counted(plan.num_trainers, 'peer')} and an auxiliary peer"
+    if published_epoch(line.hub, line.accounts.organiser, plan) >= plan.num_epochs:
+        line.stages.lines.say(f"[green]kept[/green] {description}", markup=True)
+        return
+    with line.stages.stage("training", description):
+        train_together(line.stages, plan, line.accounts, line.hub)
 
 
 def make_accounts(hub: LocalHub, num_volunteers: int) -> Accounts:
-    """Create the demo's users and their organisation on its Hub."""
-    organiser = hub.create_user("organiser")
-    volunteers = tuple(hub.create_user(f"volunteer-{number + 1}") for number in range(num_volunteers))
-    visitor = hub.create_user(VISITOR)
+    """Return tokens of the demo's users; on its Hub, they and their organisation are created where they are missing."""
+    organiser = hub.token_of("organiser")
+    volunteers = tuple(hub.token_of(f"volunteer-{number + 1}") for number in range(num_volunteers))
+    visitor = hub.token_of(VISITOR)
     readers = [VISITOR, *(f"volunteer-{number + 1}" for number in range(num_volunteers))]
-    hub.create_organization(ORGANISATION, members={"organiser": "admin"} | dict.fromkeys(readers, "read"))
+    with contextlib.suppress(ValueError):  # its name is taken: it is there, with its members
+        hub.create_organization(ORGANISATION, members={"organiser": "admin"} | dict.fromkeys(readers, "read"))
     return Accounts(organiser=organiser, volunteers=volunteers, visitor=visitor)
 
 
 @contextlib.contextmanager
-def _open_spaces(stages: Stages, plan: DemoPlan, endpoint: str, token: str, captions: list[str]) -> Iterator[None]:
-    """Keep the run's pages open, if the plan says so."""
+def _open_spaces(line: Line, captions: list[str]) -> Iterator[None]:
+    """Keep the run's pages open, if the plan says so; the demo needs none of them."""
+    plan, say = line.plan, line.stages.lines.say
     if not plan.opens_spaces:
         yield
         return
-    examples = "|".join(captions[:NUM_EXAMPLES])
     spaces = SpacesPlan(
-        run=plan.repository(), folder=plan.output / SPACES_FOLDER, endpoint=endpoint, token=token, examples=examples
-    )
-    with RunningSpaces(spaces, stages) as running:
-        for line in describe_spaces(running.addresses):
-            stages.console.print(f"  {line}", highlight=False)
+        run=plan.repository(), folder=plan.output / SPACES_FOLDER, endpoint=line.hub.endpoint,
+        token=line.accounts.visitor, examples="|".join(captions[:NUM_EXAMPLES]),
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        try:
+            with line.stages.lines.doing("Opening the pages of the run"):
+                running = stack.enter_context(RunningSpaces(spaces, line.stages))
+        except (OSError, ValueError) as error:
+            say(f"The pages of the run cannot be opened ({error}); the demo goes on without them.")
+        else:
+            for address in describe_spaces(running.addresses):
+                say(f"  {address}")
         yield
 
 
-def _publish_dataset(stages: Stages, plan: DemoPlan, token: str) -> None:
-    with stages.stage("codec_and_clip", "Publishing the codec and the CLIP to the Model Hub"):
-        for folder, suffix in ((plan.codec_folder, "-codec"), (plan.clip_folder, "-clip")):
+def _publish_dataset(line: Line) -> None:
+    stages, plan, token = line.stages, line.plan, line.accounts.organiser
+    models = ((plan.codec_folder, "-codec"), (plan.clip_folder, "-clip"))
+
+    def publish_models() -> None:
+        for folder, suffix in models:
             stages.run(
                 "hub-tools", "publish", "folder", str(folder), plan.repository(suffix), "--type", "model",
                 token=token, log_name="publish",
             )  # fmt: skip
-    with stages.stage("preparation", "Filtering the pictures and encoding them as image codes"):
-        stages.run(
+
+    stages.once(
+        "codec_and_clip", "Publishing the codec and the CLIP to the Model Hub", publish_models,
+        inputs=" ".join(digest_of(folder) for folder, _ in models),
+        is_there=lambda: all(line.commit(suffix) for _, suffix in models),
+    )  # fmt: skip
+    stages.once(
+        "preparation", "Filtering the pictures and encoding them as image codes",
+        lambda: stages.run(
             "dalle-collab", "data", "prepare", str(plan.pictures_to_train_on), "--codec", plan.repository("-codec"),
             "--output", str(plan.work / "dataset"), "--shard-size", str(plan.shard_size),
             "--caption-lines", plan.caption_lines,
             token=token, log_name="prepare",
-        )  # fmt: skip
-    with stages.stage("publishing", "Publishing the dataset in one commit"):
-        license = ("--license", plan.dataset_license) if plan.dataset_license else ()
-        credits = ("--credits", plan.dataset_credits) if plan.dataset_credits else ()
-        stages.run(
+        ),
+        inputs=line.commit("-codec"), outputs=[plan.work / "dataset"], continues=True,
+    )  # fmt: skip
+    license = ("--license", plan.dataset_license) if plan.dataset_license else ()
+    credits = ("--credits", plan.dataset_credits) if plan.dataset_credits else ()
+    stages.once(
+        "publishing", "Publishing the dataset in one commit",
+        lambda: stages.run(
             "hub-tools", "publish", "dataset", str(plan.work / "dataset"), plan.repository("-codes"),
             *license, *credits, token=token, log_name="publish",
-        )  # fmt: skip
+        ),
+        inputs=digest_of(plan.work / "dataset"), is_there=lambda: bool(line.commit("-codes", "dataset")),
+    )  # fmt: skip
 
 
-def _create_run(stages: Stages, plan: DemoPlan, token: str) -> None:
-    with stages.stage("run", "Training the tokenizer and creating the run"):
+def _create_run(line: Line) -> None:
+    stages, plan, token = line.stages, line.plan, line.accounts.organiser
+
+    def create() -> None:
         stages.run(
             "dalle-collab", "data", "train-tokenizer", plan.repository("-codes"),
             "--vocab-size", str(plan.vocabulary_size), "--output", str(plan.work / "tokenizer"),
             token=token, log_name="tokenizer",
         )  # fmt: skip
-        settings = plan.work / "run_settings.json"
-        settings.write_text(json.dumps(dict(plan.run_settings), indent=2) + "\n", encoding="utf-8")
-        stages.run(
-            "dalle-collab", "run", "create", plan.repository(), "--dataset", plan.repository("-codes"),
-            "--codec", plan.repository("-codec"), "--clip", plan.repository("-clip"),
-            "--tokenizer", str(plan.work / "tokenizer"), "--settings", str(settings),
-            token=token, log_name="run",
+        create_run(
+            line, "--dataset", plan.repository("-codes"), "--codec", plan.repository("-codec"),
+            "--clip", plan.repository("-clip"), "--tokenizer", str(plan.work / "tokenizer"),
         )  # fmt: skip
+
+    stages.once(
+        "run", "Training the tokenizer and creating the run", create, inputs=line.commit("-codes", "dataset"),
+        outputs=[plan.work / "tokenizer"], is_there=lambda: bool(line.commit()),
+    )  # fmt: skip
+
+
+def create_run(line: Line, *options: str) -> None:
+    """Create the demo's run; one that an interrupted call has created, and not trained, is deleted before."""
+    plan, settings = line.plan, line.plan.work / "run_settings.json"
+    line.api.delete_repo(plan.repository(), missing_ok=True)
+    remove(plan.auxiliary_folder)
+    settings.write_text(json.dumps(dict(plan.run_settings), indent=2) + "\n", encoding="utf-8")
+    line.stages.run(
+        "dalle-collab", "run", "create", plan.repository(), *options, "--settings", str(settings),
+        "--organiser-key", str(plan.organiser_key),
+        token=line.accounts.organiser, log_name="run",
+    )  # fmt: skip
+
+
+def _draw_all(line: Line, captions: list[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """Draw the grid and all captions; return the files of those that CLIP chose, and of one candidate each."""
+    plan, number = line.plan, counted(len(captions), "caption")
+    ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)
+    _draw(
+        line, f"Drawing a grid, {plan.num_candidates} candidates for each caption",
+        captions[: plan.num_captions_in_grid], "grid", "--mosaic", **ranked,
+    )  # fmt: skip
+    best = _draw(line, f"Drawing {number}, {plan.num_candidates} candidates each", captions, "ranked", **ranked)
+    once = _draw(line, f"Drawing {number} once, without CLIP", captions, "unranked", num_candidates=1, keep=1)
+    return best, once
 
 
 def _draw(
-    stages: Stages, plan: DemoPlan, captions: list[str], name: str, *options: str, num_candidates: int, keep: int
+    line: Line, description: str, captions: list[str], name: str, *options: str, num_candidates: int, keep: int
 ) -> list[list[str]]:
     """Draw captions with the published model; return, per caption, the files of the pictures that were kept."""
+    stages, plan = line.stages, line.plan
     prompts = plan.work / f"{name}.txt"
-    prompts.write_text("\n".join(captions) + "\n", encoding="utf-8")
-    output = stages.run(
-        "dalle-collab", "generate", plan.repository(), "--prompts", str(prompts), "--candidates", str(num_candidates),
-        "--keep", str(keep), "--top-k", str(plan.top_k), "--temperature", str(plan.temperature), "--batch-size", "256",
-        "--output", str(plan.output / f"{name}.png"), "--pictures", str(plan.work / name), "--json", *options,
-        log_name="generate",
+
+    def draw() -> list[list[str]]:
+        prompts.write_text("\n".join(captions) + "\n", encoding="utf-8")
+        output = stages.run(
+            "dalle-collab", "generate", plan.repository(), "--prompts", str(prompts),
+            "--candidates", str(num_candidates), "--keep", str(keep), "--top-k", str(plan.top_k),
+            "--temperature", str(plan.temperature), "--batch-size", "256",
+            "--output", str(plan.output / f"{name}.png"), "--pictures", str(plan.work / name), "--json", *options,
+            log_name="generate",
+        )  # fmt: skip
+        answers = [json.loads(answer) for answer in output.splitlines() if answer.startswith("{")]
+        return [
+            [str(Path(picture["file"]).relative_to(plan.output)) for picture in answer["pictures"]]
+            for answer in answers
+        ]
+
+    files = stages.once(
+        "generation", description, draw, piece=name, inputs=line.commit(),
+        outputs=[plan.work / name, plan.output / f"{name}.png"],
     )  # fmt: skip
-    answers = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return [[picture["file"] for picture in answer["pictures"]] for answer in answers]
+    return [[str(plan.output / file) for file in kept] for kept in files]
 
 
 def _newest_evaluation(api: HfApi, plan: DemoPlan) -> dict[str, Any] | None:
@@ -204,15 +302,10 @@ def _newest_evaluation(api: HfApi, plan: DemoPlan) -> dict[str, Any] | None:
 def _figures_in_files(plan: DemoPlan) -> dict[str, Any]:
     """Collect the figures from the commands' files."""
     report = json.loads((plan.work / "dataset" / "report.json").read_text(encoding="utf-8"))
-    looks = [json.loads(line) for line in (plan.work / "auxiliary.jsonl").read_text(encoding="utf-8").splitlines()]
-    last_steps = [
-        json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-        for path in sorted(plan.work.glob("trainer-*.jsonl"))
-    ]
     return dict(
         kept=report["kept"],
         dropped=report["dropped"],
         bytes_per_sample=report["bytes_per_sample"],
-        history=[look["summary"] for look in looks if look["summary"] is not None],
-        num_samples=sum(step["num_samples"] for step in last_steps),
+        history=course(read_events(plan.work / "auxiliary.jsonl")),
+        num_samples=sum(num_samples(read_events(path)) for path in sorted(plan.work.glob("trainer-*.jsonl"))),
     )

@@ -22,7 +22,7 @@ from hub_tools.atomic_files import write_text_whole
 from pipelines.chaos.chaos_run import newest_epoch
 from pipelines.chaos.chaos_swarm import AUXILIARY, ChaosSwarm, SwarmPlan
 from pipelines.chaos.ending import ends_on_signals
-from pipelines.chaos.faults.process_table import group_members
+from pipelines.process_table import group_members
 from pipelines.training.run.versions import package_version
 
 RESULTS = Path(__file__).with_name("results") / "soak.json"

@@ -16,12 +16,12 @@ from drawn_runs import drawn_run
 from PIL import Image
 from space_process import started_space
 
-from pipelines.chaos.faults.process_table import group_members
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.text_to_image import generate_images_for_prompts
 from pipelines.pages.drawing.page_look import ON_DRAW, ON_END, ON_STOP
 from pipelines.pages.drawing.settings import DrawingSettings
+from pipelines.process_table import group_members
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_NAME = "<img src=x onerror=document.title='hacked'>\u202e[a](javascript:alert)"

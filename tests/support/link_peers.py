@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from averager_peers import fork_member, join, wait_for_events, write_event
 
-from pipelines.chaos.faults.process_table import is_running
+from pipelines.process_table import is_running
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.upload_limit import UploadLimit

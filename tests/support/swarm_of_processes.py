@@ -13,8 +13,8 @@ from typing import Any
 from forked_processes import ForkedProcess, fork_server
 from language_material import ALBERT, GPT2, SEQUENCE_LENGTH
 
-from pipelines.chaos.faults.process_table import group_members, signal_processes
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
+from pipelines.process_table import group_members, signal_processes
 from pipelines.training.run.training_run import TrainingRun
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)

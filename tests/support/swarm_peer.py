@@ -17,7 +17,7 @@ from false_deliveries import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import save_file
 
-from pipelines.chaos.faults.process_table import group_members
+from pipelines.process_table import group_members
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.training.averaging import averager as averaging

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipelines.chaos.faults.process_table import connected_inodes, group_members, socket_inodes
+from pipelines.process_table import connected_inodes, group_members, socket_inodes
 
 CHUNK_BYTES = 2**16
 MAX_BYTES_IN_FLIGHT = 2**22

@@ -11,8 +11,8 @@ from typing import Any
 from pipelines.chaos.chaos_processes import kill_group, read_events
 from pipelines.chaos.chaotic_peer import events_file
 from pipelines.chaos.faults.fault_script import ServingFault
-from pipelines.chaos.faults.process_table import is_running
 from pipelines.chaos.fork_server import ForkServer
+from pipelines.process_table import is_running
 from pipelines.training.peer.process_group import WORKER_VARIABLE
 
 HOST = "/ip4/127.0.0.1/tcp/0"

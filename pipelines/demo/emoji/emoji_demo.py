@@ -20,6 +20,7 @@ from pipelines.demo.emoji.emoji_prompts import judged_groups, pictured_concepts
 from pipelines.demo.emoji.emoji_report import judgement_table, side_by_side
 from pipelines.demo.emoji.emoji_sets import STYLES
 from pipelines.demo.emoji.emoji_tars import split_folder
+from pipelines.demo.running.progress_lines import ProgressLines
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import LineResult, run_whole_line
@@ -63,7 +64,7 @@ class EmojiDemoResult:
 
 
 def run_emoji_demo(output: Path, console: Console, *, source: Path | None = None) -> EmojiDemoResult:
-    """Run the demo into an empty folder, from given sets or ones it fetches itself; return figures and judgements."""
+    """Run the demo, or the rest of an interrupted one, from given sets or ones it fetches; return what it judges."""
     work = output / "work"
     plan = DemoPlan(
         name="emoji",
@@ -76,6 +77,7 @@ def run_emoji_demo(output: Path, console: Console, *, source: Path | None = None
         num_candidates=8,
         top_k=64,
         num_captions_in_grid=12,
+        source=dict(source="fetched" if source is None else str(source.resolve())),
         dataset_license="other",  # four licences, which the credits name
         dataset_credits=f"The pictures are those of four sets of emoji, each under its own licence:\n\n{CREDITS}",
     )
@@ -84,18 +86,20 @@ def run_emoji_demo(output: Path, console: Console, *, source: Path | None = None
         lambda stages, folder: _make_pictures(stages, plan, folder, source),
         lambda: _prompts(work / "pictures").captions,
         console,
+        train_models=lambda stages: train_codec_and_clip(stages, plan, codec_steps=1500, clip_steps=500),
     )
-    judgements = _judge(output, _prompts(work / "pictures"), result, VQGANCodec.from_pretrained(plan.codec_folder))
-    summary = summarise_demo(
-        result, picture_bytes=mean_picture_bytes(split_folder(work / "pictures", TRAIN).glob("*.tar"))
-    )
-    write_summary(
-        output,
-        "Emoji in four styles drawn by a model that two peers trained together",
-        summary,
-        result.history,
-        grid_title="Concepts that were held out in some style or in all, in every style, best first",
-    )
+    with ProgressLines(console).doing("Judging the pictures"):
+        judgements = _judge(output, _prompts(work / "pictures"), result, VQGANCodec.from_pretrained(plan.codec_folder))
+        summary = summarise_demo(
+            result, picture_bytes=mean_picture_bytes(split_folder(work / "pictures", TRAIN).glob("*.tar"))
+        )
+        write_summary(
+            output,
+            "Emoji in four styles drawn by a model that two peers trained together",
+            summary,
+            result.history,
+            grid_title="Concepts that were held out in some style or in all, in every style, best first",
+        )
     return EmojiDemoResult(summary=summary, judgements=judgements)
 
 
@@ -108,11 +112,14 @@ def show_judgements(result: EmojiDemoResult, output: Path, console: Console) -> 
 def _make_pictures(stages: Stages, plan: DemoPlan, folder: Path, source: Path | None) -> None:
     fetched = source or plan.work / "source"
     if source is None:
-        stages.run("dalle-collab", "demo", "emoji-fetch", "--output", str(fetched), log_name="pictures")
+        stages.once(
+            "fetching", "Fetching the emoji",
+            lambda: stages.run("dalle-collab", "demo", "emoji-fetch", "--output", str(fetched), log_name="pictures"),
+            outputs=[fetched],
+        )  # fmt: skip
     stages.run(
         "dalle-collab", "demo", "emoji-tars", "--source", str(fetched), "--output", str(folder), log_name="pictures"
     )
-    train_codec_and_clip(stages, plan, codec_steps=1500, clip_steps=500)
 
 
 @dataclass(frozen=True, kw_only=True)

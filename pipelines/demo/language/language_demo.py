@@ -13,14 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from hub_tools.atomic_files import write_text_whole
-from hub_tools.counted import counted
-from hub_tools.local_hub import LocalHub
-from pipelines.demo.demo_plan import Accounts, DemoPlan
+from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER
+from pipelines.demo.running.event_files import course, read_events
+from pipelines.demo.running.finished_work import digest_of
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import SUMMARY_STYLE
-from pipelines.demo.training_stage import train_together
-from pipelines.demo.whole_line import make_accounts, prepare_output_folder
+from pipelines.demo.whole_line import Line, create_run, opened_line, train_to_the_end
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 
 RUN_SETTINGS: dict[str, Any] = dict(
@@ -48,6 +47,11 @@ RUN_SETTINGS: dict[str, Any] = dict(
     evaluation_interval_epochs=50,
 )
 """Everything that makes this run small."""
+
+SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(
+    num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, evaluation_interval_epochs=4
+)
+"""For a look at the whole within minutes: what it learns is poor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,62 +82,73 @@ class LanguageSummary:
                 f"{self.perplexity:.1f}; an n-gram model of the same text {self.baseline_perplexity:.1f} "
                 f"({self.num_held_out_tokens:,} tokens)",
             ),
-            ("training time", f"{seconds['training']:.0f} s of {sum(seconds.values()):.0f} s"),
+            ("training time", f"{seconds.get('training', 0):.0f} s of {sum(seconds.values()):.0f} s"),
             ("swarm", f"{self.epochs} epochs, {self.share_averaged:.1%} averaged"),
             ("model", f"{self.parameters:,} parameters"),
         ]
 
 
 def run_language_demo(output: Path, console: Console, settings: Mapping[str, Any] = RUN_SETTINGS) -> LanguageSummary:
-    """Run the demo into an empty folder; return its figures, which are also in `summary.json` and `summary.html`.
+    """Run the demo, or the rest of an interrupted one; return its figures, also in `summary.json` and `summary.html`.
 
     Raises:
-        StageError: a command failed; finished work stays in the folder.
+        StageError: a command failed; the next call goes on with what is finished.
+        ValueError: the folder cannot be used for this; the message says why.
     """
     plan = DemoPlan(name="language", output=output, run_settings=settings, micro_batch_size=8)
-    prepare_output_folder(output)
-    with LocalHub(output / "hub") as hub:
-        accounts = make_accounts(hub, plan.num_trainers)
-        stages = Stages(output / "logs", hub.environment(), console)
-        _publish_text(stages, plan, accounts)
-        with stages.stage("training", f"Training together: {counted(plan.num_trainers, 'peer')} and an auxiliary peer"):
-            train_together(stages, plan, accounts, console)
-        with stages.stage("evaluation", "Comparing it with an n-gram model of the same text"):
-            dataset = str(plan.work / "text" / TEXT_FOLDER)
-            judged = stages.run(
-                "dalle-collab", "demo", "judge-text", plan.repository(), "--text", dataset,
-                token=accounts.organiser, log_name="judge",
-            )  # fmt: skip
-        judged = json.loads(judged)
-        evaluations = judged.pop("evaluations")
-        summary = _summarise(plan, stages, judged)
-    _write_summary(output, summary, _history(plan), evaluations)
+    with opened_line(plan, console) as line:
+        stages = line.stages
+        _publish_text(line)
+        train_to_the_end(line)
+        dataset = str(plan.work / "text" / TEXT_FOLDER)
+        judged = stages.once(
+            "evaluation", "Comparing it with an n-gram model of the same text",
+            lambda: json.loads(
+                stages.run(
+                    "dalle-collab", "demo", "judge-text", plan.repository(), "--text", dataset,
+                    token=line.accounts.organiser, log_name="judge",
+                )
+            ),
+            inputs=line.commit(),
+        )  # fmt: skip
+        figures = {name: value for name, value in judged.items() if name != "evaluations"}
+        with stages.lines.doing("Collecting the figures"):
+            summary = _summarise(plan, stages, figures)
+            _write_summary(output, summary, _history(plan), judged["evaluations"])
     return summary
 
 
-def _publish_text(stages: Stages, plan: DemoPlan, accounts: Accounts) -> None:
-    token, work = accounts.organiser, plan.work / "text"
-    with stages.stage("text", "Gathering text and training a tokenizer"):
-        length = str(plan.run_settings["sequence_length"])
-        stages.run("dalle-collab", "demo", "text", "--output", str(work), "--sequence-length", length, log_name="text")
-    with stages.stage("publishing", "Publishing the dataset and creating the run"):
-        stages.run(
+def _publish_text(line: Line) -> None:
+    stages, plan, work = line.stages, line.plan, line.plan.work / "text"
+    length = str(plan.run_settings["sequence_length"])
+    stages.once(
+        "text", "Gathering text and training a tokenizer",
+        lambda: stages.run(
+            "dalle-collab", "demo", "text", "--output", str(work), "--sequence-length", length, log_name="text"
+        ),
+        outputs=[work],
+    )  # fmt: skip
+    stages.once(
+        "publishing", "Publishing the dataset",
+        lambda: stages.run(
             "hub-tools", "publish", "folder", str(work / TEXT_FOLDER), plan.repository("-text"), "--type", "dataset",
-            token=token, log_name="publish",
-        )  # fmt: skip
-        settings = plan.work / "run_settings.json"
-        settings.write_text(json.dumps(dict(plan.run_settings), indent=2) + "\n", encoding="utf-8")
-        stages.run(
-            "dalle-collab", "run", "create", plan.repository(), "--task", "text-generation",
-            "--dataset", plan.repository("-text"), "--tokenizer", str(work / TOKENIZER_FOLDER),
-            "--settings", str(settings), token=token, log_name="run",
-        )  # fmt: skip
+            token=line.accounts.organiser, log_name="publish",
+        ),
+        inputs=digest_of(work / TEXT_FOLDER), is_there=lambda: bool(line.commit("-text", "dataset")),
+    )  # fmt: skip
+    stages.once(
+        "run", "Creating the run",
+        lambda: create_run(
+            line, "--task", "text-generation", "--dataset", plan.repository("-text"),
+            "--tokenizer", str(work / TOKENIZER_FOLDER),
+        ),
+        inputs=line.commit("-text", "dataset"), is_there=lambda: bool(line.commit()),
+    )  # fmt: skip
 
 
 def _history(plan: DemoPlan) -> list[dict[str, Any]]:
     """Return the auxiliary peer's summaries of the swarm, one per poll that had one."""
-    looks = (plan.work / "auxiliary.jsonl").read_text(encoding="utf-8").splitlines()
-    return [summary for look in looks if (summary := json.loads(look)["summary"]) is not None]
+    return course(read_events(plan.work / "auxiliary.jsonl"))
 
 
 def _summarise(plan: DemoPlan, stages: Stages, judged: Mapping[str, Any]) -> LanguageSummary:

@@ -1,10 +1,12 @@
 """The whole line with the shipped codec and CLIP, as `make demo` runs it, only shorter."""
 
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -24,9 +26,9 @@ from pipelines.demo.scenes.scene_judge import exact_match
 from pipelines.demo.scenes.scenes import held_out_scenes
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
-from pipelines.demo.stages import StageError, Stages
+from pipelines.demo.stages import StageError, Stages, progress_in
 from pipelines.demo.summary import mean_picture_bytes, summarise_demo, write_summary
-from pipelines.demo.whole_line import prepare_output_folder, run_whole_line
+from pipelines.demo.whole_line import run_whole_line
 
 NUM_PICTURES = 400
 NUM_CAPTIONS = 4
@@ -72,6 +74,7 @@ def test_pictures_become_a_model_that_two_peers_trained_and_that_draws(tmp_path)
     check_figures(plan, result)
     check_pictures(plan, result)
     check_what_the_hub_keeps(plan, result, tmp_path / "cache")
+    check_that_a_second_call_keeps_everything(plan, result)
     check_pages(plan, tmp_path / "log")
 
 
@@ -121,6 +124,17 @@ def check_what_the_hub_keeps(plan, result, cache):
     assert codes.shape == (1, 2, 64)
 
 
+def check_that_a_second_call_keeps_everything(plan, result):
+    Path(result.best_pictures[0]).write_bytes(b"damaged")
+    told = io.StringIO()
+    again = run_whole_line(plan, make_pictures, lambda: held_out_captions(NUM_CAPTIONS), Console(file=told, width=400))
+    assert again.best_pictures == result.best_pictures and again.num_samples == result.num_samples
+    lines = told.getvalue().splitlines()
+    done = [line.partition(" (")[0] for line in lines if line.startswith("done ")]
+    assert done == [f"done Drawing {NUM_CAPTIONS} captions, 4 candidates each"], "only what was damaged is made again"
+    assert sum(line.startswith("kept ") for line in lines) == 8
+
+
 def check_pages(plan, log):
     """`demo spaces` opens the pages that the summary links, until Ctrl-C."""
     addresses = read_addresses(plan.output)
@@ -168,11 +182,48 @@ def test_a_folder_with_other_files_is_not_cleared(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "three years of work"
 
 
-def test_a_second_demo_takes_the_firsts_folder(tmp_path):
-    prepare_output_folder(tmp_path / "demo-output")
-    (tmp_path / "demo-output" / "grid.png").touch()
-    prepare_output_folder(tmp_path / "demo-output")
-    assert not (tmp_path / "demo-output" / "grid.png").exists()
+def test_work_that_is_finished_is_not_done_again_and_what_is_left_of_it_is_removed_before(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "left").touch()
+    calls = []
+
+    def draw():
+        calls.append((tmp_path / "pictures").exists())
+        (tmp_path / "pictures").mkdir(exist_ok=True)
+        return ["a"]
+
+    for _ in range(2):
+        stages = Stages(tmp_path, {}, Console(quiet=True))
+        assert stages.once("pictures", "Drawing", draw, outputs=[tmp_path / "pictures"]) == ["a"]
+    assert calls == [False] and not (tmp_path / "pictures" / "left").exists()
+    assert stages.once("pictures", "Drawing", draw, inputs="others") == ["a"] and len(calls) == 2
+    assert stages.once("pictures", "Drawing", draw, inputs="others", is_there=lambda: False) == ["a"]
+    assert len(calls) == 3
+
+
+def test_work_that_goes_on_with_what_is_left_finds_it(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    stages = Stages(tmp_path, {}, Console(quiet=True))
+    assert stages.once(
+        "preparation", "Encoding", (tmp_path / "dataset").exists, outputs=[tmp_path / "dataset"], continues=True
+    )
+
+
+def test_only_a_line_that_says_how_far_a_command_is_is_told():
+    for line in ("sampling: 30 of 1,920 image codes", "drawing: 1,200 pictures", "ranking: 1 of 30 prompts"):
+        assert progress_in(line) == line
+    for line in ("warnings.warn(", "/lib/a.py:3: FutureWarning: 3 of them", "it printed nothing", ""):
+        assert progress_in(line) == ""
+
+
+def test_the_seconds_of_an_interrupted_stage_count(tmp_path):
+    stages = Stages(tmp_path, {}, Console(quiet=True))
+    with pytest.raises(KeyboardInterrupt), stages.stage("training", "Training"):
+        started = time.monotonic()
+        while time.monotonic() - started < 0.2:
+            pass
+        raise KeyboardInterrupt
+    assert Stages(tmp_path, {}, Console(quiet=True)).seconds["training"] >= 0.2
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_a_server_that_is_asked_to_leave_finishes_what_it_has_begun(run, command
 
 
 def test_no_process_stays_when_a_server_is_killed(run):
-    from pipelines.chaos.faults.process_table import group_members
+    from pipelines.process_table import group_members
 
     server = run.serve()
     os.kill(server.process.pid, signal.SIGKILL)

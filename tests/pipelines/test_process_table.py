@@ -7,7 +7,7 @@ import sys
 import time
 
 from pipelines.chaos.chaos_processes import left_behind
-from pipelines.chaos.faults.process_table import (
+from pipelines.process_table import (
     group_members,
     processes_with_variable,
     processor_ticks,

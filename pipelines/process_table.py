@@ -32,13 +32,23 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
 
 def is_running(pid: int) -> bool:
     """Tell whether such a process is running, zombies excluded."""
+    return _state(pid) not in ("", "Z")
+
+
+def is_frozen(pid: int) -> bool:
+    """Tell whether a process was stopped by a signal, and would go on with SIGCONT."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
     with contextlib.suppress(OSError):
         # The state is the first field after the name, which is in parentheses and may contain anything.
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return status.rpartition(") ")[2][0] != "Z"
-    return False
+        return status.rpartition(") ")[2][0]
+    return ""
 
 
+<<<<<<< HEAD:pipelines/process_table.py
 def name_of(pid: int) -> str:
     """Return the first 15 characters of a process's name; nothing if it has ended."""
     with contextlib.suppress(OSError):
@@ -47,17 +57,20 @@ def name_of(pid: int) -> str:
 
 
 def processes_with_variable(name: str, value: str) -> list[int]:
+=======
+def processes_with_variable(name: str, value: str, *, or_longer: bool = False) -> list[int]:
+>>>>>>> w-demo:pipelines/process_table.py
     """Return the processes that were started with a variable of this value in their environment.
 
-    Zombies have no environment and are not among them.
+    With `or_longer` the value may go on. Zombies have no environment and are not among them.
     """
-    wanted = f"{name}={value}".encode()
+    wanted = f"{name}={value}".encode() + (b"" if or_longer else b"\0")
     return [pid for pid in process_ids() if _has_variable(pid, wanted)]
 
 
-def _has_variable(pid: int, wanted: bytes) -> bool:
+def _has_variable(pid: int, beginning: bytes) -> bool:
     with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return b"\0" + beginning in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
     return False
 
 
