@@ -111,7 +111,10 @@ class Membership:
         Yields a report after every micro-batch. `through` may watch or delay the stream of batches.
         """
         compute = self.peer.compute
-        batch_size = self.peer.choose_micro_batch() * (compute.num_devices or 1)
+        self.peer.choose_micro_batch()
+
+        def batch_size() -> int:
+            return self.peer.micro_batch_size * (compute.num_devices or 1)
 
         def read() -> Iterator[Batch]:
             return self.peer.task.batches(
