@@ -96,7 +96,7 @@ class SizeChoice:
         if self._largest == 1 or len(self._recent) < STEPS_TO_COMPARE:
             return False
         pace = statistics.median(self._recent)
-        has_changed = max(pace / self._usual, self._usual / pace) > CHANGE_OF_PACE
+        has_changed = not self._usual <= CHANGE_OF_PACE * pace <= CHANGE_OF_PACE**2 * self._usual
         share = min(MOST_OF_TRIALS, 2 * self._share) if has_changed else self._share
         self._most_seconds = min(SECONDS_OF_TURNS, MICRO_BATCHES_OF_TRIALS * self.size * pace)
         return self._most_seconds <= share * self._seconds_of_steps
