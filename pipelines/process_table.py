@@ -48,7 +48,6 @@ def _state(pid: int) -> str:
     return ""
 
 
-<<<<<<< HEAD:pipelines/process_table.py
 def name_of(pid: int) -> str:
     """Return the first 15 characters of a process's name; nothing if it has ended."""
     with contextlib.suppress(OSError):
@@ -56,10 +55,7 @@ def name_of(pid: int) -> str:
     return ""
 
 
-def processes_with_variable(name: str, value: str) -> list[int]:
-=======
 def processes_with_variable(name: str, value: str, *, or_longer: bool = False) -> list[int]:
->>>>>>> w-demo:pipelines/process_table.py
     """Return the processes that were started with a variable of this value in their environment.
 
     With `or_longer` the value may go on. Zombies have no environment and are not among them.

@@ -137,11 +137,13 @@ class SparseRound:
 
     def __call__(self, honest: torch.Tensor) -> torch.Tensor:
         """(peer, element) -> (element,)."""
-        sent = [own.compress([layer[peer] for layer in _as_layers(honest)]) for peer, own in enumerate(self._feedback)]
+        sent = [
+            own.compress([layer[peer] for layer in _as_layers(honest)], 1) for peer, own in enumerate(self._feedback)
+        ]
         if self._attack is not None:
-            false = self._codec.encode([layer[0] for layer in _as_layers(self._attack(honest)[None])])
+            false = self._codec.encode([layer[0] for layer in _as_layers(self._attack(honest)[None])], 1)
             sent += [false] * NUM_ATTACKERS
-        together = mean(self._codec, [self._codec.decode(payload) for payload in sent])
+        together = mean(self._codec, [self._codec.decode(payload) for payload in sent], [1.0] * len(sent))
         return torch.cat([layer.flatten() for layer in together])
 
 

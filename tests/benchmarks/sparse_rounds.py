@@ -160,7 +160,7 @@ def traffic(num_peers: int, message_bytes: float) -> dict[str, float]:
 def traffic_rows(setting: Setting) -> list[Row]:
     """Return what a round of a model with `NUM_PARAMETERS` sends; the peer is an all-reduce in 8 bits."""
     codec, generator = SparseCodec(BLOCK, k=setting.k), torch.Generator().manual_seed(0)
-    payload = codec.encode([torch.randn(shape, generator=generator) for shape in BLOCK])
+    payload = codec.encode([torch.randn(shape, generator=generator) for shape in BLOCK], 1)
     message, rows = len(payload) / codec.layout.num_values * NUM_PARAMETERS, []
     for num_peers in SWARMS:
         all_reduce = 2 * (num_peers - 1) / num_peers * NUM_PARAMETERS / 1e6

@@ -146,13 +146,14 @@ class SparseRounds:
         """Bytes of each message, over the number of values that it is about."""
 
     def __call__(self, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-        """See `Averaging`; contributions count the same whatever their samples."""
+        """See `Averaging`."""
         codec = SparseCodec([tensor.shape for tensor in vectors[0]], k=self._k)
         if not self._feedback:
             self._feedback = [ErrorFeedback(codec, self._decay) for _ in vectors]
-        payloads = [own.compress(vector) for own, vector in zip(self._feedback, vectors, strict=True)]
+        peers = zip(self._feedback, vectors, weights, strict=True)
+        payloads = [own.compress(vector, int(num_samples)) for own, vector, num_samples in peers]
         self.bytes_per_value += [len(payload) / codec.layout.num_values for payload in payloads]
-        return mean(codec, [codec.decode(payload) for payload in payloads])
+        return mean(codec, [codec.decode(payload) for payload in payloads], weights)
 
 
 class SimulatedSwarm:

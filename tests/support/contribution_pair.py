@@ -18,8 +18,13 @@ LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 SHAPE = (2**10, 2**11)
 
 
+NUM_SAMPLES = (15, 1)
+
+
 def contribution_of(averager: ContributionAverager, seed: int) -> bytes:
-    return averager.codec.encode([torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))])
+    """Progress that is as long as its samples say."""
+    values = NUM_SAMPLES[seed] * torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+    return averager.codec.encode([values], NUM_SAMPLES[seed])
 
 
 def main() -> None:
@@ -41,7 +46,8 @@ def main() -> None:
             averager.contribute(content)
         for control in [averager.step(wait=False, timeout=120.0) for averager in averagers]:
             control.result(120.0)
-        (expected,) = mean(averagers[0].codec, [averagers[0].codec.decode(content) for content in contents])
+        codec = averagers[0].codec
+        (expected,) = mean(codec, [codec.decode(content) for content in contents], NUM_SAMPLES)
         results = []
         for averager in averagers:
             with averager.get_tensors() as (result,):
@@ -49,7 +55,13 @@ def main() -> None:
         sent = [averager.last_round.bytes_sent for averager in averagers]
         for averager in averagers:
             averager.shutdown()
-    print(json.dumps(dict(sent=sent, sizes=[len(content) for content in contents], are_equal=results)))
+        whole = torch.zeros(SHAPE).reshape(-1)
+        for content, num_samples in zip(contents, NUM_SAMPLES, strict=True):
+            codec.add_to(whole, codec.decode(content), num_samples / sum(NUM_SAMPLES))
+        is_weighted = torch.allclose(expected.reshape(-1), whole, rtol=1e-5, atol=0)
+    print(json.dumps(dict(
+        sent=sent, sizes=[len(content) for content in contents], are_equal=results, is_weighted=is_weighted
+    )))  # fmt: skip
 
 
 if __name__ == "__main__":

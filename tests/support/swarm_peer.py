@@ -144,14 +144,28 @@ def evaluate(peer: TrainingPeer, run: TrainingRun) -> float:
     return mean_loss(peer.task, peer.model, [{name: tensor.to(device) for name, tensor in batch.items()}])
 
 
+def count_trials(peer: TrainingPeer) -> list[int]:
+    """Return the sizes of micro-batches that this peer measures: so far, and those to come."""
+    measured, measure = [], peer._trial
+
+    def counting(size: int) -> float | None:
+        measured.append(size)
+        return measure(size)
+
+    peer._trial = counting
+    return measured
+
+
 def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:
-    used_seeds = []
+    used_seeds, sizes, measured = [], [], count_trials(peer)
+    peer.choose_micro_batch()
 
     def batches():
         for seed in seeds:
             if len(used_seeds) == 1 and settings["num_peers"] > 1:  # peers report themselves with their first gradient
                 wait_until_seen(peer, settings["num_peers"])
             used_seeds.append(seed)
+            sizes.append(peer.micro_batch_size)
             for cell in current_epoch:
                 cell.value = peer.optimizer.local_epoch
             if seed in settings.get("poisoned_seeds", []):
@@ -160,12 +174,12 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
                     kept = first.clone()
                     first.fill_(float("nan"))
                 try:
-                    yield made_up_batch(run, seed, settings["micro_batch_size"])
+                    yield made_up_batch(run, seed, sizes[-1])
                 finally:  # also where the peer stops with this batch
                     with torch.no_grad():
                         first.copy_(kept)
             else:
-                yield made_up_batch(run, seed, settings["micro_batch_size"])
+                yield made_up_batch(run, seed, sizes[-1])
             time.sleep(settings.get("seconds_per_batch", 0.0))
 
     num_rounds = 0
@@ -180,7 +194,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             bytes_sent=newest.bytes_sent,
             suspects=[[suspect.peer_id, suspect.offence.name] for suspect in newest.suspects],
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
-            num_refused=peer.optimizer.num_refused_gradients,
+            num_refused=peer.optimizer.num_refused_gradients, num_samples=sizes[-1], num_measured=len(measured),
         )  # fmt: skip
         if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)

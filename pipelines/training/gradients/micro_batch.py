@@ -1,4 +1,4 @@
-"""How many samples a machine computes at once: measured with real gradients before training starts."""
+"""How many samples a machine computes at once: measured with real gradients; `size_choice` decides."""
 
 import logging
 import os
@@ -10,20 +10,12 @@ from pathlib import Path
 import torch
 
 from pipelines.training.gradients.computation import ComputeGradient
+from pipelines.training.gradients.size_choice import SizeChoice
 from pipelines.training.run.task import Batch, TrainingTask
 
 logger = logging.getLogger(__name__)
 
 LARGEST_TRIED = 256
-SHARE_OF_THE_BEST_RATE = 0.95
-"""The smallest micro-batch that reaches this share is chosen: larger ones cost memory and make counts coarser."""
-
-GAIN_OF_TWO_DOUBLINGS = 1.04
-"""Least gain for which sizes are doubled again; one doubling alone may lie in the noise."""
-
-SECONDS_OF_A_LONG_TRIAL = 4.0
-"""If one micro-batch takes longer than this, larger ones would only make an epoch's end less exact."""
-
 SHARE_OF_DEVICE_MEMORY = 0.9
 """Memory beyond this share is left for fragmentation and for the averager's copies."""
 
@@ -38,30 +30,20 @@ def choose_micro_batch(measure: Callable[[int], float | None], *, largest: int) 
     """Return the smallest micro-batch with about the best rate; a power of two or half as much again.
 
     `measure(size)` returns the seconds that a micro-batch takes, or None if memory does not suffice with a margin.
-    Sizes are doubled while samples get cheaper; when memory runs out, the size half-way is tried.
 
     Raises:
         NoMicroBatchFitsError: not even one sample fits.
     """
-    size, seconds = 1, measure(1)
-    if seconds is None:
-        raise NoMicroBatchFitsError(
-            "Not even one sample fits in the device's memory. Free memory (other programs on the device?), "
-            "or use the CPU: --device cpu"
-        )
-    rates = {1: 1 / seconds}
-    while size * 2 <= largest and seconds < SECONDS_OF_A_LONG_TRIAL:
-        if size >= 4 and rates[size] < GAIN_OF_TWO_DOUBLINGS * rates[size // 4]:
-            break
-        doubled = measure(size * 2)
-        if doubled is None:
-            between = measure(size * 3 // 2) if size > 1 else None
-            if between is not None:
-                rates[size * 3 // 2] = size * 3 // 2 / between
-            break
-        size, seconds = size * 2, doubled
-        rates[size] = size / seconds
-    return min(size for size, rate in rates.items() if rate >= SHARE_OF_THE_BEST_RATE * max(rates.values()))
+    choice = SizeChoice(largest)
+    while (size := choice.next_trial()) is not None:
+        seconds = measure(size)
+        if size == 1 and seconds is None:
+            raise NoMicroBatchFitsError(
+                "Not even one sample fits in the device's memory. Free memory (other programs on the device?), "
+                "or use the CPU: --device cpu"
+            )
+        choice.note_trial(seconds)
+    return choice.size
 
 
 def largest_useful(target_batch_size: int) -> int:
@@ -70,18 +52,26 @@ def largest_useful(target_batch_size: int) -> int:
 
 
 def trial(
-    task: TrainingTask, backward: ComputeGradient, model: torch.nn.Module, device: str
+    task: TrainingTask,
+    backward: ComputeGradient,
+    model: torch.nn.Module,
+    device: str,
+    usual: Callable[[], int] = lambda: 1,
 ) -> Callable[[int], float | None]:
     """Return a function that times one micro-batch of made-up samples with a real forward and backward pass.
 
-    Gradients are discarded; parameters and random state are restored.
+    Gradients are discarded; parameters and random state are restored. `usual` returns the size that is computed without
+    trying.
     """
     is_gpu = torch.device(device).type == "cuda"
 
     def measure(size: int) -> float | None:
         batch = task.made_up_batch(size)
         try:
-            return _seconds_on_gpu(backward, batch, device) if is_gpu else _seconds_on_cpu(backward, batch, size)
+            with torch.random.fork_rng([device] if is_gpu else []):
+                if is_gpu:
+                    return _seconds_on_gpu(backward, batch, device)
+                return _seconds(backward, batch) if size <= usual() or _fits_in_ram() else None
         except torch.OutOfMemoryError:
             return None
         finally:
@@ -113,12 +103,9 @@ def gpu_suffices(peak: int, *, others: int, total: int, cap: float) -> bool:
     return peak <= SHARE_OF_DEVICE_MEMORY * cap and peak + others <= SHARE_OF_DEVICE_MEMORY * total
 
 
-def _seconds_on_cpu(backward: ComputeGradient, batch: Batch, size: int) -> float | None:
-    """Time one pass; None if a pass of this size might not fit, judged beforehand by smaller ones."""
-    before = _peak_bytes()
-    if size > 1 and not ram_suffices(before - _resting_bytes(), _free_bytes()):
-        return None
-    return min(_seconds(backward, batch) for _ in range(2))  # the first pass also allocates its memory
+def _fits_in_ram() -> bool:
+    """Tell beforehand whether a larger pass fits, judged by smaller ones."""
+    return ram_suffices(_peak_bytes() - _resting_bytes(), _free_bytes())
 
 
 def _seconds(backward: ComputeGradient, batch: Batch) -> float:

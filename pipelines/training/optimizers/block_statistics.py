@@ -4,6 +4,8 @@ On a CPU the bits are those of bitsandbytes 0.50, which takes four times as long
 thread of an AMD EPYC) and starts threads of its own.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,10 +22,21 @@ NUM_STEPS = 2**16
 State = dict[str, Tensor]
 
 
-def initial_state(parameter: Tensor, bits: int, names: tuple[str, ...]) -> State:
-    """Return the statistics of these names, all 0, and the number of steps."""
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """What an optimizer declares of a value that it keeps for each parameter."""
+
+    name: str
+    """That of its tensor in the state."""
+
+    is_signed: bool
+    """Whether it may be negative; what never is has twice the levels in 8 bits."""
+
+
+def initial_state(parameter: Tensor, bits: int, statistics: Sequence[Statistic]) -> State:
+    """Return these statistics, all 0, and the number of steps."""
     state = {"step": torch.zeros((), dtype=torch.int64)}
-    for name in names:
+    for name in (statistic.name for statistic in statistics):
         size, device = parameter.numel(), parameter.device
         if bits == 32 or size < MIN_8BIT_ELEMENTS:
             state[name] = torch.zeros(size, device=device)
@@ -33,30 +46,31 @@ def initial_state(parameter: Tensor, bits: int, names: tuple[str, ...]) -> State
     return state
 
 
-def read_statistic(state: State, name: str, span: slice) -> Tensor:
+def read_statistic(state: State, statistic: Statistic, span: slice) -> Tensor:
     """Return float32 values of the span: a view for float32 statistics, a copy for quantised ones.
 
     A span starts at a block, and ends at one or at the end of the statistic.
     """
-    values = state[name][span]
+    name, values = statistic.name, state[statistic.name][span]
     if values.dtype == torch.float32:
         return values
-    absmax, levels = state[f"{name}_absmax"][_blocks(span)], _levels(name, values.device)
+    absmax, levels = state[f"{name}_absmax"][_blocks(span)], _levels(statistic.is_signed, values.device)
     if values.device.type != "cpu":
         return quantization.dequantize_blockwise(values, absmax=absmax, code=levels, blocksize=BLOCK_SIZE)
     read = torch.index_select(levels, 0, _whole_blocks(values).int()).view(-1, BLOCK_SIZE)
     return read.mul_(absmax[:, None]).view(-1)[: len(values)]
 
 
-def write_statistic(state: State, name: str, span: slice, values: Tensor) -> None:
+def write_statistic(state: State, statistic: Statistic, span: slice, values: Tensor) -> None:
     """Keep float32 values of the span."""
+    name = statistic.name
     if state[name].dtype == torch.float32:
         return  # `values` is a view of the state
     kept, absmax = state[name][span], state[f"{name}_absmax"][_blocks(span)]
     if values.device.type == "cpu":
-        _quantise(values, _level_of_step(name), kept, absmax)
+        _quantise(values, _level_of_step(statistic.is_signed), kept, absmax)
         return
-    levels = _levels(name, values.device)
+    levels = _levels(statistic.is_signed, values.device)
     quantised, quant_state = quantization.quantize_blockwise(values, code=levels, blocksize=BLOCK_SIZE)
     kept.copy_(quantised)
     absmax.copy_(quant_state.absmax)
@@ -83,14 +97,14 @@ def _blocks(span: slice) -> slice:
 
 
 @cache
-def _levels(name: str, device: torch.device) -> Tensor:
-    """Return the 256 values of the dynamic 8-bit type; the second moment is never negative and needs no sign."""
-    return quantization.create_dynamic_map(signed=name == "exp_avg").to(device)
+def _levels(is_signed: bool, device: torch.device) -> Tensor:
+    """Return the 256 values of the dynamic 8-bit type."""
+    return quantization.create_dynamic_map(signed=is_signed).to(device)
 
 
 @cache
-def _level_of_step(name: str) -> Tensor:
+def _level_of_step(is_signed: bool) -> Tensor:
     """Return the index of the level that is nearest to each step: (steps) uint8."""
-    levels = _levels(name, torch.device("cpu"))
+    levels = _levels(is_signed, torch.device("cpu"))
     steps = torch.arange(NUM_STEPS, device="cpu").float() / (NUM_STEPS - 1) * 2 - 1
     return torch.bucketize(steps, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)

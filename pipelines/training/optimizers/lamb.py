@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch.optim.optimizer import ParamsT, StateDict
 
-from pipelines.training.optimizers.block_statistics import initial_state, read_statistic, write_statistic
+from pipelines.training.optimizers.block_statistics import Statistic, initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.gradient_norm import global_norm
 from pipelines.training.optimizers.square_root import root_
 
@@ -22,6 +22,10 @@ or as many as keep a GPU busy."""
 
 MAX_WEIGHT_NORM = 10_000.0
 """Upper bound of the weight norm in the trust ratio (function phi of LAMB, section 3); the run's own value."""
+
+MEAN = Statistic(name="exp_avg", is_signed=True)
+SQUARE = Statistic(name="exp_avg_sq", is_signed=False)
+"""Means of the gradients and of their squares."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -34,8 +38,8 @@ class Lamb(torch.optim.Optimizer):
         ValueError: a parameter is not float32.
     """
 
-    statistics: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    """Names of what is kept for each parameter: a mean of gradients, which has a sign, and a mean of their squares."""
+    statistics: ClassVar[tuple[Statistic, ...]] = (MEAN, SQUARE)
+    """What is kept for each parameter."""
 
     def __init__(
         self,
@@ -106,10 +110,10 @@ class Lamb(torch.optim.Optimizer):
         """Update the statistics of a span, and write the direction of its step."""
         (beta1, beta2), step = group["betas"], int(state["step"])
         part = gradient[span] * scale
-        mean = read_statistic(state, "exp_avg", span).lerp_(part, 1 - beta1)
-        square = read_statistic(state, "exp_avg_sq", span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
-        write_statistic(state, "exp_avg", span, mean)
-        write_statistic(state, "exp_avg_sq", span, square)
+        mean = read_statistic(state, MEAN, span).lerp_(part, 1 - beta1)
+        square = read_statistic(state, SQUARE, span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
+        write_statistic(state, MEAN, span, mean)
+        write_statistic(state, SQUARE, span, square)
         own = torch.div(mean, 1 - beta1**step, out=direction[span])
         own.div_(root_(square / (1 - beta2**step)).add_(group["eps"]))
         if group["weight_decay"]:

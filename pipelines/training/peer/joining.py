@@ -117,7 +117,10 @@ class Membership:
         if self.stop.is_set():  # already while the state was downloaded
             return
         compute = self.peer.compute
-        batch_size = self.peer.choose_micro_batch() * (compute.num_devices or 1)
+        self.peer.choose_micro_batch()
+
+        def batch_size() -> int:
+            return self.peer.micro_batch_size * (compute.num_devices or 1)
 
         def read() -> Iterator[Batch]:
             return self.peer.task.batches(

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
-from pipelines.training.run.task import Batch
+from pipelines.training.run.task import Batch, BatchSize, size_of_next
 
 MIN_PREFETCHED_BATCHES = 8
 NUM_PREFETCHED_SAMPLES = 1024
@@ -21,7 +21,7 @@ SECONDS_TO_END = 10.0
 @contextlib.contextmanager
 def prefetched(
     make_batches: Callable[[], Iterator[Batch]],
-    batch_size: int = NUM_PREFETCHED_SAMPLES,
+    batch_size: BatchSize = NUM_PREFETCHED_SAMPLES,
     stop: threading.Event | None = None,
 ) -> Iterator[Iterator[Batch]]:
     """Prefetch batches in a thread, so that the network does not stall the computation; errors are raised in order.
@@ -29,13 +29,13 @@ def prefetched(
     Enough for `NUM_PREFETCHED_SAMPLES` with this batch size, and some in any case. The batches end when `stop` is
     set, also while the reader waits for one.
     """
-    num_batches = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // batch_size)
-    ahead: queue.Queue[Batch | Exception] = queue.Queue(num_batches)
+    ahead: queue.Queue[Batch | Exception] = queue.Queue()
     is_over = threading.Event()
 
     def fill() -> None:
         try:
             for batch in make_batches():
+                ahead.maxsize = max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // size_of_next(batch_size))
                 if not _put(ahead, batch, is_over):
                     return
         except Exception as error:  # handed to the consumer, which raises it

@@ -32,13 +32,14 @@ from pipelines.training.gradients.computation import (
 )
 from pipelines.training.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.training.gradients.size_choice import SizeChoice
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.lease_watch import LeaseWatch
 from pipelines.training.peer.handing_over import hand_over
 from pipelines.training.peer.pausing import PauseSwitch, take_break
 from pipelines.training.peer.reports import StepReport, suspect_record
 from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.task import Batch, NamedBatch, TrainingTask
+from pipelines.training.run.task import Batch, NamedBatch, TrainingTask, num_samples
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorKeys
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
@@ -97,6 +98,12 @@ class TrainingPeer:
         self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
         self._computation = GradientComputation(
             task, self.model, device=compute.device, precision=self._precision, compiled=self._is_compiled
+        )
+        self._sizes: SizeChoice | None = None
+        """Which micro-batch this machine computes; None: it is configured."""
+
+        self._trial = trial(
+            task, self._computation.backward_as_it_is, self.model, compute.device, lambda: self.micro_batch_size
         )
 
     def __enter__(self) -> "TrainingPeer":
@@ -221,15 +228,33 @@ class TrainingPeer:
         """Resume after a pause, from any thread, with the swarm's newest state."""
         self.pause_switch.resume()
 
-    def choose_micro_batch(self) -> int:
-        """Return the samples per local step and device: as configured, or found by testing the machine."""
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples per local step and device: as configured, or found by testing the machine; this may change."""
+        return self._sizes.size if self._sizes is not None else self.compute.micro_batch_size or 1
+
+    def choose_micro_batch(self) -> None:
+        """Test the machine, unless the size is configured. While it trains, this is done again from time to time."""
         if self.compute.micro_batch_size is not None:
-            return self.compute.micro_batch_size
-        measure = trial(self.task, self._computation.backward_as_it_is, self.model, self.compute.device)
+            return
         own_share = int(self.run.target_batch_size / self.task.sample_weight) // (self.compute.num_devices or 1)
-        size = choose_micro_batch(measure, largest=largest_useful(own_share))
+        largest = largest_useful(own_share)
+        size = choose_micro_batch(self._trial, largest=largest)
+        self._sizes = SizeChoice(largest, size)
         logger.info("Micro-batches of %d samples suit this machine best.", size)
-        return size
+
+    def _test_again(self, seconds: float, num_samples: int) -> None:
+        """Note a step, and time one other micro-batch if that is due; nobody waits for this peer meanwhile."""
+        if self._sizes is None or self._is_compiled:  # each size would be compiled anew
+            return
+        before = self._sizes.size
+        self._sizes.note_step(seconds, num_samples)
+        if self.optimizer.is_awaited or (size := self._sizes.next_trial()) is None:
+            return
+        with self.optimizer.tracker.performance_ema.pause():
+            self._sizes.note_trial(self._trial(size))
+        if self._sizes.size != before:
+            logger.info("Micro-batches of %d samples suit this machine better than %d now.", self._sizes.size, before)
 
     def ask_for_lease(self) -> None:
         """Ask the run's anchors for records to train on: this peer is about to train on the run's dataset."""
@@ -256,6 +281,9 @@ class TrainingPeer:
             seconds = clock() - started
             yield report
             if not report.ended_epoch:  # the seconds of a round are not computing
+                started = clock()
+                self._test_again(seconds, num_samples(batch))
+                seconds += clock() - started
                 rest = seconds * (100 / self.compute.max_load - 1)
                 take_break(rest, stop, lambda: self.pause_switch.is_on or self.optimizer.is_awaited)
         self.optimizer.wait_for_updates()

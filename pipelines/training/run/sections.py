@@ -130,7 +130,7 @@ class LocalStepSettings:
     synchronisation: str = "dense"
     """With local steps: `dense`, peers average their progress through each other; or `sparse`, each gives the largest
     values of its progress to all others, at most 0.03 bytes a parameter (SparseLoCo, Sarfi et al. 2025). Sparse needs
-    `outer_momentum` 0 and `aggregation_rule` `mean`, of progress that is shortened to the group's median norm."""
+    `outer_momentum` 0 and `aggregation_rule` `mean`, by samples, of progress no longer than these allow."""
 
     sparse_values_per_chunk: int = 64
     """With sparse synchronisation: how many of every 4096 values are sent."""

@@ -23,6 +23,15 @@ Batch = Mapping[str, torch.Tensor]
 """A micro-batch: tensors by name, each with the samples along its first dimension."""
 
 
+BatchSize = int | Callable[[], int]
+"""Samples of a micro-batch, or what says of how many the next one is."""
+
+
+def size_of_next(batch_size: BatchSize) -> int:
+    """Return the samples of the next micro-batch."""
+    return batch_size if isinstance(batch_size, int) else batch_size()
+
+
 class NamedBatch(dict[str, torch.Tensor]):
     """A micro-batch that knows which records of the dataset it was made of.
 
@@ -139,12 +148,12 @@ class TrainingTask(Protocol):
         """Tell whether compiled code speeds the model up on a GPU."""
 
     def batches(
-        self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+        self, *, batch_size: BatchSize, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
     ) -> Iterator[Batch]:
         """Yield micro-batches of `batch_size` samples endlessly: of these spans, if this data has blocks.
 
-        Otherwise, and without spans, the order depends only on the seed. Held-out samples are skipped, the same ones
-        on every peer.
+        The size only says where the stream of samples is cut, and may change with each. Otherwise, and without spans,
+        the order depends only on the seed. Held-out samples are skipped, the same ones on every peer.
         """
 
     def block_order(self, *labels: object) -> BlockOrder | None:

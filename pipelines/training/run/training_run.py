@@ -108,7 +108,7 @@ class TrainingRun(
             )
         for name, wanted, reason in (
             ("outer_momentum", 0, "newcomers get parameters alone"),
-            ("aggregation_rule", "mean", "contributions are shortened to the median norm and averaged"),
+            ("aggregation_rule", "mean", "contributions are averaged by samples, none longer than these allow"),
         ):
             if (value := getattr(self, name)) != wanted:
                 raise ValueError(

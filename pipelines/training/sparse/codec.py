@@ -1,6 +1,7 @@
 """Sparse progress as bytes: one byte string for each value, and a reader that believes nothing.
 
     mark          4 bytes, with the version
+    samples       uint64, little-endian: of how many samples the progress is, 1 or more
     levels        two float32 for each tensor, little-endian: the magnitudes low <= high
     codes         2 bits for each value sent, in order
     remainders    the gap to the index before, modulo 2**bits: for each value of a matrix in so many bits, then for each
@@ -13,6 +14,7 @@ Shapes, chunk and k are the receiver's own. Gaps of random indices are distribut
 
 import hashlib
 import math
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +25,14 @@ import torch
 from pipelines.training.sparse.layout import ChunkLayout
 from pipelines.training.sparse.selection import HIGH, NEGATIVE, largest, quantised
 
-MARK = b"SPG\x01"
+MARK = b"SPG\x02"
+"""Version 1 did not say of how many samples the progress is."""
+
+SAMPLES = struct.Struct("<Q")
+MOST_SAMPLES = 2**48
+"""Sums over all peers stay exact in float64."""
+
+LEVELS_START = len(MARK) + SAMPLES.size
 LEVEL_TYPE = np.dtype("<f4")
 CODE_BITS = 2
 LARGEST_LEVEL = 2.0**32
@@ -33,6 +42,9 @@ LARGEST_LEVEL = 2.0**32
 @dataclass(frozen=True, eq=False)
 class SparseUpdate:
     """What one peer sends in a round. Arrays are read-only; 3 bytes for each value sent."""
+
+    num_samples: int
+    """Of how many samples the progress is, as the peer says: 1 to `MOST_SAMPLES`."""
 
     levels: np.ndarray
     """Magnitudes low and high: (num_tensors, 2) float32."""
@@ -59,7 +71,7 @@ class SparseCodec:
         self.rice_bits = _best_rice_bits(k / chunk), _best_rice_bits(self.layout.k_of_vectors / chunk)
         """Bits of a gap's remainder, in matrices and in vectors."""
 
-        self._head = len(MARK) + 2 * LEVEL_TYPE.itemsize * len(self.layout.shapes)
+        self._head = LEVELS_START + 2 * LEVEL_TYPE.itemsize * len(self.layout.shapes)
         widths = np.where(self.layout.is_chunk_of_vector, *self.rice_bits[::-1])
         fixed = int((self.layout.chunk_counts * (CODE_BITS + widths + 1)).sum())
         zeros = int(((self.layout.chunk_sizes - self.layout.chunk_counts) >> widths).sum())
@@ -73,13 +85,14 @@ class SparseCodec:
         bits = sum(number * _log2_of_choices(size, count) for (size, count), number in chunks.items())
         return (bits + CODE_BITS * self.layout.num_sent) / 8
 
-    def encode(self, tensors: Sequence[torch.Tensor]) -> bytes:
-        """Return the bytes of the largest values; tensors are float32 on the CPU.
+    def encode(self, tensors: Sequence[torch.Tensor], num_samples: int) -> bytes:
+        """Return the bytes of the largest values of the progress of so many samples; float32 on the CPU.
 
         Raises:
-            ValueError: the shapes are others, or a value is not finite or too large.
+            ValueError: the shapes are others, a value is not finite or too large, or there are no samples.
         """
         self.layout.check_shapes(tensors)
+        _check_samples(num_samples)
         levels, codes, indices = [], [], []
         for tensor, k in zip(tensors, self.layout.tensor_k, strict=True):
             own_indices, values = largest(tensor, self.layout.chunk, k)
@@ -91,7 +104,12 @@ class SparseCodec:
             indices.append(own_indices)
         all_codes, all_indices = np.concatenate(codes), np.concatenate(indices)
         bits = np.concatenate((_bits_of(all_codes, CODE_BITS), self._bits_of_indices(all_indices)))
-        return MARK + np.stack(levels).astype(LEVEL_TYPE).tobytes() + np.packbits(bits).tobytes()
+        return (
+            MARK
+            + SAMPLES.pack(num_samples)
+            + np.stack(levels).astype(LEVEL_TYPE).tobytes()
+            + np.packbits(bits).tobytes()
+        )
 
     def decode(self, payload: bytes) -> SparseUpdate:
         """Return what the bytes say. Memory is bounded by the codec's own sizes, whatever the bytes are.
@@ -105,12 +123,15 @@ class SparseCodec:
             )
         if not payload.startswith(MARK):
             raise ValueError(f"A sparse update begins with {payload[: len(MARK)]!r}; expected {MARK!r}.")
-        levels = np.frombuffer(payload, LEVEL_TYPE, 2 * len(self.layout.shapes), len(MARK)).reshape(-1, 2)
+        (num_samples,) = SAMPLES.unpack_from(payload, len(MARK))
+        _check_samples(num_samples)
+        levels = np.frombuffer(payload, LEVEL_TYPE, 2 * len(self.layout.shapes), LEVELS_START).reshape(-1, 2)
         bits = np.unpackbits(np.frombuffer(payload, np.uint8, offset=self._head))
         codes, rest = _numbers_of(bits, self.layout.num_sent, CODE_BITS)
         levels = levels.astype(np.float32)
         norm = _checked_norm(levels, self.layout.of_tensors(codes))
-        update = SparseUpdate(levels, codes, self._indices_of(rest), norm, hashlib.sha256(payload).digest())
+        digest = hashlib.sha256(payload).digest()
+        update = SparseUpdate(num_samples, levels, codes, self._indices_of(rest), norm, digest)
         for array in (update.levels, update.codes, update.indices):
             array.flags.writeable = False
         return update
@@ -175,6 +196,11 @@ class SparseCodec:
     def _firsts(self) -> np.ndarray:
         """Return where each chunk begins among the values sent: (num_chunks,)."""
         return np.cumsum(self.layout.chunk_counts) - self.layout.chunk_counts
+
+
+def _check_samples(num_samples: int) -> None:
+    if not 1 <= num_samples <= MOST_SAMPLES:
+        raise ValueError(f"A sparse update is of {num_samples} samples; expected 1 to {MOST_SAMPLES}.")
 
 
 def _checked_norm(levels: np.ndarray, codes_of_tensors: Sequence[np.ndarray]) -> float:

@@ -25,25 +25,30 @@ class ErrorFeedback:
         """What has not been sent, in the tensors' shapes: views, not copies."""
         return self._codec.views(self._vector)
 
-    def compress(self, progress: Sequence[torch.Tensor]) -> bytes:
+    def compress(self, progress: Sequence[torch.Tensor], num_samples: int) -> bytes:
         """Return the bytes to send in a round: the largest values of the accumulated progress, which then loses them.
 
+        `num_samples`: of how many the progress is.
+
         Raises:
-            ValueError: the progress has other shapes or is not finite; nothing has changed then.
+            ValueError: the progress has other shapes, is not finite, or of no samples; nothing has changed then.
         """
         self._codec.layout.check_shapes(progress)
         total = self._vector.mul(self._decay)
         for own, new in zip(self._codec.views(total), progress, strict=True):
             own.add_(new)
-        payload = self._codec.encode(self._codec.views(total))
+        payload = self._codec.encode(self._codec.views(total), num_samples)
         self._vector, self._sent = total, self._codec.decode(payload)
         self._codec.add_to(self._vector, self._sent, -1.0)
         return payload
 
-    def restore(self) -> None:
-        """Take back what `compress` has sent last, once: the round failed, and no peer applies it."""
+    def restore(self, share: float = 1.0) -> None:
+        """Take back a share of what `compress` has sent last, once: no peer applies it.
+
+        All of it if the round failed, or what the mean has cut.
+        """
         if self._sent is not None:
-            self._codec.add_to(self._vector, self._sent)
+            self._codec.add_to(self._vector, self._sent, share)
             self._sent = None
 
     def reset(self) -> None:

@@ -169,7 +169,7 @@ class SparseLocalSteps(LocalSteps):
         super().finish(epoch)
         progress = self._averager.gathered()
         try:
-            content = self._feedback.compress(progress)
+            content = self._feedback.compress(progress, self._averager.local_samples_accumulated)
         except ValueError as error:
             logger.error("This peer contributes nothing to a round: %s", error)
             content = None
@@ -179,7 +179,7 @@ class SparseLocalSteps(LocalSteps):
                 own.zero_()
             return
         codec = self._sparse.codec
-        for own, sent in zip(progress, mean(codec, [codec.decode(content)]), strict=True):
+        for own, sent in zip(progress, mean(codec, [codec.decode(content)], [1.0]), strict=True):
             own.copy_(sent)
 
     def lose_round(self) -> None:
@@ -200,7 +200,6 @@ class SparseLocalSteps(LocalSteps):
         self._feedback.restore()
 
     def _settle(self) -> None:
-        """Take back what was sent last, unless it may be in a mean; twice does no harm."""
-        if self._was_lost or not self._sparse.may_have_counted:
-            self._feedback.restore()
+        """Take back what was sent last and is in no mean: all, or what was cut; twice does no harm."""
+        self._feedback.restore(1.0 if self._was_lost else self._sparse.share_to_send_again)
         self._was_lost = False

@@ -8,6 +8,7 @@ from hivemind.averaging.control import StepControl
 
 from pipelines.training.averaging.contributions.contribution_averager import ContributionAverager
 from pipelines.training.sparse.codec import SparseCodec
+from pipelines.training.sparse.mean import share_to_send_again
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 
@@ -32,6 +33,13 @@ class SparseGradientAverager(ContributionAverager, SwarmGradientAverager):
     def may_have_counted(self) -> bool:
         """Whether the newest contribution may be in a mean: this peer's own without the others, or theirs."""
         return self._round is None or (self._round.began_allreduce and self.was_taken)
+
+    @property
+    def share_to_send_again(self) -> float:
+        """Which share of the newest contribution counts again, in the next one: all of it, or what the mean has cut."""
+        if not self.may_have_counted:
+            return 1.0
+        return 0.0 if self._round is None else share_to_send_again(self.own_scale)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """See `GradientAverager.step`. The group hears of the contribution: it is looked for only now."""

@@ -62,6 +62,7 @@ class ContributionAverager(RobustAverager):
         # Shared, before hivemind forks the process that runs the rounds: its pipe fails with messages that do not fit
         # into a socket's buffer, which uvloop makes non-blocking.
         self._was_taken = multiprocessing.Value("b", 0)
+        self._own_scale = multiprocessing.Value("d", 1.0)
         self._offered = torch.zeros(codec.most_bytes, dtype=torch.uint8).share_memory_()
         self._shelf = Shelf(range(codec.least_bytes, codec.most_bytes + 1))
         self._avoided = Avoidance(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
@@ -88,7 +89,7 @@ class ContributionAverager(RobustAverager):
 
     def offer(self, content: bytes | None, epoch: int) -> None:
         """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""
-        self._was_taken.value = 0
+        self._was_taken.value, self._own_scale.value = 0, 1.0
         num_bytes = 0 if content is None else len(content)
         if content:
             self._offered[:num_bytes] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -98,6 +99,11 @@ class ContributionAverager(RobustAverager):
     def was_taken(self) -> bool:
         """Whether another peer has got the newest contribution, so that it may be in the others' mean."""
         return bool(self._was_taken.value)
+
+    @property
+    def own_scale(self) -> float:
+        """By which factor the mean has shortened the newest contribution, as far as this peer knows."""
+        return self._own_scale.value
 
     async def rpc_give_contribution(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
@@ -173,13 +179,17 @@ class ContributionAverager(RobustAverager):
             modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),
             announced={peer: announcement for peer, announcement in found.items() if announcement is not None},
             seconds=self._longest_attempt if is_last or seconds is None else seconds,
+            max_weight_ratio=self._rule.max_weight_ratio,
+            recorded=self._weights_on_record(ordered_peer_ids),
             is_last_attempt=is_last,
         )
         self._fan_outs = [peer for peer in terms.answering if terms.modes[peer] == AveragingMode.AUX]
         own = terms.announced.get(self.peer_id)
         if own is not None and own.fan_out is None and self.peer_id not in terms.answering:  # nobody can take it here
             self._in_background(self._give(drawn_order(own.digest, terms.answering), own, terms.epoch))
-        return self.round_type(terms, self.codec, self._deliveries, kwargs["signatures"], self._avoided)
+        return self.round_type(
+            terms, self.codec, self._deliveries, kwargs["signatures"], self._avoided, self._note_scale
+        )
 
     def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
         """Nothing but contributions, which are on the shelf."""
@@ -188,8 +198,15 @@ class ContributionAverager(RobustAverager):
         return self._gate.signatures_of(()).sign(receipt_statement(self.peer_id, digest, epoch))
 
     def _note_taken(self, digest: bytes) -> None:
-        if self._announcement is not None and digest == self._announcement.digest:
+        if self._is_newest(digest):
             self._was_taken.value = 1
+
+    def _note_scale(self, digest: bytes, scale: float) -> None:
+        if self._is_newest(digest):
+            self._own_scale.value = scale
+
+    def _is_newest(self, digest: bytes) -> bool:
+        return self._announcement is not None and digest == self._announcement.digest
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

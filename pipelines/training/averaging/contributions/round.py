@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from hivemind.p2p import PeerID
 from pipelines.training.averaging.contributions.announcement import Announcement, drawn_order, receipt_statement
 from pipelines.training.averaging.contributions.deliveries import AlteredError, Deliveries, NotHeldError
 from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.averaging.reduce.reducer import EXCESS_WEIGHT
+from pipelines.training.averaging.reduce.robust_aggregation import bounded_weights
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.reducing_end import Signatures
 from pipelines.training.sparse.codec import SparseCodec, SparseUpdate
@@ -33,7 +36,7 @@ both may be getting it themselves."""
 PAUSE_SECONDS = 0.25
 
 FAR_OFF_SCALE = 0.1
-"""A contribution of more than ten times the median norm is reported; its length counts no more than that of others."""
+"""A contribution ten times as long as its samples allow is reported; its length counts no more than that of others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,13 @@ class RoundTerms:
 
     seconds: float
     """How long contributions are collected."""
+
+    max_weight_ratio: float
+    """Nobody's samples count for more than this multiple of the group's median."""
+
+    recorded: Mapping[PeerID, float]
+    """The most samples that members' signed records make plausible, as this peer has read them: they say whom to name.
+    They bound no weight, for which all members would have to have read the same."""
 
     is_last_attempt: bool
     """Whether a contribution that nobody has given until then counts as not made, instead of another attempt."""
@@ -78,6 +88,9 @@ class ContributionRound:
     signatures: Signatures
     avoided: Avoidance
     """Peers that were given contributions and do not pass them on."""
+
+    note_scale: Callable[[bytes, float], None]
+    """Hears by which factor the mean has shortened this peer's own contribution, and its digest."""
 
     offences: set[tuple[PeerID, Offence]] = field(default_factory=set)
     banned_senders: set[PeerID] = field(default_factory=set)
@@ -225,10 +238,24 @@ class ContributionRound:
         used = [(owner, update) for owner, update in updates.values() if update.norm > 0]
         if not used:
             raise AllreduceException("no member of the group has contributed anything")
-        for (owner, _), scale in zip(used, norm_scales([update.norm for _, update in used]), strict=True):
+        # What all have the same bytes of alone decides; from other weights every member would come to another mean.
+        claimed = {owner: float(update.num_samples) for owner, update in used}
+        weights = list(bounded_weights(claimed, {}, self.terms.max_weight_ratio).values())
+        norms, own = [update.norm for _, update in used], self.terms.announced.get(self.terms.peer_id)
+        for (_, update), scale in zip(used, norm_scales(norms, weights), strict=True):
+            if own is not None and update.digest == own.digest:
+                self.note_scale(own.digest, scale)
+        self._judge(claimed, norms)
+        return mean(self.codec, [update for _, update in used], weights)
+
+    def _judge(self, claimed: Mapping[PeerID, float], norms: Sequence[float]) -> None:
+        """Name those whose samples or whose length is not to be believed."""
+        believed = bounded_weights(claimed, self.terms.recorded, math.inf)
+        for owner, scale in zip(claimed, norm_scales(norms, list(believed.values())), strict=True):
             if scale < FAR_OFF_SCALE:
                 self._name(owner, Offence.FAR_OFF)
-        return mean(self.codec, [update for _, update in used])
+            if claimed[owner] > EXCESS_WEIGHT * believed[owner]:
+                self._name(owner, Offence.EXCESS_WEIGHT)
 
     def _content_of(self, owner: PeerID) -> bytes | None:
         return self.deliveries.shelf.get(self.terms.announced[owner].digest)

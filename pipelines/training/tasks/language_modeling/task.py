@@ -5,6 +5,7 @@ sahajBERT, which volunteers trained together in 2021, is an ALBERT whose loss al
 way, on any text, without knowing where its sentences end.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from pipelines.training.card.run_card import run_card
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, CheckpointFacts, NamedBatch, num_samples
+from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
     check_dataset,
@@ -38,6 +39,7 @@ from pipelines.training.tasks.language_modeling.samples import (
     masked_samples,
     packed_samples,
     shuffled,
+    to_batch,
     to_batches,
 )
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -107,7 +109,7 @@ class LanguageModelingTask:
         return BlockOrder(lambda: len(blocks.shards), lambda shard: through_outages(partial(blocks.sizes, shard)), seed)
 
     def batches(
-        self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+        self, *, batch_size: BatchSize, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
     ) -> Iterator[Batch]:
         """See `TrainingTask.batches`. A sequence's masks follow from the run's seed and the pass, not from `seed`."""
         if self.blocks is not None and (order := self.block_order(seed)) is not None:
@@ -115,20 +117,22 @@ class LanguageModelingTask:
             return stream_text(self.blocks, source, self.tokenizer, self.run, self.settings, batch_size)
         return self._streamed_batches(batch_size, seed, shuffle_buffer_size)
 
-    def _streamed_batches(self, batch_size: int, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
+    def _streamed_batches(self, batch_size: BatchSize, seed: int, shuffle_buffer_size: int) -> Iterator[Batch]:
         """The same of a dataset without blocks."""
         source = open_dataset(self.run, self.settings)["train"]
 
         def one_pass(number: int) -> Iterator[Batch]:
             documents = training_documents(self.run, self.settings, source, seed=seed, number=number)
             order = stable_seed(seed, number, "samples")
-            samples = shuffled(self._samples(documents, number), order, shuffle_buffer_size)
-            num_batches = 0
-            for batch in to_batches(samples, self.tokenizer, batch_size):
-                if num_samples(batch) == batch_size:
-                    yield batch
-                    num_batches += 1
-            check_pass(num_batches, self.run.dataset_repository, batch_size, "sequences")
+            samples = iter(shuffled(self._samples(documents, number), order, shuffle_buffer_size))
+            num_batches, size = 0, size_of_next(batch_size)
+            while len(some := list(itertools.islice(samples, size))) == size:
+                yield to_batch(some, self.tokenizer)
+                num_batches, size = num_batches + 1, size_of_next(batch_size)
+            if number == 0:
+                check_pass(num_batches, self.run.dataset_repository, size, "sequences")
+            elif some and not num_batches:  # the size has grown beyond all there is
+                yield to_batch(some, self.tokenizer)
 
         return passes_through_outages(one_pass)
 

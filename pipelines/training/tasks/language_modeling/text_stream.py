@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.span_source import PassAfterPass, SpanSource
 from pipelines.training.run.spans import Span, merged_spans, record_order
-from pipelines.training.run.task import NamedBatch
+from pipelines.training.run.task import BatchSize, NamedBatch, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import is_training_document, texts_in
 from pipelines.training.tasks.language_modeling.samples import Sample, masked_samples, packed_with_names, to_batch
@@ -41,7 +41,7 @@ def stream_text(
     tokenizer: PreTrainedTokenizerBase,
     run: TrainingRun,
     settings: LanguageSettings,
-    batch_size: int,
+    batch_size: BatchSize,
 ) -> Iterator[NamedBatch]:
     """Yield micro-batches of the spans' documents, as long as there come spans.
 
@@ -51,14 +51,15 @@ def stream_text(
     documents = read_documents(blocks, spans, run, settings)
     samples: list[Sample] = []
     ended: list[Span] = []
+    size = size_of_next(batch_size)
     for sample, names in _samples(documents, tokenizer, run, settings):
         samples.append(sample)
         ended += names
-        if len(samples) == batch_size:
+        if len(samples) == size:
             batch = to_batch(samples, tokenizer)
             digest = hashlib.blake2b(batch["input_ids"].numpy().tobytes(), digest_size=8)
             yield NamedBatch(batch, merged_spans(ended), label=digest.hexdigest())
-            samples, ended = [], []
+            samples, ended, size = [], [], size_of_next(batch_size)
 
 
 def _samples(

@@ -16,7 +16,7 @@ from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_an
 from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.span_source import PassAfterPass, SpanSource
 from pipelines.training.run.spans import Span, record_order
-from pipelines.training.run.task import Batch, NamedBatch
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, size_of_next
 from pipelines.training.tasks.streaming import check_pass, is_held_out, through_outages
 
 EVALUATION_SPLITS = ("validation", "test")
@@ -80,7 +80,7 @@ def stream_batches(
     processor: DalleCollabProcessor,
     *,
     num_codes: int,
-    batch_size: int,
+    batch_size: BatchSize,
     seed: int,
     held_out_share: float = 0.0,
 ) -> Iterator[NamedBatch]:
@@ -100,6 +100,7 @@ def stream_batches(
     """Read to their end since the last batch."""
 
     num_skipped = num_batches = 0
+    size = size_of_next(batch_size)
     while True:
         # Another one with each batch: the first batch does not wait for all.
         most_opened = min(NUM_OPEN_SPANS, num_batches + 1)
@@ -109,7 +110,7 @@ def stream_batches(
             if not spans.wait():
                 return
             continue
-        num_missing = batch_size - sum(reader.num_read for reader in (*ended, *opened))
+        num_missing = size - sum(reader.num_read for reader in (*ended, *opened))
         share = -(-num_missing // len(opened))
         for reader in list(opened):
             found = reader.read(min(share, num_missing))
@@ -123,7 +124,7 @@ def stream_batches(
         if num_missing == 0:
             taken = [reader.take(to_the_end=True) for reader in ended] + [reader.take() for reader in opened]
             yield _named_batch(taken, processor)
-            ended, num_batches = [], num_batches + 1
+            ended, num_batches, size = [], num_batches + 1, size_of_next(batch_size)
         if num_skipped > MOST_SKIPPED:
             raise ValueError("None of so many records is one to train on: they are held out, or there are none.")
 

@@ -19,7 +19,7 @@ from pipelines.training.card.run_card import run_card
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, CheckpointFacts, NamedBatch, num_samples
+from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, num_samples, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.streaming import through_outages
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
@@ -87,10 +87,10 @@ class TextToImageTask:
         return through_outages(partial(self.blocks.sizes, shard))
 
     def batches(
-        self, *, batch_size: int, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+        self, *, batch_size: BatchSize, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
     ) -> Iterator[Batch]:
         """See `TrainingTask.batches`."""
-        through_outages(partial(check_size, self.blocks, self.run.dataset_repository, batch_size))
+        through_outages(partial(check_size, self.blocks, self.run.dataset_repository, size_of_next(batch_size)))
         return stream_batches(
             self.blocks,
             spans or WholeDataset(self.block_order(seed)),

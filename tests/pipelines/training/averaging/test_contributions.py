@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import statistics
+import struct
 from types import MappingProxyType
 
 import pytest
@@ -20,21 +22,23 @@ from pipelines.training.averaging.contributions.round import ContributionRound, 
 from pipelines.training.averaging.contributions.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.sparse.codec import SparseCodec
+from pipelines.training.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES, SparseCodec
 from pipelines.training.sparse.mean import mean
 
 CODEC = SparseCodec([(40, 30), (77,)], chunk=64, k=4)
 SIZES = range(CODEC.least_bytes, CODEC.most_bytes + 1)
 EPOCH = 3
+MAX_WEIGHT_RATIO = 8.0
 
 
 def peer(number):
     return PeerID(b"\x12\x20" + bytes([number]) * 32)
 
 
-def content(seed, scale=1.0):
+def content(seed, scale=1.0, num_samples=16):
     generator = torch.Generator().manual_seed(seed)
-    return CODEC.encode([scale * torch.randn(shape, generator=generator) for shape in CODEC.layout.shapes])
+    values = [scale * torch.randn(shape, generator=generator) for shape in CODEC.layout.shapes]
+    return CODEC.encode(values, num_samples)
 
 
 def gathered(message):
@@ -221,7 +225,8 @@ def test_a_gift_that_is_not_what_was_announced_is_not_kept(chunks):
 class Group:
     """A group whose members all collect; some are not there, or lie."""
 
-    def __init__(self, contents, *, fan_out=None, kinds=MappingProxyType({}), absent=()):
+    def __init__(self, contents, *, fan_out=None, kinds=MappingProxyType({}), absent=(), recorded=MappingProxyType({})):
+        self.recorded, self.scales = recorded, {}
         self.wire, members = Wire(), list(contents)
         self.announced = {}
         for member, own in contents.items():
@@ -236,10 +241,13 @@ class Group:
     def round_of(self, member, seconds=20.0, *, is_last_attempt=False):
         terms = RoundTerms(
             peer_id=member, epoch=EPOCH, modes=self.modes, announced=self.announced, seconds=seconds,
-            is_last_attempt=is_last_attempt,
+            max_weight_ratio=MAX_WEIGHT_RATIO, recorded=self.recorded, is_last_attempt=is_last_attempt,
         )  # fmt: skip
         signatures = GroupSignatures(gate=None, tokens={})  # everything counts as signed
-        return ContributionRound(terms, CODEC, self.wire.deliveries[member], signatures, Avoidance(5.0, 60.0))
+        return ContributionRound(
+            terms, CODEC, self.wire.deliveries[member], signatures, Avoidance(5.0, 60.0),
+            lambda digest, scale: self.scales.update({(member, digest): scale}),
+        )  # fmt: skip
 
     def collect(self, **settings):
         """Return the rounds and what they come to, by member; None for those that fail."""
@@ -260,7 +268,10 @@ class Group:
 
 
 def expected(*contents):
-    return mean(CODEC, [CODEC.decode(own) for own in contents])
+    """Return the mean by samples, of which at most so many medians count."""
+    updates = [CODEC.decode(own) for own in contents]
+    most = MAX_WEIGHT_RATIO * statistics.median(update.num_samples for update in updates)
+    return mean(CODEC, updates, [min(update.num_samples, most) for update in updates])
 
 
 def assert_all_have(results, values):
@@ -348,6 +359,63 @@ def test_contributions_that_cannot_be_used_count_for_nobody():
     for round_ in rounds.values():
         assert round_.offences == {(broken, Offence.UNREADABLE), (far_off, Offence.FAR_OFF)}
         assert round_.banned_senders == {broken}
+
+
+def test_uneven_members_count_by_their_samples_and_none_is_named():
+    contents = {peer(1): content(1, 15.0, 240), peer(2): content(2, 1.0, 16)}
+    group = Group(contents, recorded={peer(1): 300.0, peer(2): 20.0})
+    rounds, results = group.collect()
+    vectors = [mean(CODEC, [CODEC.decode(own)], [1.0]) for own in contents.values()]
+    for own in results.values():
+        for found, fast, slow in zip(own, *vectors, strict=True):
+            torch.testing.assert_close(found, (15 * fast + slow) / 16, atol=1e-6, rtol=1e-5)
+    assert all(not round_.offences for round_ in rounds.values())
+    assert group.scales == {(member, group.announced[member].digest): 1.0 for member in contents}
+
+
+def norm(tensors):
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).double().norm().item()
+
+
+@pytest.mark.parametrize("claimed", [1, 160, 10**6, MOST_SAMPLES])
+def test_no_claim_of_samples_moves_the_mean_further_than_that_of_an_honest_member(claimed):
+    """It moves it at most as one of eight times the usual samples; of few, less than one of the usual number."""
+    contents = {peer(number): content(number) for number in range(1, 5)}
+    most_counted = int(min(claimed, 8 * 16))
+    honest = Group(contents | {peer(5): content(5, most_counted / 16, most_counted)}).collect()[1][peer(1)]
+    _, results = (group := Group(contents | {peer(5): content(5, 1e6, claimed)})).collect()
+    without = expected(*contents.values())
+
+    def moved(found, weight):
+        whole = sum(16 for _ in contents) + weight
+        return norm([one - other * (whole - weight) / whole for one, other in zip(found, without, strict=True)])
+
+    limit = 1.1 if claimed >= 16 else 1.1 * 4  # of fewer samples than usual it may be longer, as noise is
+    assert moved(results[peer(1)], most_counted) <= 1.1 * limit * moved(honest, most_counted)
+    assert moved(results[peer(1)], most_counted) <= 1.21 * norm(results[peer(1)]) + norm(without)
+    assert_all_have(results, results[peer(1)])
+    assert group.scales[peer(5), group.announced[peer(5)].digest] < 0.01
+
+
+@pytest.mark.parametrize("number", [0, 2**63, 2**64 - 1])
+def test_samples_that_nobody_can_have_make_a_contribution_unreadable(number):
+    false = MARK + struct.pack("<Q", number) + content(5)[LEVELS_START:]
+    contents = {peer(number): content(number) for number in range(1, 4)}
+    rounds, results = Group(contents | {peer(5): false}).collect()
+    assert_all_have(results, expected(*contents.values()))
+    assert all(round_.offences == {(peer(5), Offence.UNREADABLE)} for round_ in rounds.values())
+
+
+def test_records_say_who_is_named_and_move_no_mean():
+    contents = {peer(number): content(number) for number in range(1, 4)} | {peer(5): content(5, 10.0, 160)}
+    recorded = dict.fromkeys(contents, 32.0)
+    means = {}
+    for known in ({}, recorded):
+        rounds, results = Group(contents, recorded=known).collect()
+        means[len(known)] = results[peer(1)]
+        named = {(peer(5), Offence.EXCESS_WEIGHT)} if known else set()
+        assert all(round_.offences == named for round_ in rounds.values())
+    assert all(map(torch.equal, means[0], means[4]))
 
 
 def test_a_contribution_announced_twice_counts_once():

@@ -64,7 +64,7 @@ def machine(*, fits, fixed=0.0, per_sample=0.01):
 def test_the_micro_batch_is_at_the_knee_of_the_speed_or_where_memory_ends(fits, fixed, expected):
     measure, asked = machine(fits=fits, fixed=fixed)
     assert choose_micro_batch(measure, largest=128) == expected
-    assert len(asked) <= 9
+    assert max(map(asked.count, asked)) <= 2, "a machine that does nothing else is measured twice"
 
 
 def test_a_device_without_room_for_one_sample_is_named():

@@ -8,9 +8,15 @@ import torch
 from bitsandbytes import functional as quantization
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 
+from pipelines.memory_estimate.settings import NUM_STATISTICS
 from pipelines.training.optimizers import lamb as optimizers
 from pipelines.training.optimizers.adamw import AdamW
-from pipelines.training.optimizers.block_statistics import initial_state, read_statistic, write_statistic
+from pipelines.training.optimizers.block_statistics import (
+    Statistic,
+    initial_state,
+    read_statistic,
+    write_statistic,
+)
 from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
@@ -95,21 +101,40 @@ def test_one_8bit_step_is_the_formula_between_the_librarys_own_quantisations():
         torch.testing.assert_close(state[f"{name}_absmax"], quant_state.absmax)
 
 
-@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize(
+    ("name", "is_signed"),
+    [("exp_avg", True), ("exp_avg_sq", False), ("momentum_buffer", True), ("any_name", True), ("any_name", False)],
+)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-30, 1e-38, 1e-41, 0.0])
-def test_statistics_are_quantised_to_the_librarys_bits(name, scale):
+def test_statistics_are_quantised_to_the_librarys_bits_with_the_sign_that_is_declared(name, is_signed, scale):
+    statistic = Statistic(name=name, is_signed=is_signed)
     values = scale * made_up(5 * 256 + 77, 0) ** 5
-    values = values if name == "exp_avg" else values.abs()
+    values = values if is_signed else values.abs()
     values[256:512] = 0.0
     parameter, span = torch.zeros(len(values) + 4096), slice(4096, len(values) + 4096)
-    state = initial_state(parameter, 8, (name,))
-    write_statistic(state, name, span, values)
-    code = quantization.create_dynamic_map(signed=name == "exp_avg")
+    state = initial_state(parameter, 8, (statistic,))
+    write_statistic(state, statistic, span, values)
+    code = quantization.create_dynamic_map(signed=is_signed)
     expected, quant_state = quantization.quantize_blockwise(values, code=code, blocksize=256)
     assert torch.equal(state[name][span], expected)
     assert torch.equal(state[f"{name}_absmax"][16:], quant_state.absmax)
-    assert torch.equal(read_statistic(state, name, span), quantization.dequantize_blockwise(expected, quant_state))
+    assert torch.equal(read_statistic(state, statistic, span), quantization.dequantize_blockwise(expected, quant_state))
     assert not state[name][:4096].any(), "what is outside the span stays"
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_mean_of_gradients_keeps_its_signs_and_the_memory_estimate_counts_every_statistic(name):
+    parameter, gradient = torch.nn.Parameter(torch.zeros(64, 80)), made_up((64, 80), 1)
+    optimizer = OPTIMIZERS[name]([parameter], **SETTINGS, bits=8)
+    parameter.grad = gradient
+    optimizer.step()
+    declared = OPTIMIZERS[name].statistics
+    assert NUM_STATISTICS[name] == len(declared)
+    for statistic in declared:
+        kept = read_statistic(optimizer.state[parameter], statistic, slice(0, gradient.numel()))
+        clear = gradient.flatten().abs() > 0.1
+        signs = gradient.flatten().sign() if statistic.is_signed else torch.ones(gradient.numel())
+        assert torch.equal(kept.sign()[clear], signs[clear])
 
 
 def test_a_step_leaves_the_number_of_threads_as_it_was():

@@ -36,6 +36,22 @@ def test_two_processes_act_as_one_peer_with_the_joined_batch_until_its_hours_are
     assert largest_difference(pair, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
 
 
+def test_a_peer_that_measures_micro_batches_while_it_trains_computes_what_it_would_without(tmp_path):
+    run = tiny_run(num_epochs=10_000, target_batch_size=64)
+    with Swarm(tmp_path, run, num_peers=1) as swarm:
+        peer = swarm.start("finder", micro_batch_size=None, seconds_per_batch=0.0, compute=dict(max_epochs=60))
+        finished = peer.wait_for("finished")
+    steps = peer.events("step")
+    assert 0 < steps[0]["num_measured"] < steps[-1]["num_measured"], "at the start, and again"
+    assert max(step["num_samples"] for step in steps) <= 8, "small beside the batch of the swarm"
+    epochs = [
+        [made_up_batch(run, step["seed"], step["num_samples"]) for step in steps if step["epoch"] == epoch]
+        for epoch in range(finished["epoch"])
+    ]
+    expected = {name: value.detach() for name, value in train_alone(run, epochs).items()}
+    assert largest_difference(load_file(tmp_path / "finder.safetensors"), expected) < 1e-4
+
+
 def test_a_peer_that_rests_between_micro_batches_does_less_and_takes_part_in_the_rounds(tmp_path):
     run = tiny_run(num_epochs=6, target_batch_size=192)
     with Swarm(tmp_path, run, num_peers=2) as swarm:

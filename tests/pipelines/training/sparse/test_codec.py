@@ -12,7 +12,7 @@ import pytest
 import torch
 from sparse_progress import CHUNK, SHAPES, K, decoded, made_up
 
-from pipelines.training.sparse.codec import MARK, SparseCodec
+from pipelines.training.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES, SparseCodec
 
 SETTINGS = [(256, 16), (256, 1), (64, 64), (64, 40), (1000, 32), (4096, 64), (1, 1), (2**16, 500)]
 MUTATIONS = 1500
@@ -32,7 +32,8 @@ def encoded_again(codec, update):
         bits += "".join(f"{gap % 2**width:0{width}b}" for gap, own in gaps if own == of_vector and width)
     bits += "".join("0" * (gap >> codec.rice_bits[own]) + "1" for gap, own in gaps)
     bits += "0" * (-len(bits) % 8)
-    return MARK + levels + bytes(int(bits[start : start + 8], 2) for start in range(0, len(bits), 8))
+    samples = struct.pack("<Q", update.num_samples)
+    return MARK + samples + levels + bytes(int(bits[start : start + 8], 2) for start in range(0, len(bits), 8))
 
 
 def chunks_of(tensor, chunk):
@@ -53,7 +54,7 @@ def num_sent(codec, shape, size):
 def test_of_every_chunk_the_largest_values_arrive_with_their_signs_and_two_magnitudes(chunk, k):
     tensors = made_up(1)
     codec = SparseCodec(SHAPES, chunk, k)
-    for sent, tensor in zip(decoded(codec, codec.encode(tensors)), tensors, strict=True):
+    for sent, tensor in zip(decoded(codec, codec.encode(tensors, 1)), tensors, strict=True):
         assert len(sent[sent != 0].abs().unique()) <= 2
         for own, values in zip(chunks_of(sent, chunk), chunks_of(tensor, chunk), strict=True):
             largest = values.abs().topk(num_sent(codec, tensor.shape, len(values))).indices
@@ -64,7 +65,7 @@ def test_of_every_chunk_the_largest_values_arrive_with_their_signs_and_two_magni
 def test_levels_are_the_means_of_the_division_with_the_least_squared_error():
     tensors = made_up(2)
     codec = SparseCodec(SHAPES, CHUNK, K)
-    for sent, tensor in zip(decoded(codec, codec.encode(tensors)), tensors, strict=True):
+    for sent, tensor in zip(decoded(codec, codec.encode(tensors, 1)), tensors, strict=True):
         magnitudes = tensor[sent != 0].abs().sort().values.double()
         parts = [(magnitudes[:size], magnitudes[size:]) for size in range(1, len(magnitudes))] or [(magnitudes,)]
         least = min(sum(((part - part.mean()) ** 2).sum().item() for part in own) for own in parts)
@@ -75,8 +76,9 @@ def test_levels_are_the_means_of_the_division_with_the_least_squared_error():
 @pytest.mark.parametrize(("chunk", "k"), SETTINGS)
 def test_the_bytes_are_those_of_the_format(chunk, k):
     codec = SparseCodec(SHAPES, chunk, k)
-    payload = codec.encode(made_up(3))
+    payload = codec.encode(made_up(3), 9)
     assert encoded_again(codec, codec.decode(payload)) == payload
+    assert codec.decode(payload).num_samples == 9
     assert codec.least_bytes <= len(payload) <= codec.most_bytes
 
 
@@ -89,7 +91,7 @@ def test_bytes_are_within_5_per_cent_of_the_information_bound(k):
     assert codec.information_bytes() == pytest.approx(bits / 8)
     heavy_tailed = [tensor**3 for tensor in made_up(4, shapes, 1.0)]
     for tensors in (made_up(5, shapes), heavy_tailed):
-        assert bits / 8 <= len(codec.encode(tensors)) <= 1.05 * bits / 8
+        assert bits / 8 <= len(codec.encode(tensors, 1)) <= 1.05 * bits / 8
 
 
 def test_zeros_equal_values_and_single_large_ones_go_through():
@@ -97,24 +99,27 @@ def test_zeros_equal_values_and_single_large_ones_go_through():
     zeros, ones, single = torch.zeros(8, 32), -torch.ones(8, 32), torch.zeros(8, 32)
     single[3, 5] = -2.0
     for tensor, expected in ((zeros, 0), (ones, -32), (single, -2)):
-        (sent,) = decoded(codec, codec.encode([tensor]))
+        (sent,) = decoded(codec, codec.encode([tensor], 1))
         assert sent.sum() == expected
     assert torch.equal(sent, single)
-    (tiny,) = decoded(codec, codec.encode([torch.full((8, 32), 1e-44)]))
+    (tiny,) = decoded(codec, codec.encode([torch.full((8, 32), 1e-44)], 1))
     assert tiny.max() == torch.tensor(1e-44)
 
 
-def test_values_that_are_not_finite_and_other_shapes_are_refused():
+def test_values_that_are_not_finite_other_shapes_and_no_samples_are_refused():
     codec = SparseCodec(SHAPES, CHUNK, K)
     for broken in (math.nan, math.inf, -math.inf, 1e38):
         tensors = made_up(6)
         tensors[2][1, 1] = broken
         with pytest.raises(ValueError, match=r"not finite or above 4.29e\+09; nothing is sent"):
-            codec.encode(tensors)
+            codec.encode(tensors, 1)
     with pytest.raises(ValueError, match=r"expected float32 of shapes"):
-        codec.encode(made_up(6)[:-1])
+        codec.encode(made_up(6)[:-1], 9)
+    for num_samples in (0, -1, 2**63):
+        with pytest.raises(ValueError, match=f"is of {num_samples} samples; expected 1 to"):
+            codec.encode(made_up(6), num_samples)
     with pytest.raises(ValueError, match=r"expected float32 of shapes"):
-        codec.encode([tensor.double() for tensor in made_up(6)])
+        codec.encode([tensor.double() for tensor in made_up(6)], 1)
 
 
 @pytest.mark.parametrize(("chunk", "k"), [(64, 0), (64, 65), (2**16 + 1, 4)])
@@ -131,25 +136,33 @@ def test_shapes_without_values_are_refused(shapes):
 
 def with_bits(codec, payload, change):
     """Return the payload with its bits, a list of 0 and 1, changed in place."""
-    head = len(MARK) + 8 * len(codec.layout.shapes)
+    head = LEVELS_START + 8 * len(codec.layout.shapes)
     bits = np.unpackbits(np.frombuffer(payload[head:], np.uint8)).tolist()
     change(bits)
     return payload[:head] + np.packbits(bits).tobytes()
 
 
 def with_levels(payload, low, high):
-    return payload[: len(MARK)] + struct.pack("<ff", low, high) + payload[len(MARK) + 8 :]
+    return payload[:LEVELS_START] + struct.pack("<ff", low, high) + payload[LEVELS_START + 8 :]
+
+
+def with_samples(payload, number):
+    return payload[: len(MARK)] + struct.pack("<Q", number) + payload[LEVELS_START:]
 
 
 def test_each_kind_of_damage_is_named():
     codec = SparseCodec(((8, 8),), 64, 8)
-    payload = codec.encode(made_up(7, ((8, 8),)))
+    payload = codec.encode(made_up(7, ((8, 8),)), 9)
     (width, _) = codec.rice_bits
-    low, high = struct.unpack_from("<ff", payload, len(MARK))
+    low, high = struct.unpack_from("<ff", payload, LEVELS_START)
     first = 8 * 2 + 8 * width  # of the quotients
     cases = {
         "has 9 bytes; expected": payload[:9],
-        "begins with b'SPG\\\\x02'": b"SPG\x02" + payload[4:],
+        "begins with b'SPG\\\\x01'": b"SPG\x01" + payload[4:],
+        "is of 0 samples; expected 1 to": with_samples(payload, 0),
+        f"is of {MOST_SAMPLES + 1} samples": with_samples(payload, MOST_SAMPLES + 1),
+        f"is of {2**63} samples": with_samples(payload, 2**63),
+        f"is of {2**64 - 1} samples": with_samples(payload, 2**64 - 1),
         "levels nan": with_levels(payload, math.nan, high),
         "levels .* and inf": with_levels(payload, low, math.inf),
         "levels .* expected 0 <= low": with_levels(payload, high, low),
@@ -174,7 +187,7 @@ def test_each_kind_of_damage_is_named():
 @pytest.mark.parametrize(("chunk", "k"), [(256, 16), (64, 64), (4096, 64)])
 def test_damaged_and_random_bytes_are_refused_or_are_the_one_encoding_of_what_they_say(chunk, k):
     codec, drawn = SparseCodec(SHAPES, chunk, k), random.Random(f"damage {chunk} {k}")
-    payload = codec.encode(made_up(8))
+    payload = codec.encode(made_up(8), 9)
     num_accepted = 0
     for _ in range(MUTATIONS):
         damaged = bytearray(payload)
@@ -204,8 +217,8 @@ def test_damaged_and_random_bytes_are_refused_or_are_the_one_encoding_of_what_th
 
 def test_a_hostile_message_takes_no_more_memory_than_an_honest_one():
     codec = SparseCodec(((1000, 1000),))
-    honest = codec.encode(made_up(9, ((1000, 1000),)))
-    head = honest[:12]
+    honest = codec.encode(made_up(9, ((1000, 1000),)), 9)
+    head = honest[: LEVELS_START + 8]
 
     def peak(payload):
         tracemalloc.start()

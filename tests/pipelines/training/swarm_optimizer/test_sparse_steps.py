@@ -63,11 +63,11 @@ class Peer:
 
     def sent(self):
         """Return what the bytes of the contribution say."""
-        return mean(self.averager.codec, [self.averager.codec.decode(self.averager._contribution)])
+        return mean(self.averager.codec, [self.averager.codec.decode(self.averager._contribution)], [1.0])
 
-    def is_asked(self, *, began, taken):
+    def is_asked(self, *, began, taken, scale=1.0):
         """Let a round that this peer takes part in have come so far."""
-        self.averager._was_taken.value = taken
+        self.averager._was_taken.value, self.averager._own_scale.value = taken, scale
         step = StepControl(0.0, deadline=0.0, allow_retries=True, weight=1.0, data_for_gather=b"")
         step.attach(trigger=MPFuture(), cancel=MPFuture())
         step.allow_allreduce()
@@ -130,6 +130,41 @@ def test_what_may_be_in_the_mean_of_others_is_not_sent_again(peer):
     first = peer.sent()
     assert peer.steps.restart(keep_gradient=True) == 0
     assert_close(plus(first, peer.unsent()), peer.total)
+
+
+@pytest.mark.parametrize("scale", [0.75, 0.25])
+def test_what_the_mean_has_cut_of_it_is_sent_with_the_next_one(peer, scale):
+    peer.progress(1)
+    peer.steps.finish(0)
+    peer.is_asked(began=True, taken=True, scale=scale)
+    lost = 1 - scale - min(scale, 1 - scale)  # at most as much as has counted comes back
+    first = [(scale + lost) * own for own in peer.sent()]
+    peer.averager.reset_accumulated_grads_()
+    peer.progress(2)
+    peer.steps.finish(1)
+    assert_close(plus(first, peer.sent(), peer.unsent()), peer.total)
+
+
+def test_what_a_peer_has_stepped_along_alone_is_not_sent_again(peer):
+    peer.progress(1)
+    peer.steps.finish(0)
+    first = [0.5 * own for own in peer.sent()]
+    peer.is_asked(began=True, taken=True, scale=0.5)
+    peer.averager.reset_accumulated_grads_()
+    peer.progress(2)
+    peer.steps.finish(1)  # which no round follows
+    alone = peer.sent()
+    peer.averager.reset_accumulated_grads_()
+    peer.progress(3)
+    peer.steps.finish(2)
+    assert_close(plus(first, alone, peer.sent(), peer.unsent()), peer.total)
+
+
+def test_a_contribution_says_of_how_many_samples_it_is(peer):
+    peer.progress(1)
+    peer.progress(2)
+    peer.steps.finish(0)
+    assert peer.averager.codec.decode(peer.averager._contribution).num_samples == 2 * NUM_SAMPLES
 
 
 def test_a_round_that_failed_everywhere_is_taken_back(peer):

@@ -68,12 +68,13 @@ def test_four_peers_train_and_end_with_equal_parameters_for_a_few_bytes(tmp_path
     assert sent <= run.num_epochs * 4 * 3 * size_of_a_contribution(run)
 
 
-def test_contributions_larger_than_a_sockets_buffer_are_averaged(tmp_path):
+def test_contributions_larger_than_a_sockets_buffer_are_averaged_by_their_samples(tmp_path):
     log = tmp_path / "pair.log"
     pair = ForkedProcess(fork_server(), str(SUPPORT / "contribution_pair.py"), [], log)
     assert pair.wait(240) == 0, log.read_text(encoding="utf-8")
     found = printed_json(log)
     assert found["are_equal"] == [True, True]
+    assert found["is_weighted"]
     assert found["sent"] == found["sizes"] and min(found["sizes"]) > 2**19
 
 

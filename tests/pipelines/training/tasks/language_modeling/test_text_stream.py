@@ -1,5 +1,7 @@
 """Text read span by span: which batch names which documents."""
 
+import itertools
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -70,6 +72,16 @@ def test_each_document_is_named_once_by_the_batch_in_which_it_ends(blocks, texts
     assert first_pass == covered(spans), "empty ones and held-out ones are named with their neighbours"
     assert all(len(batch["input_ids"]) == batch_size and not batch.can_be_read_again for batch in batches)
     assert len({batch.seed(run) for batch in batches}) > 0.9 * len(batches)
+
+
+def test_a_size_that_changes_only_says_where_the_sequences_are_cut(blocks):
+    run, tokenizer = language_run(WRITE, GPT2), tiny_tokenizer(WRITE)
+    sizes = itertools.cycle([1, 3, 2])
+    one_by_one = list(stream_text(blocks, Spans(everything()), tokenizer, run, SETTINGS, 1))
+    batches = list(stream_text(blocks, Spans(everything()), tokenizer, run, SETTINGS, lambda: next(sizes)))
+    assert [len(batch["input_ids"]) for batch in batches][:4] == [1, 3, 2, 1]
+    rows = [row.tolist() for batch in batches for row in batch["input_ids"]]
+    assert len(rows) > 6 and rows == [batch["input_ids"][0].tolist() for batch in one_by_one][: len(rows)]
 
 
 def test_tokens_of_a_batch_up_to_its_documents_ends_are_those_of_its_names(blocks, texts):

@@ -1,5 +1,6 @@
 """The streaming reader with the real `datasets` against the embedded Hub, in processes of their own."""
 
+import itertools
 import json
 import threading
 from collections import Counter
@@ -19,7 +20,7 @@ from pipelines.image_codes.dataset_shards import find_dataset
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table
 from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.ledger.batch_gradients import BatchGradient, join_batches
-from pipelines.training.peer.prefetching import prefetched
+from pipelines.training.peer.prefetching import MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES, prefetched
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.spans import Span, record_order
@@ -190,6 +191,27 @@ def test_who_waits_for_a_batch_hears_that_none_is_wanted_any_more():
     assert not reader.is_alive()
 
 
+@pytest.mark.parametrize("grown", [64, 512])
+def test_no_more_is_read_ahead_when_batches_grow(grown):
+    size, read, is_full = [1], [], threading.Event()
+
+    def without_end():
+        while True:
+            read.append(size[0])
+            if len(read) > NUM_PREFETCHED_SAMPLES:  # it waits for room now, with one more in hand
+                is_full.set()
+            yield image_code_batch(torch.zeros(size[0]), torch.zeros(size[0]))
+
+    with prefetched(without_end, lambda: size[0]) as batches:
+        assert is_full.wait(60)
+        size[0] = grown
+        drained = [next(batches) for _ in range(NUM_PREFETCHED_SAMPLES)]
+        assert sum(len(batch["image_codes"]) for batch in drained) < 2 * NUM_PREFETCHED_SAMPLES
+        next(batches)
+        num_ahead = len(read) - len(drained) - 1
+    assert num_ahead <= max(MIN_PREFETCHED_BATCHES, NUM_PREFETCHED_SAMPLES // grown) + 1
+
+
 def test_reading_ahead_stops_when_training_does():
     def without_end():
         while True:
@@ -253,6 +275,19 @@ def test_batches_name_the_records_that_they_are_made_of(blocks):
     blocks_of = [len({span.block for span in batch.spans}) for batch in batches]
     assert blocks_of[:3] == [1, 2, 3], "the first batch waits for one block"
     assert min(blocks_of[2:5]) >= 3, "neighbours do not meet in a batch"
+
+
+def test_a_size_that_changes_only_says_where_the_records_are_cut(blocks):
+    everything = [Span(0, shard, group, 0, 10) for shard in range(2) for group in range(3)]
+    options = dict(num_codes=16, seed=3)
+    sizes = itertools.cycle([1, 4, 2, 7, 1])
+    batches = list(stream_batches(blocks, Spans(everything), tokens_of, batch_size=lambda: next(sizes), **options))
+    assert [len(batch["image_codes"]) for batch in batches] == [1, 4, 2, 7, 1] * 4
+    assert sorted(numbers_of(batches)) == list(range(60))
+    assert sum(span.num_records for batch in batches for span in batch.spans) == 60, "nothing twice"
+    for batch in batches:
+        (again,) = read_batches_again(blocks, batch.spans, 1, tokens_of, **options)
+        assert numbers_of([again]) == numbers_of([batch]) and torch.equal(again["image_codes"], batch["image_codes"])
 
 
 def test_held_out_records_are_part_of_a_span_and_of_no_batch(blocks):
