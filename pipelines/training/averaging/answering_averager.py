@@ -22,6 +22,10 @@ from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.wire.signed_answers import RoundAnswers, read_answers_request
 from pipelines.training.averaging.wire.streams import until_reader_closes
 
+ANSWERS_SECONDS, ATTEMPTS_KEPT = 60.0, 3
+"""How long the answers of a round, and what they were made of, are kept for members that ask, as they were sent; and of
+how many attempts at most: where an epoch takes seconds, 60 s of them are the vector many times over."""
+
 
 class AnsweringAverager(NamedServicer, DecentralizedAverager):
     """An averager that answers admitted peers alone, and members of its rounds what these may ask for."""
@@ -40,6 +44,7 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         self._gate = AveragingGate(admission, prefix, kwargs.get("allreduce_timeout"))
         self._upload_limit = upload_limit
         self._answers: dict[bytes, RoundAnswers] = {}
+        self._ended_groups: list[bytes] = []
         self._checks: RoundChecks | None = None
         super().__init__(*args, prefix=prefix, **kwargs)
 
@@ -113,3 +118,16 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         if self._checks is not None:
             async for message in until_reader_closes(self._checks.hear(context.remote_id, stream)):
                 yield message
+
+    def _keep_for_a_while(self, group_id: bytes) -> None:
+        """Keep an attempt's answers, which members that lack some ask for at once; those of early attempts go now."""
+        self._ended_groups.append(group_id)
+        for old in self._ended_groups[:-ATTEMPTS_KEPT]:
+            self._let_go(old)
+        asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._let_go, group_id)
+
+    def _let_go(self, group_id: bytes) -> None:
+        if group_id in self._ended_groups and self._checks is not None:
+            self._ended_groups.remove(group_id)
+            self._answers.pop(group_id, None)
+            self._checks.close(group_id)

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
@@ -51,10 +51,6 @@ from pipelines.training.averaging.wire.streams import until_reader_closes
 logger = logging.getLogger(__name__)
 
 MIN_SHARE_AVERAGED = 0.9
-ANSWERS_SECONDS, ATTEMPTS_KEPT = 60.0, 3
-"""How long the answers of a round, and what they were made of, are kept for members that ask, as they were sent; and of
-how many attempts at most: where an epoch takes seconds, 60 s of them are the vector many times over."""
-
 MAX_ATTEMPTS = 2
 """All-reduces for one round. A hostile member can spoil every one, and must not delay the others for ever."""
 
@@ -102,8 +98,7 @@ class RobustAverager(AnsweringAverager):
                 kwargs.get("allreduce_timeout"), kwargs.get("next_chunk_timeout"), kwargs["min_matchmaking_time"]
             )
         )
-        self._num_attempts_left = 0
-        self._ended_groups: list[bytes] = []
+        self._num_attempts_left, self._vector_bytes = 0, 0.0
         self._search: GroupSearch | None = None
         self._epoch: int | None = None
         super().__init__(
@@ -265,6 +260,7 @@ class RobustAverager(AnsweringAverager):
         if modes[members.index(self.peer_id)] != AveragingMode.AUX:
             kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))
         self._num_attempts_left -= 1
+        self._vector_bytes = self._vector_bytes or bytes_on_the_wire(tensors, self.allreduce_kwargs["compression"])
         seconds, search, checks = self._attempt_seconds(), self._search, self._checks
         assert search is not None and checks is not None, "a round begins in `_step` alone"
         if self._division is not None and kwargs.get("sender_timeout") and kwargs.get("reducer_timeout"):
@@ -324,19 +320,6 @@ class RobustAverager(AnsweringAverager):
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
 
-    def _keep_for_a_while(self, group_id: bytes) -> None:
-        """Keep an attempt's answers, which members that lack some ask for at once; those of early attempts go now."""
-        self._ended_groups.append(group_id)
-        for old in self._ended_groups[:-ATTEMPTS_KEPT]:
-            self._let_go(old)
-        asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self._let_go, group_id)
-
-    def _let_go(self, group_id: bytes) -> None:
-        if group_id in self._ended_groups and self._checks is not None:
-            self._ended_groups.remove(group_id)
-            self._answers.pop(group_id, None)
-            self._checks.close(group_id)
-
     def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
         """Keep what members may ask for during a round and for a while after it."""
         assert self._checks is not None, "a round begins in `_step` alone"
@@ -365,10 +348,6 @@ class RobustAverager(AnsweringAverager):
 
     def _attempt_seconds(self) -> float | None:
         return self._patience.seconds(self._division, self._vector_bytes)
-
-    @cached_property
-    def _vector_bytes(self) -> float:
-        return bytes_on_the_wire(self._averaged_tensors, self.allreduce_kwargs["compression"])
 
     def _is_kept_out(self, peer: PeerID) -> bool:
         return self._patience.leaves_out(peer) or (self._checks is not None and self._checks.avoids(peer))

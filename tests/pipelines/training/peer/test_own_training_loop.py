@@ -18,15 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 @contextlib.contextmanager
-def script(*arguments, output=subprocess.PIPE, errors=subprocess.DEVNULL):
+def script(*arguments, output=subprocess.PIPE, errors=subprocess.DEVNULL, path=EXAMPLE):
     """Run the example; it goes with all processes that it has started."""
-    command = [sys.executable, "-W", "ignore", str(EXAMPLE), *arguments]
+    command = [sys.executable, "-W", "ignore", str(path), *arguments]
     streams = dict(stdout=output, stderr=errors, text=True)
     with subprocess.Popen(command, start_new_session=True, **streams) as process:
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
                 os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -42,6 +42,28 @@ def losses_of_two(process, epoch, other):
         if int(found[1]) >= epoch and int(found[2]) == 2 and "2 peers" in other.read_text():
             return losses
     raise AssertionError(f"There were never two peers; losses: {losses[-3:]}")
+
+
+def short_script(folder, num_epochs):
+    """Write the example with a short run; it dawdles while it is alone, and prints what it leaves with."""
+    text = EXAMPLE.read_text().replace("num_epochs=200", f"num_epochs={num_epochs}")
+    step = "swarm.step(len(inputs))"
+    text = text.replace(step, f"{step}; time.sleep(0.1 if swarm.num_peers < 2 else 0.0)")
+    digest = "hashlib.sha256(b''.join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()"
+    (path := folder / "short_loop.py").write_text(f"import hashlib, time\n{text}print('left with', {digest})\n")
+    return path
+
+
+@pytest.mark.timeout(400)
+def test_scripts_of_a_run_that_is_over_leave_with_the_same_model(tmp_path):
+    path, joined = short_script(tmp_path, num_epochs=8), tmp_path / "joined.log"
+    with script(path=path) as first, joined.open("w") as output:
+        address = first.stdout.readline().split()[-1]
+        with script(address, output=output, path=path) as second:
+            last = list(first.stdout)[-1]
+            assert (first.wait(), second.wait(60)) == (0, 0)
+    assert last.startswith("left with") and last == joined.read_text().splitlines(keepends=True)[-1]
+    assert "2 peers" in joined.read_text()
 
 
 def test_a_plain_script_starts_a_run_and_joins_it_when_it_is_given_the_address(tmp_path):
