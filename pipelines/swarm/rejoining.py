@@ -109,7 +109,11 @@ async def _watch_the_clock(node: DHTNode) -> None:
     judged = said = 0.0
     while node.is_alive:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK)
-        if abs((ahead := SWARM_TIME.ahead) - judged) <= TOLERATED_SECONDS:
+        ahead = SWARM_TIME.ahead
+        if abs(ahead) <= TOLERATED_SECONDS:
+            judged = said = 0.0  # it was not moved, or is right again
+            continue
+        if abs(ahead - judged) <= TOLERATED_SECONDS:
             continue
         peers = list(node.protocol.routing_table.peer_id_to_uid)[:MOST_ASKED_FOR_THE_TIME]
         answers = await asyncio.gather(*(_ahead(node, peer) for peer in peers), return_exceptions=True)
