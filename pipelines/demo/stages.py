@@ -156,6 +156,9 @@ class Stages:
 
 
 MOST_BYTES_OF_A_LINE = 4096
+MOST_CHARACTERS = 300
+"""Of a program's last line that is told; a traceback in one line has thousands, and is in the log."""
+
 PROGRESS = re.compile(r"[\w ]+: [\d,]+( of [\d,]+)? .*")
 """A line of `stage_progress` in a log."""
 
@@ -173,4 +176,5 @@ def last_line(log: Path, since: int = 0) -> str:
     with log.open("rb") as file:
         file.seek(max(since, log.stat().st_size - MOST_BYTES_OF_A_LINE))
         lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else otherwise
+    line = lines[-1] if lines else otherwise
+    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."
