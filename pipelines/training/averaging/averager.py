@@ -231,8 +231,7 @@ class RobustAverager(AnsweringAverager):
         ids = [peer.to_bytes() for peer in peers]
         async with division.measuring():
             yield division.divide(peers.index(self.peer_id), ids, group_info.gathered, self.total_size)
-        if (link := division.measured) is not None:
-            self._figures.up_mbit.value, self._figures.down_mbit.value = link.up, link.down
+        self._figures.note_link(division.measured)
 
     def _told(self, gathered: bytes) -> bytes:
         """Return what this peer tells its group, given what hivemind would tell."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from hivemind.p2p import PeerID
 
+from pipelines.training.averaging.bandwidth.shares import Link
 from pipelines.training.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
 
 SENDERS_BYTES = 2**16
@@ -140,6 +141,11 @@ class SharedFigures:
         """Record whose values are in the last round's average, before its number."""
         text = " ".join(peers).encode()
         self._senders.value = text[: SENDERS_BYTES - 1].rpartition(b" ")[0] if len(text) >= SENDERS_BYTES else text
+
+    def note_link(self, link: Link | None) -> None:
+        """Take what this peer's link was measured to carry; None: nothing yet."""
+        if link is not None:
+            self.up_mbit.value, self.down_mbit.value = link.up, link.down
 
     def count_bytes(self, number: int) -> None:
         """Add payload sent by this peer."""
