@@ -73,7 +73,8 @@ class FailingWatch(GenerationWatch):
     """Meets what nobody has thought of, then finds a new generation."""
 
     def __init__(self, stop):
-        self.found_new_generation, self._stop, self.num_looks = False, stop, 0
+        self.found_new_generation = self.is_over = False
+        self._stop, self._is_ending, self.num_looks = stop, None, 0
 
     def look(self):
         self.num_looks += 1
