@@ -65,8 +65,8 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     events.happened("left", num_samples=peer.num_samples)
     console.print(
         f"Left {repository}: contributed {peer.num_samples} {peer.run.unit} in {counted(peer.num_epochs, 'epoch')} and "
-        f"{duration(seconds_since_start())}; {session.traffic_words()}; at epoch {peer.optimizer.local_epoch} of "
-        f"{peer.run.num_epochs}.",
+        f"{duration(seconds_since_start())}; at epoch {peer.optimizer.local_epoch} of {peer.run.num_epochs}; "
+        f"{session.traffic_words()}.",
         highlight=False,
         soft_wrap=True,
     )

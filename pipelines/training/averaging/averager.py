@@ -314,7 +314,8 @@ class RobustAverager(AnsweringAverager):
         checks.begin(group_id)
         if runner.share_averaged == 1.0:
             self._patience.note_success(runner, self._division)
-        self._patience.times.note_success(time.monotonic() - started)
+        is_first = self._num_attempts_left == MAX_ATTEMPTS - 1
+        self._patience.times.note_success(duration, is_whole=is_first and not (is_half or runner.lost_senders))
         if is_half:
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
             raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")

@@ -57,6 +57,20 @@ class _Received:
     weight: float
 
 
+@dataclass(kw_only=True)
+class _Arrived:
+    """What a peer has delivered in a round, and when, in seconds of the monotonic clock."""
+
+    first_bytes: int
+    first: float
+    num_bytes: int = 0
+    last: float = 0.0
+
+    def rate_since_first(self, now: float) -> float:
+        """Return the Mbit/s since the first message."""
+        return (self.num_bytes - self.first_bytes) / BYTES_PER_MEGABIT / max(now - self.first, 1e-3)
+
+
 class Signatures(Protocol):
     """How members of a group sign, and check each other's signatures."""
 
@@ -96,7 +110,7 @@ class ReducingEnd(AllReduceRunner):
         self._signatures = signatures
         self._averages: dict[int, asyncio.Future[averaging_pb2.AveragingData]] = {}
         self._asked: asyncio.Queue[int] = asyncio.Queue()  # parts of which an answer is made
-        self._began, self._arrived = time.monotonic(), dict[PeerID, tuple[int, float]]()
+        self._began, self._arrived = time.monotonic(), dict[PeerID, _Arrived]()
         self.offences: set[tuple[PeerID, Offence]] = set()
         self.lost_senders: set[PeerID] = set()
         # Counted as they are sent: answers to slower peers continue after this peer's own result is complete.
@@ -170,9 +184,9 @@ class ReducingEnd(AllReduceRunner):
         """
         absent = self.lost_senders | self.banned_senders
         return {
-            peer.to_bytes(): number / BYTES_PER_MEGABIT / max(last - self._began, 1e-3)
-            for peer, (number, last) in self._arrived.items()
-            if number and peer not in absent
+            peer.to_bytes(): arrived.num_bytes / BYTES_PER_MEGABIT / max(arrived.last - self._began, 1e-3)
+            for peer, arrived in self._arrived.items()
+            if arrived.num_bytes and peer not in absent
         }
 
     @property
@@ -182,22 +196,33 @@ class ReducingEnd(AllReduceRunner):
         return own / max(1, self.tensor_part_container.total_size)
 
     def late_mbit(self) -> dict[PeerID, float]:
-        """Return the rate at which the senders that the others wait for have delivered parts here so far, in Mbit/s."""
-        seconds = max(time.monotonic() - self._began, 1e-3)
-        return {peer: self._arrived.get(peer, (0, 0.0))[0] / BYTES_PER_MEGABIT / seconds for peer in self.late_senders}
+        """Return the rate at which the senders that the others wait for have delivered parts here so far, in Mbit/s.
+
+        The first message is not counted, and its way neither: a slow link, too, takes some bytes at once.
+        """
+        now = time.monotonic()
+        return {
+            peer: self._arrived[peer].rate_since_first(now) if peer in self._arrived else 0.0
+            for peer in self.late_senders
+        }
 
     async def _arriving(
         self, peer: PeerID, messages: AsyncIterator[averaging_pb2.AveragingData]
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Count what a peer delivers."""
         async for message in messages:
-            number, _ = self._arrived.get(peer, (0, 0.0))
-            self._arrived[peer] = number + len(message.tensor_part.buffer), time.monotonic()
+            number, now = len(message.tensor_part.buffer), time.monotonic()
+            arrived = self._arrived.setdefault(peer, _Arrived(first_bytes=number, first=now))
+            arrived.num_bytes, arrived.last = arrived.num_bytes + number, now
             yield message
 
     async def drop_late_senders(self) -> None:
-        """Do without what the others wait for, once the last attempt has taken as long as it may."""
-        if self.peer_id not in (late := self.late_senders):
+        """Do without what the others wait for, once the last attempt has taken as long as it may.
+
+        If that is most of the others, it is this peer that is cut off or slow, and they have no answers but its own.
+        """
+        late = self.late_senders - {self.peer_id}
+        if 2 * len(late) < len(self.sender_peer_ids):
             for peer in late:
                 await self._ban_sender(peer)
 

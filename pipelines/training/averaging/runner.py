@@ -82,7 +82,6 @@ class TrustedAllReduceRunner(SendingEnd):
         self._is_last_attempt = is_last_attempt
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
-        self._is_late = False
         self.answers = RoundAnswers(self.ordered_peer_ids)
         # Views of the averager's tensors; the container drops its own when the round is over.
         self._parts_by_reducer = tuple(map(tuple, self.tensor_part_container._input_parts_by_peer))
@@ -118,11 +117,6 @@ class TrustedAllReduceRunner(SendingEnd):
                     part.copy_(read_part(answer.tensor_part, compression, info, part.shape))
                 elif self._is_last_attempt:
                     part.zero_()
-
-    async def drop_late_senders(self) -> None:
-        """See `Round`. Reducers that are silent even then are not waited for any more."""
-        await super().drop_late_senders()
-        self._is_late = True
 
     async def run(self) -> AsyncGenerator[torch.Tensor, None]:
         """Yield the averages, tensor by tensor; see `AllReduceRunner.run`."""
@@ -201,7 +195,7 @@ class TrustedAllReduceRunner(SendingEnd):
         """While a reducer is silent, take from the others what it has given to them.
 
         Raises:
-            AllreduceException: the others had everything, or it stays silent and the last attempt has taken too long.
+            AllreduceException: the others had everything.
         """
         peer_index, former = self.ordered_peer_ids.index(reducer), -1
         while not own_answers.done():
@@ -210,8 +204,6 @@ class TrustedAllReduceRunner(SendingEnd):
                 self._name(reducer, Offence.NO_ANSWER)
                 if not self._missing_parts(peer_index):
                     raise AllreduceException(f"{reducer} was silent; the others had its answers")
-            elif missing and missing.start == former and self._is_late:
-                raise AllreduceException(f"{reducer} was silent, and time is up")
             former = missing.start
             await asyncio.wait([own_answers], timeout=self._opening_seconds)
 

@@ -49,6 +49,7 @@ def marked(output, name=""):
 
 @pytest.mark.slow
 @pytest.mark.swarm
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_demo_that_was_killed_goes_on_and_draws_although_a_trainer_freezes_in_the_last_epoch(tmp_path):
     output = tmp_path / "demo-output"

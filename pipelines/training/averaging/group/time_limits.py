@@ -15,9 +15,9 @@ PATIENCE = 3.0
 """A round may take this many times the longest of the last ones, and one attempt this many times their median, or what
 the links need."""
 
-SHARE_OF_A_CHUNK = 2 / 3
+SHARE_OF_A_CHUNK, LEAST_SECONDS = 2 / 3, 2.0
 """An attempt times out before a silent sender does: its members can then all look for another group at once. It lasts
-at least as long as the search for that group would."""
+at least as long as the search for that group would, and 2 s: on a busy machine streams take a second to open."""
 
 MOST_DOUBLINGS = 10
 """However many attempts have failed, the time for the next one is doubled no more often."""
@@ -89,10 +89,14 @@ class AttemptTimes:
         bounded = min(self._highest, wanted)
         return bounded if math.isfinite(bounded) else None
 
-    def note_success(self, seconds: float) -> None:
-        """Record an attempt that ended in time."""
+    def note_success(self, seconds: float, *, is_whole: bool = True) -> None:
+        """Record an attempt that ended in time; `is_whole`: without another one before it, and with all members.
+
+        Otherwise the next attempts keep their time: who was left out may have needed more.
+        """
         self._durations.append(seconds)
-        self._num_failures = 0
+        if is_whole:
+            self._num_failures = 0
 
     def note_failure(self) -> None:
         """Record an attempt that timed out."""
@@ -102,5 +106,6 @@ class AttemptTimes:
 def attempt_times(round_seconds: float | None, chunk_seconds: float | None, matchmaking_seconds: float) -> AttemptTimes:
     """Return the times of an averager's attempts, given its time-outs for a round and for a silent sender."""
     chunk_seconds = chunk_seconds or round_seconds
-    lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, retry_seconds(matchmaking_seconds))
+    longest_search = max(LEAST_SECONDS, retry_seconds(matchmaking_seconds))
+    lowest = chunk_seconds and min(SHARE_OF_A_CHUNK * chunk_seconds, longest_search)
     return AttemptTimes(lowest=lowest, highest=round_seconds)

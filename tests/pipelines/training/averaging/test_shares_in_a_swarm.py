@@ -91,26 +91,27 @@ def test_who_is_killed_in_the_middle_costs_the_others_only_what_it_had_still_to_
 def test_a_slow_newcomer_is_in_every_round_from_the_second_on_also_after_a_break(
     tmp_path,
 ):
-    rounds_of = dict(slow=[2, 3, 4, 7, 8])
+    rounds_of = dict(slow=[1, 2, 4])
     rounds = run_swarm(
-        tmp_path, dict(first=40, slow=3), num_rounds=9, has_anchor=True, rounds_of=rounds_of, matchmaking_seconds=1.0,
+        tmp_path, dict(first=40, slow=3), num_rounds=5, has_anchor=True, rounds_of=rounds_of, matchmaking_seconds=1.0,
         step_seconds=25.0,
     )  # fmt: skip
     vector_mbit = 2**19 * 4 * 8 / 1e6
     for name in ("first", "slow", "anchor"):
         by_number = {one["number"]: one for one in rounds.averaged[name]}
-        for number in (3, 4, 8):
+        for number in (2, 4):
             assert by_number[number]["failure"] == ""
             assert by_number[number]["multiple"] == pytest.approx(1.5, rel=1e-5), (name, number)
             assert by_number[number]["num_attempts"] == 1
-        assert by_number[4]["seconds"] < 3 * vector_mbit / 3
+        assert by_number[2]["seconds"] < 3 * vector_mbit / 3
 
 
+@pytest.mark.long
 def test_who_is_too_slow_for_any_round_does_not_stall_the_others(tmp_path):
     rounds = run_swarm(
-        tmp_path, dict(first=40, second=40, third=40, slow=0.1), num_rounds=8, rounds_of=dict(slow=[3, 4, 5, 6, 7]),
-        step_seconds=25.0,
+        tmp_path, dict(first=40, second=40, third=40, slow=0.1), num_rounds=5, rounds_of=dict(slow=[2, 3]),
+        step_seconds=15.0,
     )  # fmt: skip
     for name in ("first", "second", "third"):
-        assert [one["multiple"] for one in rounds.averaged[name]] == pytest.approx([2.0] * 8, rel=1e-5)
-        assert sum(one["num_attempts"] for one in rounds.averaged[name]) <= 8 + 2, "it is left out of later rounds"
+        assert [one["multiple"] for one in rounds.averaged[name]] == pytest.approx([2.0] * 5, rel=1e-5)
+        assert sum(one["num_attempts"] for one in rounds.averaged[name]) <= 5 + 2, "it is left out of later rounds"

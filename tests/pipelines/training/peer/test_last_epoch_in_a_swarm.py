@@ -59,7 +59,7 @@ def seconds_to_leave(trainers, *others, seconds=300.0):
 
 @pytest.mark.timeout(400)
 def test_everybody_leaves_within_seconds_of_the_last_epoch(training_material, tmp_path):
-    with short_run(training_material, tmp_path, "ending-run") as (repository, auxiliary, trainers):
+    with short_run(training_material, tmp_path, f"ending-run-{tmp_path.name[-1]}") as (repository, auxiliary, trainers):
         seconds = seconds_to_leave(trainers, auxiliary)
     state = json.loads(training_material.file(repository, "run_state.json").read_text(encoding="utf-8"))
     assert state["epoch"] == NUM_EPOCHS
@@ -76,7 +76,11 @@ def test_everybody_leaves_within_seconds_of_the_last_epoch(training_material, tm
 
 @pytest.mark.timeout(400)
 def test_trainers_whose_anchor_is_killed_in_the_last_epoch_leave_and_say_what_is_missing(training_material, tmp_path):
-    with short_run(training_material, tmp_path, "orphaned-run") as (repository, auxiliary, trainers):
+    with short_run(training_material, tmp_path, f"orphaned-run-{tmp_path.name[-1]}") as (
+        repository,
+        auxiliary,
+        trainers,
+    ):
         auxiliary.wait_until(lambda look: look["swarm_epoch"] >= NUM_EPOCHS - 1, "in the last epoch", seconds=120)
         kill_family(auxiliary.process.pid)
         seconds = seconds_to_leave(trainers)
