@@ -309,7 +309,7 @@ class RobustAverager(AnsweringAverager):
             if is_half:  # all that was sent has come, also from who was the last
                 search.meet_again(members, followers, listeners, self._failed_reducers(runner), duration)
             elif not succeeded:
-                search.meet_again(members, followers, listeners, runner.late_senders | runner.bad_reducers)
+                search.meet_again(members, followers, listeners, runner.late_senders | runner.bad_reducers, duration)
             self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
         if runner.share_averaged == 1.0:

@@ -35,8 +35,9 @@ RETRY_SHARE = 0.5
 so there are no latecomers to wait for."""
 
 SPREAD_SHARE = 0.25
-"""Members finish a round that lacks answers one after the other, as their links allow: the leader of its retry waits
-longer by this share of what the round took it. A group that is complete begins at once."""
+"""Members finish a round that lacks answers one after the other, as their links allow, and on busy machines abort one a
+second apart: the leader of its retry waits longer by this share of what the round took it. A group that is complete
+begins at once."""
 
 FOLLOWERS_PATIENCE = 2.0
 """A follower looks this many times as long: the leader may abort the round later, and must end its search earlier."""
@@ -46,7 +47,7 @@ SECONDS_TO_ASK = 0.2
 
 
 def retry_seconds(matchmaking_seconds: float, round_seconds: float = 0.0) -> float:
-    """Return how long a leader searches after an aborted round, or after one that lacked answers and took so long."""
+    """Return how long a leader searches after a round that was aborted, or lacked answers, and took so long."""
     return RETRY_SHARE * matchmaking_seconds + SPREAD_SHARE * round_seconds
 
 
@@ -130,7 +131,7 @@ class GroupSearch:
     ) -> None:
         """Make the next search among the members of an aborted round, without asking the DHT.
 
-        `round_seconds` is how long it took if its members went through it to its end; see `retry_seconds`.
+        `round_seconds` is how long it took, by which its members' ends of it may differ; see `retry_seconds`.
 
         Excluded are those the round waited for (`late`) and those who were silent; see `watch`. The first of the others
         in the group's order, which all know, leads, except `followers`, who never do; a peer that finds no leader in

@@ -186,6 +186,8 @@ def test_a_late_peer_counts_at_what_it_delivered_and_one_that_only_announces_a_s
     assert seconds_needed(members, 60.0, 30.0) <= alone, "who needs longer than a round may take"
     one_witness = [told_late[0], *told_by_fast[1:]]
     assert seconds_needed(members_of(group, [statement(None), *one_witness]), 60.0, MOST_SECONDS) <= alone
+    witness.note_late({slow: 0.4})
+    assert witness.report() == [[named(slow), 0, 0.25]], "late again, with the time for 0.5"
     witness.note_round({slow: 4.0})
     assert witness.report() == [[named(slow), 1, 4.0]]
 

@@ -88,6 +88,7 @@ def test_who_is_killed_in_the_middle_costs_the_others_only_what_it_had_still_to_
         assert [one["digest"] for one in rounds.averaged[name]] == [one["digest"] for one in rounds.averaged["first"]]
 
 
+@pytest.mark.long
 def test_a_slow_newcomer_is_in_every_round_from_the_second_on_also_after_a_break(
     tmp_path,
 ):
