@@ -86,7 +86,7 @@ class Witness:
         """Take what those delivered, in Mbit/s, for whom an attempt was given up: all else about them is outdated."""
         for peer, rate in rates.items():
             name = peer[-ID_BYTES:]
-            former = self._rates.pop(name, ())
+            former = self._rates.pop(name, deque[float]())
             # In a short attempt a rate is easily overestimated: who is late again in spite of it has half of it.
             rate = min(rate, former[-1] / 2) if name in self._late else rate
             self._rates[name] = deque([rate], maxlen=MOST_ROUNDS)
