@@ -160,13 +160,13 @@ class ReducingEnd(AllReduceRunner):
 
     @property
     def late_senders(self) -> set[PeerID]:
-        """Peers that the others' parts waited for during most of the round so far; none if it is all of them.
+        """Peers that the others' parts waited for during most of the round, and still do; none if it is all of them.
 
-        Who only began late does not count beside one whose part is still to come.
+        Who only began late does not count, and once everything is averaged nobody does: then this peer waits for
+        answers of others, who may wait for somebody else.
         """
         reducer = self.tensor_part_reducer
-        late = {index for index, share in enumerate(reducer.shares_waited) if share >= LATE_SHARE}
-        late = late.intersection(reducer.awaited) or late
+        late = {index for index in reducer.awaited if reducer.shares_waited[index] >= LATE_SHARE}
         return {self.sender_peer_ids[index] for index in late} if len(late) < len(self.sender_peer_ids) else set()
 
     def should_delay_results(self, peer_id: PeerID) -> bool:
@@ -358,6 +358,11 @@ class ReducingEnd(AllReduceRunner):
         """Decode one of the parts that this peer reduces; raises PartRefusedError."""
         shape = self.tensor_part_reducer.part_shapes[part_index]
         return read_part(message, self.tensor_part_container.compression, self._own_part_infos[part_index], shape)
+
+    async def _end_unbegun_sender(self, peer_id: PeerID) -> None:
+        """Do without a sender to which no stream leads, unless its own have begun: they will say when they end."""
+        if peer_id in self._open_streams and not self._open_streams[peer_id]:
+            await self._ban_sender(peer_id)
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
         was_caught = any(peer == peer_id for peer, _ in self.offences)

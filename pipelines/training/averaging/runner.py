@@ -176,6 +176,7 @@ class TrustedAllReduceRunner(SendingEnd):
             if isinstance(error, PartRefusedError):
                 self._name(peer_id, Offence.BAD_ANSWER)
             elif isinstance(error, Exception) and not (is_own or self._future.done()):
+                await self._end_unbegun_sender(peer_id)
                 self._name(peer_id, Offence.NO_ANSWER)
                 await self._take_from_others(peer_id)
             self._give_up_missing_parts(peer_index)

@@ -215,3 +215,33 @@ def test_a_sender_that_does_not_open_all_its_streams_is_given_up(make_runner, nu
             return SENDER in runner.banned_senders
 
     assert asyncio.run(run()) == (num_opened < 4)
+
+
+@pytest.mark.parametrize("num_opened", [0, 1])
+def test_a_sender_that_no_stream_reaches_is_lost_at_once_unless_its_own_have_begun(make_runner, num_opened):
+    async def run():
+        runner = make_runner()
+        async with open_streams(runner, *range(num_opened)):
+            await runner._end_unbegun_sender(SENDER)
+            return set(runner.lost_senders), set(runner.offences)
+
+    lost, offences = asyncio.run(run())
+    assert (lost, offences) == ((set(), set()) if num_opened else ({SENDER}, {(SENDER, Offence.SILENT)}))
+
+
+def test_nobody_is_late_once_a_reducer_waits_for_no_part(make_runner):
+    async def run():
+        runner = make_runner()
+        reducer = runner.tensor_part_reducer
+        slow, own = runner.sender_peer_ids.index(SENDER), runner.sender_peer_ids.index(REDUCER)
+        late = []
+        for part in range(len(reducer.part_shapes)):
+            waiting = asyncio.create_task(reducer.accumulate_part(own, part, torch.ones(1024)))
+            await asyncio.sleep(0.01)
+            late.append(runner.late_senders)
+            await asyncio.gather(waiting, reducer.accumulate_part(slow, part, torch.ones(1024)))
+        return late, reducer.finished.is_set(), runner.late_senders
+
+    late, is_finished, late_at_last = asyncio.run(run())
+    assert late[-1] == {SENDER}
+    assert is_finished and late_at_last == set()
