@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from hub_tools.checks import is_repository_name
 from hub_tools.run_files import TRAINING_RUN_FILE
+from hub_tools.setting_ranges import MOST_BYTES, check_ranges
 from pipelines.training.run.sections import (
     SECTIONS,
     AdmissionSettings,
@@ -23,7 +24,6 @@ from pipelines.training.run.sections import (
     ServingSettings,
     VersionSettings,
 )
-from hub_tools.setting_ranges import MOST_BYTES, check_ranges
 
 FORMAT_VERSION = 2
 FLAT_FORMAT_VERSION = 1
