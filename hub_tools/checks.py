@@ -1,7 +1,10 @@
 """Checks of user settings: one line that names the setting, what was seen and what was expected."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+
+MOST_LAYERS, LARGEST_SIZE = 4096, 10**7
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -33,3 +36,21 @@ def check_known(names: Iterable[str], known: Iterable[str], *, of: str, cure: st
         near = [match for name in unknown for match in difflib.get_close_matches(name, known, n=2)]
         nearest = f"; nearest: {', '.join(dict.fromkeys(near))}" if near else ""
         raise ValueError(f"Unknown setting {', '.join(unknown)} of {of}{nearest}. {cure}")
+
+
+def is_repository_name(name: str) -> bool:
+    """Tell whether this is the name of a repository on the Hub, `ORG/NAME` or `NAME`; none has two dots in a row."""
+    return re.fullmatch(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", name) is not None and ".." not in name
+
+
+def check_model_sizes(settings: Mapping[str, object]) -> None:
+    """Raise ValueError for numbers of a model's configuration that no model has: they would take hours or all memory.
+
+    Counts of layers and experts are at most `MOST_LAYERS`, other whole numbers at most `LARGEST_SIZE`.
+    """
+    for name, value in settings.items():
+        most = MOST_LAYERS if re.search("layer|expert|block|depth|group", name) else LARGEST_SIZE
+        if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= most:
+            raise ValueError(f"{name} is {str(value)[:40]} in the model's settings; expected at most {most}.")
+        if isinstance(value, list | tuple) and len(value) > MOST_LAYERS:
+            raise ValueError(f"{name} has {len(value)} entries in the model's settings; expected {MOST_LAYERS}.")

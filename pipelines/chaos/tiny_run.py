@@ -27,7 +27,7 @@ def create_tiny_run(folder: Path, repository: str, settings: dict) -> None:
     publish_dataset(folder / "dataset", dataset)
     HfApi().create_repo(codec)
     HfApi().upload_folder(repo_id=codec, folder_path=folder / "codec")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
     run = compose_run(
         run_id=settings.pop("run_id"),
         dataset_repository=dataset,

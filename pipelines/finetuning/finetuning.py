@@ -90,7 +90,7 @@ def find_source(
         OSError: there is no such model, or it has no processor.
     """
     commit = _model_commit(model_name, revision)
-    processor = DalleCollabProcessor.from_pretrained(model_name, revision=commit or "main")
+    processor = DalleCollabProcessor.from_pretrained(model_name, revision=commit or "main", trust_remote_code=False)
     config = DalleCollabConfig.from_pretrained(model_name, revision=commit or "main")
     layout = dataset_layout(dataset, dataset_revision or "main")
     _check_dataset_fits(layout, dataset, config, processor, model_name)

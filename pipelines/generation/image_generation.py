@@ -101,7 +101,7 @@ def load_drawing_parts(
     name = str(repository_or_folder)
     folder = model_folder(name, revision, MODEL_FILES)
     _require_checkpoint(folder, name)
-    processor = DalleCollabProcessor.from_pretrained(folder)
+    processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
     model = _load_model(folder, name).to(device).eval()
     if weights == "int8":
         model.use_int8_weights()
@@ -139,7 +139,7 @@ def load_ranking_parts(
     """Load all but the model of what `load_text_to_image` loads, without its weights; the same errors."""
     name = str(repository_or_folder)
     folder = model_folder(name, revision, PROCESSOR_FILES)
-    processor = DalleCollabProcessor.from_pretrained(folder)
+    processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
     return with_clip(name, processor, load_codec(processor, name, codec, device), clip, epoch=_epoch_of(folder))
 
 

@@ -20,6 +20,7 @@ FORMAT_VERSION = 1
 KNOWN_FORMAT_VERSIONS = (1,)
 LARGEST_CODEBOOK = 2**15
 BROTLI_LEVEL = 5
+LONGEST_CAPTION_BYTES = 2**16
 ROWS_PER_ROW_GROUP = 1024
 METADATA_PREFIX = "dalle_collab."
 REPREPARE_COMMAND = "dalle-collab data prepare SOURCE --codec CODEC --output FOLDER"
@@ -243,7 +244,7 @@ def captions_and_codes(
 
 def codes_from_bytes(blob: bytes, num_codes: int) -> np.ndarray:
     """(num_codes,) int16 from int16 little-endian bytes, plain or Brotli-compressed; ImageCodeFormatError otherwise."""
-    raw = blob if len(blob) == 2 * num_codes else _decompress(blob)
+    raw = blob if len(blob) == 2 * num_codes else _decompress(blob, 2 * num_codes)
     if len(raw) != 2 * num_codes:
         raise ImageCodeFormatError(
             f"An image has {len(blob)} bytes of codes, expected {2 * num_codes} ({num_codes} codes of int16)."
@@ -251,9 +252,10 @@ def codes_from_bytes(blob: bytes, num_codes: int) -> np.ndarray:
     return np.frombuffer(raw, "<i2").astype(np.int16)
 
 
-def _decompress(blob: bytes) -> bytes:
+def _decompress(blob: bytes, most_bytes: int) -> bytes:
+    """Return what was compressed; a byte more than `most_bytes` at most, whatever the blob would come to."""
     try:
-        return pa.CompressedInputStream(io.BytesIO(blob), "brotli").read()
+        return pa.CompressedInputStream(io.BytesIO(blob), "brotli").read(most_bytes + 1)
     except OSError:
         return b""
 
@@ -263,7 +265,16 @@ def _as_python(column: Any) -> Sequence[Any]:
 
 
 def _captions(column: Sequence[Any]) -> list[str | None]:
-    return [_decompress(value).decode() if isinstance(value, bytes) else value for value in _as_python(column)]
+    return [_caption(value) if isinstance(value, bytes) else value for value in _as_python(column)]
+
+
+def _caption(blob: bytes) -> str:
+    text = _decompress(blob, LONGEST_CAPTION_BYTES)
+    if len(text) > LONGEST_CAPTION_BYTES:
+        raise ImageCodeFormatError(
+            f"A compressed caption has more than {LONGEST_CAPTION_BYTES} bytes. Drop it and publish the dataset again."
+        )
+    return text.decode()
 
 
 def _codes_from_lists(column: Any, num_codes: int, shard_name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ were the first ones of the column: it reads no more of a column than the rows th
 import io
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ FIRST_BYTES_OF_PAGE = 2**13
 
 MOST_BYTES_OF_HEADER = 2**20
 MOST_PAGES = 2**16
+LARGEST_BLOCK_BYTES = 2**27
+ROWS_COUNTED_TOGETHER = 64
 STREAM_BUFFER_BYTES = 2**16
 DICTIONARY_ENCODINGS = frozenset({2, 8})
 
@@ -105,16 +107,67 @@ def read_rows(
     wanted = pages.covering(start, stop, read)
     first, last = wanted[0], wanted[-1]
     content = read(first.start, last.stop)
+    check_unpacked(content, 0, len(content))
     if any(_needs_dictionary(content, page.start - first.start) for page in wanted):
         content = read(pages.start, pages.first_page) + content
+        check_unpacked(content, 0, pages.first_page - pages.start)
     # What pyarrow takes for the column's first rows are those of these pages.
     stream = _ColumnStart(pages.start, content, pages.stop)
     file = pq.ParquetFile(stream, metadata=metadata, buffer_size=STREAM_BUFFER_BYTES, pre_buffer=False)
-    batches = file.iter_batches(batch_size=stop - first.first_row, row_groups=[group], columns=[name])
-    found = pa.Table.from_batches([next(batches)]).slice(start - first.first_row)
+    found = unpacked_rows(file, group, [name], stop - first.first_row).slice(start - first.first_row)
     if len(found) != stop - start:
         raise ValueError(f"{len(found)} rows of column {name} are there, expected {stop - start}")
     return found
+
+
+def read_group(
+    read: ReadRange, metadata: pq.FileMetaData, group: int, names: tuple[str, ...], num_bytes: int
+) -> pa.Table:
+    """Some columns of a row group of a file of `num_bytes`; ValueError if they would come to more than a block may."""
+    known = [metadata.row_group(group).column(number) for number in range(metadata.num_columns)]
+    spans = []
+    for column in known:
+        if column.path_in_schema.partition(".")[0] in names:
+            places = (column.data_page_offset, column.dictionary_page_offset)
+            start = min(place for place in places if place is not None)
+            spans.append((start, start + column.total_compressed_size))
+    start, stop = min((span[0] for span in spans), default=0), max((span[1] for span in spans), default=0)
+    if not 0 <= start <= stop <= num_bytes or stop - start > LARGEST_BLOCK_BYTES:
+        raise ValueError(f"its columns are said to be at bytes {start} to {stop}")
+    content = read(start, stop)
+    for first, end in spans:
+        check_unpacked(content, first - start, end - start)
+    file = pq.ParquetFile(_ColumnStart(start, content, num_bytes), metadata=metadata, pre_buffer=False)
+    return unpacked_rows(file, group, names, metadata.row_group(group).num_rows)
+
+
+def unpacked_rows(file: pq.ParquetFile, group: int, names: Sequence[str], num_rows: int) -> pa.Table:
+    """The first rows of some columns, counted while they are unpacked: no footer is believed.
+
+    ValueError if they come to more than a block may have.
+    """
+    batches, rows, num_bytes = [], 0, 0
+    for batch in file.iter_batches(batch_size=ROWS_COUNTED_TOGETHER, row_groups=[group], columns=list(names)):
+        batches.append(batch.slice(0, num_rows - rows))
+        rows, num_bytes = rows + len(batches[-1]), num_bytes + batch.nbytes
+        if num_bytes > LARGEST_BLOCK_BYTES:
+            raise ValueError(
+                f"its first {rows} rows unpack to {num_bytes} bytes, expected {LARGEST_BLOCK_BYTES} in all"
+            )
+        if rows >= num_rows:
+            break
+    return pa.Table.from_batches(batches, None if batches else file.schema_arrow).combine_chunks()
+
+
+def check_unpacked(content: bytes, at: int, end: int) -> None:
+    """Raise ValueError unless the pages of these bytes say that they unpack to what a block may have."""
+    num_bytes = 0
+    while at < end:
+        header, length = _page_header(at, end, lambda start, stop: content[start:stop])
+        num_bytes += header[2]
+        if header[2] < 0 or header[3] < 0 or num_bytes > LARGEST_BLOCK_BYTES:
+            raise ValueError(f"its pages unpack to {num_bytes} bytes, expected at most {LARGEST_BLOCK_BYTES}")
+        at += length + header[3]
 
 
 class _ColumnStart(io.RawIOBase):

@@ -18,7 +18,7 @@ from huggingface_hub import HfFileSystem
 
 from pipelines.image_codes.dataset_shards import DatasetShard, ShardedDataset
 from pipelines.image_codes.image_code_record import columns_to_read
-from pipelines.image_codes.parquet_pages import ColumnPages, column_pages, read_rows
+from pipelines.image_codes.parquet_pages import LARGEST_BLOCK_BYTES, ColumnPages, column_pages, read_group, read_rows
 
 SHARDS_REMEMBERED = 64
 """Footers kept in memory, some ten kB each."""
@@ -30,8 +30,10 @@ FOOTER_BYTES = 2**13
 LEAST_FOOTER_BYTES = 2**11
 """The end of a shard that is read at once, of a small one a 64th: the footer of eight row groups of ours, or of one."""
 
-LARGEST_FOOTER_BYTES = 2**26
-LARGEST_BLOCK_BYTES = 2**30
+LARGEST_FOOTER_BYTES = 2**23
+MOST_ROWS = 2**20
+"""Of a block."""
+
 LARGE_GROUP_BYTES = 2**22
 PIECE_BYTES = 2**21
 """A row group with more than the first has blocks of about the second."""
@@ -130,8 +132,8 @@ class ShardBlocks:
 
     def _whole(self, shard: int, footer: _Footer, piece: _Piece) -> pa.Table:
         with self._open(shard) as file:
-            opened = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=True)
-            return opened.read_row_group(piece.group, columns=list(footer.columns))
+            read, size = functools.partial(_read_range, file), self.shards[shard].num_bytes
+            return read_group(read, footer.metadata, piece.group, footer.columns, size)
 
     def _part(self, shard: int, footer: _Footer, piece: _Piece) -> pa.Table:
         with self._open(shard) as file:
@@ -158,7 +160,13 @@ class ShardBlocks:
             raise ValueError(_damaged(self.shards[shard].name, self._dataset.name, error)) from error
         names = metadata.schema.to_arrow_schema().names
         columns = tuple(self._choose_columns(names))
-        pieces = [piece for group in range(metadata.num_row_groups) for piece in _pieces(metadata, group, columns)]
+        try:
+            pieces = [it for group in range(metadata.num_row_groups) for it in _pieces(metadata, group, columns, size)]
+        except ValueError as error:
+            raise ValueError(_damaged(self.shards[shard].name, self._dataset.name, error)) from error
+        name, most = self.shards[shard].name, max((piece.stop - piece.start for piece in pieces), default=0)
+        if most > MOST_ROWS:
+            raise ValueError(_damaged(name, self._dataset.name, ValueError(f"a block of {most} rows")))
         return _Footer(metadata=metadata, stored=end[-length:-8], columns=columns, pieces=tuple(pieces))
 
     def _open(self, shard: int) -> AbstractContextManager[IO[bytes]]:
@@ -170,7 +178,7 @@ class ShardBlocks:
         return HfFileSystem().open(place, "rb", cache_type="none", size=found.num_bytes)
 
 
-def _pieces(metadata: pq.FileMetaData, group: int, columns: tuple[str, ...]) -> list[_Piece]:
+def _pieces(metadata: pq.FileMetaData, group: int, columns: tuple[str, ...], size: int) -> list[_Piece]:
     """The blocks of a row group. They follow from the footer, because everybody has to see the same ones."""
     row_group = metadata.row_group(group)
     num_rows, num_bytes, can_be_divided = row_group.num_rows, 0, True
@@ -180,6 +188,8 @@ def _pieces(metadata: pq.FileMetaData, group: int, columns: tuple[str, ...]) -> 
             num_bytes += column.total_compressed_size
             is_flat = metadata.schema.column(number).max_repetition_level == 0
             can_be_divided &= column.has_offset_index or is_flat
+    if not 0 <= num_bytes <= size or num_rows < 0:
+        raise ValueError(f"row group {group} is said to have {num_rows} rows in {num_bytes} bytes of {size}")
     if num_bytes <= LARGE_GROUP_BYTES or not can_be_divided:
         return [_Piece(group=group, start=0, stop=num_rows, is_whole=True)]
     step = max(1, round(PIECE_BYTES * num_rows / num_bytes / ROWS_WRITTEN_TOGETHER)) * ROWS_WRITTEN_TOGETHER

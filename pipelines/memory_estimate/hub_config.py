@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hub_tools.checks import check_model_sizes
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DENSE_MAX_POSITIONS, DalleCollabSizes
 from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
@@ -19,6 +20,7 @@ LARGEST_SIZE = 10**7
 
 def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes that a `config.json` describes. Raises ValueError for other kinds of models and bad numbers."""
+    check_model_sizes(config)
     model_type = config.get("model_type")
     if model_type not in KNOWN_MODEL_TYPES:
         raise ValueError(

@@ -78,7 +78,7 @@ def _load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No fast tokenizer can be loaded from {name!r}: there is no such folder, and no such repository on this "

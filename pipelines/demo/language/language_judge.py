@@ -32,7 +32,11 @@ def judge_language_run(repository: str, text: Path) -> dict[str, Any]:
     task = open_task(snapshot.run, str(folder))
     batches, documents = task.held_out_batches(), read_documents(text)
     is_causal = snapshot.run.task == "text-generation"
-    model = (AutoModelForCausalLM if is_causal else AutoModelForMaskedLM).from_pretrained(folder).eval()
+    model = (
+        (AutoModelForCausalLM if is_causal else AutoModelForMaskedLM)
+        .from_pretrained(folder, trust_remote_code=False)
+        .eval()
+    )
     if is_causal:
         baseline = causal_perplexity(documents, batches, task.tokenizer)
     else:
@@ -49,7 +53,7 @@ def judge_language_run(repository: str, text: Path) -> dict[str, Any]:
 
 
 def _continuations(model: torch.nn.Module, tokenizer: Any) -> dict[str, str]:
-    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer, trust_remote_code=False)
     torch.manual_seed(0)
     options = dict(max_new_tokens=NUM_NEW_TOKENS, do_sample=True, top_k=40, temperature=0.8, return_full_text=False)
     return {prompt: write(prompt, **options)[0]["generated_text"] for prompt in PROMPTS}

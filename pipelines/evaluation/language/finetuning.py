@@ -87,7 +87,7 @@ def new_classifier(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            classifier = CLASSIFIERS[kind].from_config(config, dtype=torch.float32)
+            classifier = CLASSIFIERS[kind].from_config(config, dtype=torch.float32, trust_remote_code=False)
         except ValueError as error:
             raise ValueError(f"transformers has no model for {kind} of type {config.model_type}.") from error
     classifier.to(language_model.device)

@@ -106,7 +106,7 @@ class CausalSpan:
             raise ValueError(f"weights is {weights!r}, expected float32 for a language model.")
         names, config = body_names(model.config), read_config(model.config)
         with no_init_weights():
-            body = AutoModel.from_config(part_of_config(config, layers), dtype=torch.float32)
+            body = AutoModel.from_config(part_of_config(config, layers), dtype=torch.float32, trust_remote_code=False)
         setattr(body, names.norm, nn.Identity())
         if names.positions is not None:
             setattr(body, names.positions, NoPositions())

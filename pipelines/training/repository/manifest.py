@@ -8,6 +8,7 @@ manifest: once its key is revoked, one counts only if the organiser has kept it,
 import hashlib
 import json
 import mmap
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +25,10 @@ NEEDED_FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, RUN_STATE_FILE)
 MUST_BE_LISTED = (".safetensors", ".py", ".bin", ".pt", ".ckpt", ".pkl")
 """Files of these kinds are loaded or run: all in a checkpoint's folder must be listed."""
 
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+MOST_HEADER_BYTES = 2**24
+"""Of a safetensors file."""
+
 
 class CheckpointRefusedError(ValueError):
     """A checkpoint that is damaged or not signed by a trusted key."""
@@ -37,6 +42,10 @@ class FileDigest:
     size: int
     tensors: dict[str, str] = field(default_factory=dict)
     """Of a safetensors file: the SHA-256 of each tensor's bytes."""
+
+    def __post_init__(self) -> None:
+        if type(self.size) is not int or not 0 <= self.size < 2**53:
+            raise ValueError(f"a file of {self.size!r} bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +84,8 @@ class CheckpointManifest:
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build a manifest from parsed JSON; raises TypeError or KeyError if it is invalid."""
         files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
+        if strange := [name for name in files if not PLAIN_NAME.fullmatch(name)]:
+            raise ValueError(f"a file of the name {strange[0]!r}")
         return cls(**{**values, "files": files})
 
 
@@ -93,7 +104,7 @@ def tensor_digests(path: Path) -> dict[str, str]:
     """Return the SHA-256 of every tensor's bytes in a safetensors file; raises ValueError if the header is damaged."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length)) if length < path.stat().st_size else {}
+        header = json.loads(file.read(length)) if length < min(path.stat().st_size, MOST_HEADER_BYTES) else {}
         if not isinstance(header, dict) or not header:
             raise ValueError(f"{path.name} has no safetensors header")
         # The format: 8 bytes of length, a JSON header, then the tensors at the offsets in the header.

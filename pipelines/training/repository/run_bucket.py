@@ -25,6 +25,7 @@ from hub_tools.run_files import MANIFEST_FILE, METRICS_FOLDER
 from pipelines.training.repository.key_list import KeyList
 from pipelines.training.repository.manifest import (
     NEEDED_FILES,
+    PLAIN_NAME,
     CheckpointManifest,
     CheckpointRefusedError,
     manifest_digest,
@@ -45,7 +46,6 @@ MAX_FILES = 20_000
 MAX_METRICS_BYTES = 2**28
 MAX_MANIFEST_BYTES = 2**24
 MAX_CANDIDATES = 20
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 CHECKPOINT_FOLDER = re.compile(r"epoch-([0-9]{8})-[0-9a-f]{16}")
 
 

@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import httpx2
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import tqdm
 
 from hub_tools.endpoint import current_endpoint
+from hub_tools.hub_client import is_outage
 from hub_tools.run_files import (
     CARD_FILE,
     CONFIG_FILE,
@@ -222,8 +224,33 @@ class RunSnapshot:
         return path
 
     def _download_checkpoint(self, **options: bool) -> Path:
-        ignored = list(NOT_OF_A_CHECKPOINT)
-        return Path(snapshot_download(self.repository, revision=self.commit, ignore_patterns=ignored, **options))
+        ignored, wanted = list(NOT_OF_A_CHECKPOINT), None
+        if self.keys.entries or self.run.organiser_key:
+            wanted = [MANIFEST_FILE, *self._listed_files()]
+        place = snapshot_download(
+            self.repository, revision=self.commit, allow_patterns=wanted, ignore_patterns=ignored, **options
+        )
+        return Path(place)
+
+    def _listed_files(self) -> list[str]:
+        """Return what the signed manifest lists, once the Hub has said that the sizes are those of the manifest."""
+        listed = {} if self.manifest is None else self.manifest.files
+        if not listed:
+            return []
+        try:
+            found = HfApi().get_paths_info(self.repository, list(listed), revision=self.commit)
+        except (OSError, httpx2.HTTPError) as error:
+            if not is_outage(error):
+                raise
+            return list(listed)  # the cache may have them all; they are compared with the manifest
+        for entry in found:
+            seen, expected = getattr(entry, "size", None), listed[entry.path].size
+            if seen != expected:
+                raise CheckpointRefusedError(
+                    f"{entry.path} of {self.repository} has {seen} bytes on the Hub, the manifest of epoch "
+                    f"{self.signed_epoch} says {expected}. Load an older epoch, or ask the run's organiser."
+                )
+        return list(listed)
 
     @cached_property
     def _manifest_text(self) -> str | None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from hub_tools.checks import is_repository_name
 from hub_tools.run_files import TRAINING_RUN_FILE
+from hub_tools.setting_ranges import MOST_BYTES, check_ranges
 from pipelines.training.run.sections import (
     SECTIONS,
     AdmissionSettings,
@@ -29,6 +31,9 @@ FLAT_FORMAT_VERSION = 1
 
 RETIRED_SETTINGS = frozenset({"average_state_every"})
 """Settings of earlier versions that have no effect any more; they are read and dropped."""
+
+MOST_ADDRESSES = 64
+ADDRESS = re.compile(r"(/[A-Za-z0-9.:_-]{1,128}){2,12}")
 
 TASKS_THAT_COUNT_TOKENS = ("fill-mask", "text-generation")
 
@@ -89,6 +94,8 @@ class TrainingRun(
             raise ValueError(f"generation is {self.generation}; expected 0 or more.")
         for section in SECTIONS.values():
             section.check(self)
+        check_ranges(vars(self))
+        self._check_names()
         if self.momentum_before_averaging and self.local_steps > 1:
             raise ValueError(
                 f"momentum_before_averaging is on and local_steps is {self.local_steps}; peers with local steps "
@@ -96,6 +103,17 @@ class TrainingRun(
                 "Cure: --set momentum_before_averaging=false"
             )
         self._check_synchronisation()
+
+    def _check_names(self) -> None:
+        """Refuse names and addresses that are none: they become paths and requests."""
+        if self.dataset_repository and not is_repository_name(self.dataset_repository):
+            raise ValueError(f"dataset_repository is {self.dataset_repository!r}; expected a dataset, ORG/NAME.")
+        addresses = self.entry_addresses
+        if len(addresses) > MOST_ADDRESSES or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in addresses):
+            raise ValueError(
+                f"entry_addresses is {str(addresses)[:80]}; expected at most {MOST_ADDRESSES} multiaddresses, such as "
+                "/ip4/203.0.113.7/tcp/31337/p2p/PEER."
+            )
 
     def _check_synchronisation(self) -> None:
         """Refuse settings that have no meaning with sparse synchronisation, rather than ignore them."""
@@ -166,8 +184,10 @@ class TrainingRun(
     def from_file(cls, path: Path) -> Self:
         """Read `training_run.json`; raises ValueError if it is not valid."""
         try:
+            if (size := path.stat().st_size) > MOST_BYTES:
+                raise ValueError(f"{size} bytes, expected at most {MOST_BYTES}")
             values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path.name} is not JSON ({error}). Create the run again: dalle-collab run create"
             ) from error

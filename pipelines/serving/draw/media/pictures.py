@@ -70,7 +70,8 @@ class Pictures:
 
     def read(self, folder: Path) -> tuple[DalleCollabProcessor, DalleCollabConfig]:
         """See `Medium`."""
-        return DalleCollabProcessor.from_pretrained(folder), DalleCollabConfig.from_pretrained(folder)
+        processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
+        return processor, DalleCollabConfig.from_pretrained(folder)
 
     def load(self, folder: Path, *, precision: str, device: str) -> DrawingParts:
         """See `Medium`; raises as `load_drawing_parts`."""

@@ -51,7 +51,7 @@ def _nearest_sizes(config: PretrainedConfig, task: str, settings: MemorySettings
 def _num_parameters(config: PretrainedConfig, task: str) -> int:
     kind, _ = MODELS[task == FILL_MASK]
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in kind.from_config(config).parameters())
+        return sum(parameter.numel() for parameter in kind.from_config(config, trust_remote_code=False).parameters())
 
 
 def _rescaled(split: MemorySplit, factor: float) -> MemorySplit:

@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from hub_tools.checks import check_known
+from hub_tools.checks import check_known, check_model_sizes
 from hub_tools.one_line_errors import explain_error
 from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
@@ -45,6 +45,7 @@ def model_configuration(model_config: Mapping[str, Any], task: str) -> Pretraine
     kind = _configuration_class(model_type)
     cure = f"All of them: dalle-collab run settings --task {task} --model-type {model_type}"
     check_known(settings, _known_settings(kind), of=f"a model of type {model_type}", cure=cure)
+    check_model_sizes(settings)
     try:
         config = kind(**settings)
     except (StrictDataclassError, TypeError, ValueError) as error:
@@ -112,7 +113,7 @@ def initial_model(run: TrainingRun, settings: LanguageSettings) -> PreTrainedMod
         if settings.start_from:
             return _from_checkpoint(kind, config, settings)
         try:
-            return kind.from_config(config, dtype=torch.float32)
+            return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except (RuntimeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"The sizes of the model do not fit together: {explain_error(error)}") from error
 
@@ -123,6 +124,7 @@ def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSet
         model, found = kind.from_pretrained(
             settings.start_from,
             revision=settings.start_from_revision,
+            trust_remote_code=False,
             config=config,
             use_safetensors=True,
             dtype=torch.float32,

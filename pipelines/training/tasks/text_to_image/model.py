@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hub_tools.checks import check_choice, check_known
+from hub_tools.checks import check_choice, check_known, check_model_sizes
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
@@ -23,7 +23,7 @@ def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
 
 def read_processor(place: str, revision: str | None = None) -> DalleCollabProcessor:
     """Read the run's tokenizer and processor from a folder, or from one commit of its repository."""
-    return DalleCollabProcessor.from_pretrained(place, revision=revision or "main")
+    return DalleCollabProcessor.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
 
 
 def model_configuration(run: TrainingRun) -> DalleCollabConfig:
@@ -40,6 +40,7 @@ def checked_configuration(settings: Mapping[str, Any]) -> DalleCollabConfig:
     if (model_type := settings.get("model_type", DalleCollabConfig.model_type)) != DalleCollabConfig.model_type:
         raise ValueError(f"The run's model is of type {model_type!r}; expected {DalleCollabConfig.model_type!r}.")
     check_known(settings, known_settings() | {"model_type"}, of="the model", cure=UPDATE)
+    check_model_sizes(settings)
     return DalleCollabConfig(**settings)
 
 

@@ -26,7 +26,7 @@ def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
     check_names(request.settings)  # before the Hub is asked for anything
     layout = dataset_layout(request.dataset, "main")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(request.tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(request.tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No fast tokenizer can be loaded from {request.tokenizer!r}: there is no such folder, and no such "
