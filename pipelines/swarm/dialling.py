@@ -49,16 +49,16 @@ class PeerAddress:
 
     @property
     def owner(self) -> str:
-        """Return what one customer of a network has to himself: the IPv4 address, or the IPv6 /64 network; or the name.
+        """Return what one customer of a network has to himself: the IPv4 address, or the IPv6 /48 network; or the name.
 
-        A host has as many addresses of its /64 as it likes (RFC 7934).
+        A site gets a /48 or a part of one (RFC 6177), and has as many addresses of it as it likes.
         """
         if self.kind not in ("ip4", "ip6"):
             return self.host.lower()
         address = ipaddress.ip_address(self.host)
         if isinstance(address, ipaddress.IPv6Address):
             if address.ipv4_mapped is None:
-                return str(ipaddress.ip_network((address, 64), strict=False))
+                return str(ipaddress.ip_network((address, 48), strict=False))
             address = address.ipv4_mapped
         return str(address)
 

@@ -42,8 +42,8 @@ class SlowAverager(SwarmStateAverager):
 
     seconds_per_chunk = 0.15
 
-    async def _hand_out(self, request):
-        async for message in super()._hand_out(request):
+    async def _hand_out(self, request, peer):
+        async for message in super()._hand_out(request, peer):
             await asyncio.sleep(self.seconds_per_chunk)
             yield message
 
@@ -51,8 +51,8 @@ class SlowAverager(SwarmStateAverager):
 class ForgingAverager(SwarmStateAverager):
     """Names the digest of the swarm's state and sends other bytes."""
 
-    async def _hand_out(self, request):
-        async for message in super()._hand_out(request):
+    async def _hand_out(self, request, peer):
+        async for message in super()._hand_out(request, peer):
             if json.loads(request)["want"] == "tensors":
                 buffer = message.tensor_part.buffer
                 message.tensor_part.buffer = bytes([buffer[0] ^ 1]) + buffer[1:]

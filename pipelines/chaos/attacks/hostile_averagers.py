@@ -110,7 +110,7 @@ class BadMember(Participant):
 class EndlessDonor(SwarmStateAverager):
     """Answers every question for the hashes of a state without an end."""
 
-    async def _hand_out(self, request: bytes) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+    async def _hand_out(self, request: bytes, peer: PeerID) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
         want, _, _ = read_request(request, len(self.snapshot.layout))
         while want == WANT_MANIFEST:
             yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=b" " * 2**17))

@@ -92,6 +92,13 @@ class HostileNode:
             part.identities = self.identities[end - number : end] or self.identities
         return parts
 
+    def take_new_identity(self) -> None:
+        """Be somebody else from now on; a member of a run with an authority cannot."""
+        if not self.admission.has_authority:
+            key = RSAPrivateKey()
+            self.identities = [_made_up_identity(self.run, key)]
+            self.dht.add_validators([ManyKeys([key])])
+
     def store(self, name: str, value: Any, *, owner: bytes | None = None, seconds: float = SECONDS) -> None:
         """Store a value under a key of the run, whatever other nodes make of it."""
         with contextlib.suppress(Exception):  # nobody accepts it

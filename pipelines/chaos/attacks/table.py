@@ -34,6 +34,16 @@ def lying_samples(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+def samples_of_new_keys(node: "HostileNode") -> Iterator[None]:
+    """Samples that do not exist, under another key in each epoch."""
+    epoch = -1
+    while True:
+        if epoch != (epoch := node.epoch_of_others()):
+            node.take_new_identity()
+        node.claim(progress=dict(samples_accumulated=MANY_SAMPLES, samples_per_second=1e9))
+        yield
+
+
 def false_votes(node: "HostileNode") -> Iterator[None]:
     """Votes for a state of zeros, which it serves."""
     from pipelines.chaos.attacks.hostile_averagers import zeroed_state
@@ -155,6 +165,7 @@ ATTACKS: Mapping[str, Attack] = {
     for attack in (
         lying_epoch,
         lying_samples,
+        samples_of_new_keys,
         false_votes,
         endless_manifest,
         record_flood,

@@ -17,7 +17,7 @@ class Asker:
     """libp2p has authenticated it."""
 
     address: str = UNKNOWN
-    """An IPv4 address or an IPv6 /64 network; all peers whose address is `UNKNOWN` share one."""
+    """An IPv4 address or an IPv6 /48 network; all peers whose address is `UNKNOWN` share one."""
 
 
 def asker_of(peer: Hashable, remote: str) -> Asker:

@@ -17,6 +17,7 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.child_watch import end_with_parent
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
+from pipelines.swarm.streams.bounded import bound_streams
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.wire.signed_answers import RoundAnswers, read_answers_request
@@ -63,6 +64,7 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
     async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
         """Answer calls, and refuse those of strangers."""
         forget_ended_calls(p2p)
+        bound_streams(p2p)
         await super().add_p2p_handlers(p2p, self._gate.guarded(self) or wrapper, **kwargs)
 
     async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:

@@ -22,6 +22,9 @@ LEASE_DOMAIN = b"dalle-collab leases 1\0"
 MOST_LEASE_BYTES = MOST_BYTES - 1024
 """Of a record's leases, as JSON, which takes more than a record's msgpack; the rest is for signatures and keys."""
 
+MOST_LEASES = 256
+"""Peers of one key."""
+
 SECONDS_AHEAD = 30.0
 """How far in the future a statement may be dated, as an anchor's."""
 
@@ -34,7 +37,8 @@ def lease_key(name: str) -> int:
 def signed_leases(key: PublisherKey, swarm_id: str, ledger: Ledger, now: float) -> dict[int, LeaseRecord]:
     """An anchor's statements by the numbers of their keys; `now` in DHT time."""
     held: dict[int, list[PeerLease]] = {}
-    for name in sorted(ledger.names):
+    # Who has trained comes first: names cost nothing, and those of one key may be more than a record holds.
+    for name in sorted(ledger.names, key=lambda name: (-ledger.booked_epoch(name), name)):
         spans = [list(span) for span in ledger.lease_of(name)[:MOST_SPANS_LEASED]]
         lease = PeerLease(name=name, booked_epoch=ledger.booked_epoch(name), spans=spans)
         held.setdefault(lease_key(name), []).append(lease)
@@ -42,11 +46,13 @@ def signed_leases(key: PublisherKey, swarm_id: str, ledger: Ledger, now: float) 
 
 
 def fitting(leases: Sequence[PeerLease]) -> list[PeerLease]:
-    """The leases with so many spans of each peer that a record holds them: those left out are told of later."""
-    most = MOST_SPANS_LEASED
+    """The first leases, with so many spans of each peer that a record holds them: those left out are told of later."""
+    most, leases = MOST_SPANS_LEASED, leases[:MOST_LEASES]
     while most and len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES:
         most //= 2
         leases = [lease.copy(update=dict(spans=lease.spans[:most])) for lease in leases]
+    while len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES:
+        leases = leases[: len(leases) // 2]
     return list(leases)
 
 

@@ -305,7 +305,7 @@ class ServingSettings:
     """Streams that one peer may have at one server."""
 
     streams_per_address: int = 32
-    """The same of all peers at one IPv4 address or IPv6 /64 network: peer ids cost nothing, addresses do."""
+    """The same of all peers at one IPv4 address or IPv6 /48 network: peer ids cost nothing, addresses do."""
 
     candidates_per_peer: int = 128
     """Candidates of one peer that wait or are drawn at one server."""

@@ -57,6 +57,9 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     """Applies new parameters to the model; None: they overwrite the model's own."""
 
     _downloading: asyncio.Timeout | None = None
+    _readers: Mapping[PeerID, float] = {}
+    """Until when somebody who downloads the state asks for it to stay; in the averager's process."""
+
     """The time limit of the current download, in the averager's process."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -276,30 +279,36 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> StreamOf[averaging_pb2.DownloadData]:
         """Serve the snapshot's hashes or tensors and the end marker; less if the snapshot is, or becomes, another."""
-        async for message in until_reader_closes(with_farewell(self._hand_out(request.metadata))):
+        async for message in until_reader_closes(with_farewell(self._hand_out(request.metadata, context.remote_id))):
             await pass_bytes(self._upload_limit, message.ByteSize())
             yield message
 
-    async def _hand_out(self, request: bytes) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+    async def _hand_out(self, request: bytes, peer: PeerID) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
         want, digest, indices = read_request(request, len(self.snapshot.layout))
         generation, manifest = self.snapshot.generation, self.snapshot.manifest()
         if not self.allow_state_sharing or manifest is None or manifest.digest != digest:
             return
         if want == WANT_NOTHING:
-            self.snapshot.hold(0)
+            self._hold(peer, 0)
             return
-        self.snapshot.hold(SECONDS_TO_STAY)
+        self._hold(peer, SECONDS_TO_STAY)
         if want == WANT_MANIFEST:
             text = manifest.encode()
             for start in range(0, len(text), CHUNK_BYTES):
                 yield _message(text[start : start + CHUNK_BYTES])
         for index in indices:
             for chunk in self.snapshot.read(generation, self.snapshot.layout[index]):
-                self.snapshot.hold(SECONDS_TO_STAY)
+                self._hold(peer, SECONDS_TO_STAY)
                 yield _message(chunk)
             if self.snapshot.generation != generation:
                 return
-        self.snapshot.hold(SECONDS_BETWEEN_REQUESTS)
+        self._hold(peer, SECONDS_BETWEEN_REQUESTS)
+
+    def _hold(self, peer: PeerID, seconds: float) -> None:
+        """Keep the snapshot as long as any reader asks for it: nobody ends it for another."""
+        now = time.monotonic()
+        self._readers = {other: until for other, until in self._readers.items() if until > now} | {peer: now + seconds}
+        self.snapshot.hold(max(self._readers.values()) - now)
 
     @classmethod
     def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> ReadingStub:

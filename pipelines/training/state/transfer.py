@@ -9,7 +9,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,6 +110,9 @@ class Witnesses(Protocol):
 
     def know(self, peer: str) -> bool:
         """Return whether this peer has averaged with another one, by libp2p id, or others vouch for it."""
+
+    def meet(self, peers: Collection[str]) -> None:
+        """Take note of who has the state that this peer has taken over."""
 
     def vouch(self, names: frozenset[str] | None) -> None:
         """Take note of whom the run's anchors average with; None: it has no anchors."""
@@ -218,6 +221,7 @@ class StateTransfer:
                 continue
             self._avoided |= set(report.liars)
             self.was_offered_newer, self.is_outvoted = True, False
+            self._witnesses.meet([c.peer_id for c in self._records.states().values() if c.digest == verdict.digest])
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
         self._averager.state_changed.set()  # the earlier snapshot may have been partly overwritten: copy again

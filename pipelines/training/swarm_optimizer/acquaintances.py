@@ -3,6 +3,7 @@
 Keys are free, so a count of them decides nothing. A peer that has taken part in rounds with this one has shown that it
 trains, and if this one misses a round, about all of them have had it. Who only claims is believed for a while, because
 everybody was new once; who claims samples round after round and brings none to any of them is not counted any more.
+Keys are new in each epoch if somebody likes it so: samples that end an epoch are those of peers known from a round.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,6 +36,8 @@ class Acquaintances:
     def __init__(self, own_peer: str = "") -> None:
         """`own_peer` is this peer's libp2p id, which counts as nobody's."""
         self._own_peer, self._own_name = own_peer, sender_name(own_peer)
+        self._met: frozenset[str] = frozenset()
+        self._is_vouched_for = False
         self._num_rounds = self._last_number = 0
         self._seen: dict[str, _Seen] = {}
         self._recent: frozenset[str] = frozenset()
@@ -43,6 +46,11 @@ class Acquaintances:
     def vouch(self, names: frozenset[str] | None) -> None:
         """Set whom the run's anchors average with, by `sender_name`; None: the run has no anchors."""
         self._vouched = None if names is None else names - {self._own_name}
+        self._is_vouched_for = names is not None and self._own_name in names
+
+    def meet(self, peers: Collection[str]) -> None:
+        """Set who has the training state that this peer has taken over: until its first round it knows no better."""
+        self._met = frozenset(peers) - {self._own_peer}
 
     @property
     def believe_strangers(self) -> bool:
@@ -93,6 +101,21 @@ class Acquaintances:
         """Return whether a peer's samples count: it is known, or too new to be judged."""
         held = self._seen.get(peer)
         return held is None or peer in self._recent or self._num_rounds - held.since < ROUNDS_TO_SHOW_UP
+
+    def give_samples(self, present: Collection[str], *, listens: bool) -> Collection[str]:
+        """Return whose samples end an epoch, of those `present`, this peer included.
+
+        They are those of earlier rounds. The others do not count this peer either before its first round with them.
+        While none of them is there, everybody counts, at first: a run begins, or all have come back. Afterwards this
+        peer trains alone, whatever others claim, unless it only `listens`.
+        """
+        vouched, others = self._vouched or frozenset(), set(present) - {self._own_peer}
+        known = others & self._recent | {peer for peer in others if sender_name(peer) in vouched}
+        if not known and self._vouched is None and not self._recent:
+            known = others & self._met
+        if known:
+            return known | {self._own_peer} if self._recent or self._is_vouched_for else known
+        return {self._own_peer, *(others if listens or self._num_rounds < ROUNDS_TO_SHOW_UP else ())}
 
     def _replace(self, seen: dict[str, _Seen]) -> None:
         oldest = self._num_rounds - ROUNDS_REMEMBERED

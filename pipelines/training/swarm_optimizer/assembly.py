@@ -73,7 +73,7 @@ def make_optimizer(
     anchors = AnchorWatch(records, run.swarm_id, anchor_keys, own_anchor_key)
     if anchor_keys():
         acquaintances.vouch(frozenset())  # until the anchors have been heard
-    new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level)
+    new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level, listens)
     options = _averager_options(run, dht, bandwidth_limit_mbit)
     state = make_state_averager(
         SwarmStateAverager,
@@ -137,7 +137,12 @@ def averager_of(run: TrainingRun) -> Callable[..., SwarmGradientAverager]:
 
 
 def _start_tracker(
-    run: TrainingRun, dht: hivemind.DHT, records: SwarmRecords, acquaintances: Acquaintances, level: int
+    run: TrainingRun,
+    dht: hivemind.DHT,
+    records: SwarmRecords,
+    acquaintances: Acquaintances,
+    level: int,
+    listens: bool,
 ) -> SwarmProgressTracker:
     tracker = SwarmProgressTracker(
         dht=dht,
@@ -150,7 +155,7 @@ def _start_tracker(
         start=True,
         **tracker_options(run),
     )
-    tracker.seconds_to_come = run.matchmaking_seconds
+    tracker.seconds_to_come, tracker.listens = run.matchmaking_seconds, listens
     return tracker
 
 

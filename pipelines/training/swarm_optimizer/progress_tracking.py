@@ -94,6 +94,12 @@ class SwarmProgressTracker(ProgressTracker):
     seconds_to_come = 0.0
     """Time that a round may take to start once an epoch has enough samples."""
 
+    listens = False
+    """Whether this peer has no samples of its own, and follows whoever trains."""
+
+    _gives_samples = True
+    """Whether this peer's samples count for the end of the epoch; see `Acquaintances.give_samples`."""
+
     _records: tuple[LocalTrainingProgress, ...] = ()
     _metadata: Any = None
     """The swarm's records as they were read last."""
@@ -136,7 +142,7 @@ class SwarmProgressTracker(ProgressTracker):
     def report_local_progress(self, local_epoch: int, *args: Any, **kwargs: Any) -> None:
         """See `ProgressTracker.report_local_progress`; others wait for news that this peer is in a new epoch."""
         is_new = local_epoch != self.local_progress.epoch
-        super().report_local_progress(local_epoch, *args, **kwargs)
+        super().report_local_progress(local_epoch, *args, update_global_samples=self._gives_samples, **kwargs)
         if is_new:
             self.should_report_progress.hurry()
 
@@ -144,7 +150,7 @@ class SwarmProgressTracker(ProgressTracker):
         """Begin an epoch with samples from before, which say nothing of this peer's speed; updates must be paused."""
         self.update_epoch(new_epoch=epoch)
         self.local_progress = self.local_progress.copy(update=dict(samples_accumulated=num_samples))
-        self.global_progress.samples_accumulated += num_samples
+        self.global_progress.samples_accumulated += num_samples if self._gives_samples else 0
         self.should_report_progress.set()
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -186,7 +192,19 @@ class SwarmProgressTracker(ProgressTracker):
         if isinstance(metadata, dict):
             values = [entry.value for entry in metadata.values() if entry.value is not None]
             self._records = tuple(LocalTrainingProgress.parse_obj(value) for value in values)
+            metadata = self._only_samples_that_count(self._records)
         return super()._parse_swarm_progress_data(metadata)
+
+    def _only_samples_that_count(self, records: Iterable[LocalTrainingProgress]) -> dict[bytes, ValueWithExpiration]:
+        """Return the records by peer; who is no acquaintance is there, and has gathered nothing."""
+        by_peer = {readable_peer_id(record.peer_id): record for record in sorted(records, key=lambda r: r.time)}
+        counted = self._acquaintances.give_samples(by_peer, listens=self.listens)
+        self._gives_samples = readable_peer_id(self.local_progress.peer_id) in counted
+        nothing = dict(samples_accumulated=0, samples_per_second=0.0)
+        return {
+            record.peer_id: ValueWithExpiration(record.dict() | ({} if peer in counted else nothing), math.inf)
+            for peer, record in by_peer.items()
+        }
 
     def believed_epoch(self, records: Mapping[bytes, LocalTrainingProgress]) -> int:
         """Return the epoch that the other peers can be believed to have reached; their `records` go by owner."""

@@ -8,7 +8,7 @@ from pipelines.swarm.streams.askers import UNKNOWN, Asker, asker_of
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
 
-HERE, THERE = "203.0.113.7", "2001:db8:1:2::/64"
+HERE, THERE = "203.0.113.7", "2001:db8:1::/48"
 
 
 def test_a_quota_is_kept_by_each_peer_and_by_all_and_forgets_who_has_given_back():

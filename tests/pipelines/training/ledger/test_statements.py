@@ -151,3 +151,9 @@ def test_spans_that_are_none_do_not_pass_the_schema(spans):
             dict(publisher_key="k", time=1.0, signature="", leases=[dict(name="0" * 16, booked_epoch=0, spans=spans)])
         )
     assert spans_in([[0, 0, 0, 5, 5], [0, 0, 0, 9, 3], [0, 0, 0, 3, 9]]) == [Span(0, 0, 0, 3, 9)]
+
+
+def test_names_made_up_for_one_key_are_not_more_than_a_record_holds():
+    leases = [PeerLease(name=f"{number:016x}", booked_epoch=0, spans=[[0, 0, 0, 0, 1]] * 9) for number in range(2000)]
+    fitted = fitting(leases)
+    assert LeaseRecord(publisher_key="", time=0.0, leases=fitted, signature="").leases[0].name == leases[0].name

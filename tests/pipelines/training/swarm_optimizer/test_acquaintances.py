@@ -108,3 +108,41 @@ def test_a_peer_that_averages_with_the_anchor_alone_knows_nobody_and_goes_on_ask
     assert not known.know_somebody and not known.know("own") and known.count("own")
     assert known.know("ann"), "the anchor vouches for it"
     assert known.quorum == 1, "half of the others"
+
+
+def test_samples_of_strangers_end_no_epoch_once_a_peer_knows_somebody():
+    known = Acquaintances("own")
+    assert set(known.give_samples({"own", "ann", "liar"}, listens=False)) == {"own", "ann", "liar"}, "a run begins"
+    known.note_round(1, ["own", "ann"])
+    assert set(known.give_samples({"own", "ann", "liar"}, listens=False)) == {"own", "ann"}
+    known.note_round(2, ["own", "ann", "bob"])
+    assert set(known.give_samples({"own", "ann", "bob"}, listens=False)) == {"own", "ann", "bob"}, "its second epoch"
+
+
+def test_a_newcomer_counts_as_the_others_do_who_do_not_count_it_yet():
+    known = Acquaintances("own")
+    known.meet({"own", "ann"})
+    assert set(known.give_samples({"own", "ann", "liar"}, listens=False)) == {"ann"}
+    known.note_round(1, ["own", "ann"])
+    assert set(known.give_samples({"own", "ann", "liar"}, listens=False)) == {"own", "ann"}
+
+
+def test_those_an_anchor_names_give_samples_and_so_does_a_peer_that_it_names():
+    known = Acquaintances("own")
+    known.vouch(frozenset({sender_name("ann")}))
+    known.meet({"liar"})
+    assert set(known.give_samples({"own", "ann", "liar"}, listens=False)) == {"ann"}, "it asks the anchor alone"
+    known.vouch(frozenset({sender_name("ann"), sender_name("own")}))
+    assert set(known.give_samples({"own", "ann", "liar"}, listens=False)) == {"own", "ann"}
+    known.note_round(1, ["own", "bob"])
+    assert set(known.give_samples({"own", "ann", "bob"}, listens=False)) == {"own", "ann", "bob"}
+
+
+def test_where_nobody_is_known_everybody_counts_for_a_trainers_first_rounds_and_always_for_who_listens():
+    known = Acquaintances("own")
+    known.vouch(frozenset({sender_name("gone")}))
+    for _ in range(ROUNDS_TO_SHOW_UP):
+        assert set(known.give_samples({"own", "liar"}, listens=False)) == {"own", "liar"}, "all have come back"
+        known.note_failure()
+    assert set(known.give_samples({"own", "liar"}, listens=False)) == {"own"}
+    assert set(known.give_samples({"own", "liar"}, listens=True)) == {"own", "liar"}

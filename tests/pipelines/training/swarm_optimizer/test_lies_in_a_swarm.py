@@ -16,7 +16,7 @@ def test_three_trainers_go_on_while_one_process_lies_about_epochs_samples_and_st
         trainers = [swarm.start(name) for name in ("first", "second", "third")]
         for trainer in trainers:
             trainer.wait_for("step", epoch=2, has_averaged=True)
-        liar = swarm.start("liar", HOSTILE_PROCESS, attacks=dict(lying_epoch=5, lying_samples=7))
+        liar = swarm.start("liar", HOSTILE_PROCESS, attacks=dict(lying_epoch=5, lying_samples=6, samples_of_new_keys=1))
         first_lie = liar.wait_for("lied")["time"]
         last = max(step["epoch"] for trainer in trainers for step in trainer.events("step"))
         for trainer in trainers:
