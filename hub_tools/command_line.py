@@ -56,10 +56,8 @@ def serve(
 
     options = ServerOptions(root=root, host=host, port=port, part_mebibytes=part_mebibytes)
     if host not in LOOPBACK_HOSTS:
-        typer.secho(
+        typer.echo(
             f"WARNING: listening on {host}, without encryption. TRUSTED NETWORKS ONLY: tokens are sent in clear text.",
-            fg="red",
-            bold=True,
             err=True,
         )
     serve(options, lambda endpoint: _say_how_to_use(endpoint, root))

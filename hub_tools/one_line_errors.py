@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
+from .printing.printable import one_line, printable_output
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -36,6 +37,12 @@ def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
             stream.reconfigure(errors="replace")
     command = get_command(app)
     _join_help_lines(command)
+    with printable_output():
+        _run(command, prog_name)
+    sys.exit(0)
+
+
+def _run(command: Any, prog_name: str) -> None:
     try:
         command(prog_name=prog_name)
     except KeyboardInterrupt:
@@ -52,7 +59,6 @@ def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             traceback.print_exception(error)
         _leave(prog_name, explain_error(shown), 1)
-    sys.exit(0)
 
 
 def _join_help_lines(command: Any) -> None:
@@ -73,7 +79,7 @@ def explain_error(error: BaseException) -> str:
     explanation = _explain_hub_error(error) or _explain_connection_error(error)
     if explanation is None and isinstance(error, OSError) and error.strerror:
         explanation = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join((explanation or str(error) or type(error).__name__).split())
+    return one_line(explanation or str(error) or type(error).__name__)
 
 
 def _error_for_people(error: BaseException | None) -> BaseException | None:

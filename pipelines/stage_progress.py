@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hub_tools.printing.consoles import PrintableConsole
+
 OnProgress = Callable[[str, int, int | None, str], None]
 """Called with the stage, what is done, what is to do (None: unknown) and a few words for people."""
 
@@ -16,7 +18,7 @@ LINE_INTERVAL_SECONDS = 10.0
 @contextmanager
 def stage_progress(console: Console | None = None) -> Iterator[OnProgress]:
     """Yield a function to report progress to, which shows it on stderr unless told otherwise."""
-    console = console or Console(stderr=True)
+    console = console or PrintableConsole(stderr=True)
     if not console.is_terminal:
         yield _line_reporter(console)
         return

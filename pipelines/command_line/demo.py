@@ -26,7 +26,7 @@ def _demo() -> "Iterator[Console]":
     """Yield where a demo prints; on a signal that ends it, it ends what it has started."""
     import signal
 
-    from pipelines.command_line.terminal.consoles import open_console
+    from hub_tools.printing.consoles import open_console
 
     def interrupt(number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -4,13 +4,15 @@ import datetime
 import html
 import math
 
+from hub_tools.printing.printable import printable
+
 BEYOND_HTML = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$`\\"})
 """Gradio inserts HTML through templates, in which these characters are special."""
 
 
 def escaped(text: object) -> str:
     """Return any text so that it is shown literally, inside an element or an attribute."""
-    return html.escape(str(text), quote=True).translate(BEYOND_HTML)
+    return html.escape(printable(str(text), keeps_lines=True), quote=True).translate(BEYOND_HTML)
 
 
 def short_number(value: float | None) -> str:

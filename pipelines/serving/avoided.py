@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.swarm.streams.refusals import printable
+from hub_tools.printing.printable import printable
 from pipelines.training.averaging.group.avoidance import MOST_REMEMBERED, Avoidance, Spell
 from pipelines.training.repository.key_list import utc
 from pipelines.training.repository.organiser import local_folder

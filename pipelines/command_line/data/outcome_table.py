@@ -7,7 +7,7 @@ def print_outcomes(success: str, num_successes: int, others: Mapping[str, int]) 
     """Print how many succeeded and how many did not, by reason, with their shares."""
     from rich.table import Table
 
-    from pipelines.command_line.terminal.consoles import open_console
+    from hub_tools.printing.consoles import open_console
 
     table = Table("", "samples", "share")
     num_samples = num_successes + sum(others.values())

@@ -116,7 +116,7 @@ def show(repository: Repository) -> None:
 
     from rich.table import Table
 
-    from pipelines.command_line.terminal.consoles import open_console
+    from hub_tools.printing.consoles import open_console
     from pipelines.training.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)

@@ -82,7 +82,7 @@ def _revoking(head: "RunSnapshot", listed: "KeyList", key: str) -> "KeyList":
 def _show(snapshot: "RunSnapshot", listed: "KeyList", organiser: "Organiser | None") -> None:
     from rich.table import Table
 
-    from pipelines.command_line.terminal.consoles import open_console
+    from hub_tools.printing.consoles import open_console
     from pipelines.training.repository.key_list import utc
 
     own = _own_key(snapshot.repository)

@@ -20,8 +20,8 @@ def ledger(
     from rich.progress import track
     from rich.table import Table
 
+    from hub_tools.printing.consoles import open_console
     from hub_tools.run_files import METRICS_FOLDER
-    from pipelines.command_line.terminal.consoles import open_console
     from pipelines.training.ledger.coverage import coverage
     from pipelines.training.ledger.ledger_files import read_bookings
     from pipelines.training.repository.snapshot import RunSnapshot

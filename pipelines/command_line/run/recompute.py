@@ -33,8 +33,8 @@ def recompute(
     from rich.progress import track
     from rich.table import Table
 
+    from hub_tools.printing.consoles import open_console
     from hub_tools.run_files import METRICS_FOLDER
-    from pipelines.command_line.terminal.consoles import open_console
     from pipelines.training.ledger.gradient_files import GRADIENTS_FILE, read_gradients
     from pipelines.training.ledger.ledger_files import read_bookings
     from pipelines.training.ledger.recomputation import recompute as compute_again

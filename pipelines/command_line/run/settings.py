@@ -48,7 +48,7 @@ def _print_table(group: str, members: "list[Setting]") -> None:
     from rich import box
     from rich.table import Table
 
-    from pipelines.command_line.terminal.consoles import open_console
+    from hub_tools.printing.consoles import open_console
 
     table = Table("setting", "default", "meaning", title=group, title_justify="left", box=box.SIMPLE_HEAD)
     for setting in members:

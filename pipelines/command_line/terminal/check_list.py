@@ -33,7 +33,7 @@ def show_checks(
 
     `make_checks` gets a function to call with the name of the next check; `events` gets that, and each finding.
     """
-    from pipelines.command_line.terminal.consoles import open_console
+    from hub_tools.printing.consoles import open_console
     from pipelines.doctor.check_result import exit_code
 
     console = open_console(stderr=as_json)

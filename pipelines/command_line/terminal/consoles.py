@@ -1,33 +1,23 @@
-"""Where commands print: as wide as the terminal, unwrapped into a pipe, and line by line into the log of a service."""
+"""The log of commands, line by line; where they print is `hub_tools.printing.consoles`."""
 
 import io
 import logging
-import os
 import re
 from collections.abc import Callable
 
 from rich.console import Console
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import UNWRAPPED, PrintableConsole
+from hub_tools.printing.printable import one_line
 
 logger = logging.getLogger(__name__)
-
-UNWRAPPED = 400
-"""Columns of a file or pipe; rich would assume 80, and cut a log's lines at words."""
 
 MOST_CHARACTERS = 2000
 """Of a line; a traceback of a few frames fits."""
 
 ATTEMPTS = re.compile(r"(\s*\* \[[^\]]+\][^\n*]*)+")
 """How libp2p lists each address that it has dialled in vain: a line for each, of all networks of a peer."""
-
-
-def open_console(*, stderr: bool = False) -> Console:
-    """Return a console for the standard output, or for the standard error output."""
-    console = Console(stderr=stderr)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = UNWRAPPED
-    return console
 
 
 class OneLineFormatter(logging.Formatter):
@@ -53,8 +43,7 @@ class OneLineFormatter(logging.Formatter):
             lambda found: f" ({counted(found.group().count('* ['), 'address', 'addresses')} tried) ",
             self._name_peers(super().format(shown)),
         )
-        line = " ".join(text.split())
-        return line if len(line) <= MOST_CHARACTERS else line[: MOST_CHARACTERS - 4] + " ..."
+        return one_line(text, MOST_CHARACTERS)
 
 
 def _without_traceback(record: logging.LogRecord) -> logging.LogRecord:
@@ -73,7 +62,7 @@ class LogLines(io.TextIOBase):
     @classmethod
     def console(cls) -> Console:
         """Return a console whose lines go into the log."""
-        return Console(file=cls(), width=UNWRAPPED, color_system=None)
+        return PrintableConsole(file=cls(), width=UNWRAPPED, color_system=None)
 
     def write(self, text: str) -> int:
         """Log each line that is not empty."""

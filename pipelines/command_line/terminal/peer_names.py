@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hub_tools.printing.printable import one_line
+
 SECONDS_BETWEEN_NAMES = 60.0
 """How often they are read again."""
 
@@ -26,7 +28,7 @@ class PeerNames:
 
     def write(self, names: Mapping[str, str]) -> None:
         """Replace the users' names by libp2p id, for this process and its forks; of too many the last are left out."""
-        kept = {peer: _printable(name) for peer, name in names.items()}
+        kept = {peer: one_line(name, LONGEST_NAME) for peer, name in names.items()}
         while len(text := json.dumps(kept).encode()) > NUM_BYTES:
             kept.popitem()
         self._memory[:] = text.ljust(NUM_BYTES)
@@ -53,8 +55,3 @@ def users_by_peer(records: Any) -> dict[str, str]:
     """Return the user names of a swarm's trainers by libp2p id; without an authority they are what peers say."""
     introduced = records.introductions()
     return {peer: introduced[owner].username for owner, peer in records.admissions.peer_ids(introduced).items()}
-
-
-def _printable(name: str) -> str:
-    """Return a name that others have made up as it may stand in a line."""
-    return "".join(character if character.isprintable() else "?" for character in name)[:LONGEST_NAME]

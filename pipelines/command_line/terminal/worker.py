@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from hub_tools.one_line_errors import TRACEBACK_VARIABLE
-from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter, open_console
+from hub_tools.printing.consoles import open_console
+from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter
 from pipelines.command_line.terminal.pause_key import pausing_by_key
 from pipelines.command_line.terminal.peer_names import PeerNames
 from pipelines.training.peer.process_group import (

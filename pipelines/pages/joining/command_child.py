@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hub_tools.printing.printable import printable
 from pipelines.training.peer.process_group import VOLUNTEERS_PROGRAM, end_group, start_worker
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class CommandChild:
 
 def for_people(line: str) -> str:
     """Return a line of output without control characters, truncated if it is too long."""
-    return NOT_FOR_PEOPLE.sub("", line)[:LONGEST_LINE]
+    return printable(NOT_FOR_PEOPLE.sub("", line), keeps_lines=True)[:LONGEST_LINE]
 
 
 def cause_of_end(code: int, lines: Sequence[str]) -> str:

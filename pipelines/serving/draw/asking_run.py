@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hub_tools.printing.printable import printable
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import PROCESSOR_FILES, clip_name
@@ -30,7 +31,6 @@ from pipelines.swarm.servers.complaints import ServerComplaint
 from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
-from pipelines.swarm.streams.refusals import printable
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot

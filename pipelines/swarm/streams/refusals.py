@@ -1,5 +1,7 @@
 """Why a conversation ended before its time. What a peer refuses is typed, so that the asking one can act on it."""
 
+from hub_tools.printing.printable import printable
+
 CODES = {
     "malformed": "what was sent is not a message of this protocol",
     "too large": "a message is larger than the service takes",
@@ -16,11 +18,6 @@ CODES = {
 """All codes; a reader that does not know one treats it as `failed`."""
 
 MOST_CHARACTERS = 500
-
-
-def printable(text: str) -> str:
-    """Return a stranger's text without what would change a terminal."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 class Refusal(Exception):

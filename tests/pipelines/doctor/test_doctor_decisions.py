@@ -356,7 +356,7 @@ def test_who_serves_is_named_with_what_they_say_and_holes_with_what_fills_them()
         server("eve", first_layer=4, end_layer=6, state="draining"),
     )  # fmt: skip
     assert found["servers"].seen.startswith(
-        "2 drawing 150 codes a second together, 3 computing layers (ann, b [2Jo, cy"
+        "2 drawing 150 codes a second together, 3 computing layers (ann, b\ufffd[2Jo, cy"
     )
     assert found["served layers"].status == "warn" and found["served layers"].seen == "nobody serves layers 4:6, 9:12"
     assert found["served layers"].cure == (

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hub_tools.printing.printable import one_line
+
 LARGEST = {"epoch": 1e9, "num_samples": 1e15, "samples_per_second": 1e7, "loss": 1e6, "share_averaged": 1.0}
 LARGEST |= {"draw_rate": 1e9, "layer_rate": 1e9, "num_drawn": 1e12, "first_layer": 65536, "end_layer": 65536}
 LARGEST |= {"round_seconds": 1e6, "bytes_sent": 1e18, "num_rounds": 1e9, "num_refused_gradients": 1e12}
@@ -224,4 +226,4 @@ def _sequence(value: Any) -> Sequence[Any]:
 def _text(value: Any) -> str:
     """Return one short line of printable text."""
     text = "" if value is None else str(value)
-    return "".join(character if character.isprintable() else " " for character in text[:MAX_TEXT]).strip()
+    return one_line(text, MAX_TEXT)

@@ -1,0 +1,1 @@
+"""Foreign text made printable, and where commands print."""
