@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
@@ -32,6 +31,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import access_token
+from pipelines.admission.record_owners import key_of
 from pipelines.admission.tokens import Admission, TokenRefusedError
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class AdmissionGate:
         try:
             admission = self.admission.check.check(token, -math.inf, peer_id=peer_id.to_bytes())
             return _public_key(admission.record_key).verify(statement, signature)
-        except (ValueError, UnsupportedAlgorithm):  # a stranger's token may name anything as its key
+        except TokenRefusedError:
             return False
 
     def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
@@ -186,6 +186,11 @@ class AveragingGate:
         """Return how the members of a group that has just been checked sign."""
         tokens = {} if self._gate is None else {member: self._gate.token_of(member) for member in members}
         return GroupSignatures(gate=self._gate, tokens=tokens)
+
+    def may_sign(self, peer_id: PeerID, owner: bytes) -> bool:
+        """Tell whether records of this owner may speak for a peer: it has not shown a token with another key."""
+        admission = None if self._gate is None else self._gate.admission_of(peer_id)
+        return admission is None or key_of(owner) == admission.record_key.encode()
 
     def introduction(self) -> auth_pb2.RequestAuthInfo:
         """Return this peer's introduction."""

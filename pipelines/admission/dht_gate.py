@@ -4,13 +4,14 @@ import contextlib
 import logging
 import os
 import signal
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import auth_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
@@ -20,6 +21,9 @@ from pipelines.admission.tokens import Admission, TokenRefusedError
 from pipelines.child_watch import ChildWatch, end_with_parent
 
 logger = logging.getLogger(__name__)
+
+CALLER: ContextVar[PeerID | None] = ContextVar("CALLER", default=None)
+"""Who has made the DHT call that is being answered, as libp2p proves; None: this node itself."""
 
 
 class SwarmDHT(hivemind.DHT):
@@ -52,8 +56,8 @@ class SwarmDHT(hivemind.DHT):
         return self.run_coroutine(_daemon_process)
 
     def bind_peers(self) -> None:
-        """From now on answer only peers that own the token in their call, not all who sign with its key."""
-        if self.authorizer is not None and not self.client_mode:
+        """From now on answer only peers that own the token in their call, if there is one, and note who calls."""
+        if not self.client_mode:
             self.run_coroutine(_bind_peers)
 
     def expect_replies_within(self, seconds: float) -> None:
@@ -105,19 +109,21 @@ def access_token(admission: PeerAdmission) -> auth_pb2.AccessToken:
 
 
 class _PeerBoundCalls:
-    """The DHT's handlers, for peers whose libp2p identity is the one in their token.
+    """The DHT's handlers, which note the `CALLER`, for peers whose libp2p identity is the one in their token, if any.
 
     hivemind's wrapper does not check who shows a token: a member could lend the record key to strangers.
     """
 
-    def __init__(self, protocol: DHTProtocol, authorizer: SwarmAuthorizer) -> None:
+    def __init__(self, protocol: DHTProtocol, authorizer: SwarmAuthorizer | None) -> None:
         self._calls, self._authorizer = AuthRPCWrapper(protocol, AuthRole.SERVICER, authorizer), authorizer
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._calls, name)
 
         async def check_and_call(request: Any, context: P2PContext) -> Any:
-            self._authorizer.admission_of(request.auth.client_access_token, context.remote_id.to_bytes())
+            if self._authorizer is not None:
+                self._authorizer.admission_of(request.auth.client_access_token, context.remote_id.to_bytes())
+            CALLER.set(context.remote_id)
             return await call(request, context)
 
         return check_and_call
@@ -132,7 +138,6 @@ async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -
 
 
 async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:
-    assert dht.authorizer is not None, "only a run with an authority binds its peers"
     protocol = node.protocol
     await protocol.remove_p2p_handlers(protocol.p2p)
     await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht.authorizer))

@@ -10,6 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.p2p import P2P
 from hivemind.proto import crypto_pb2
 
+from pipelines.admission.tokens import der_of, is_peer_key
+
 
 @contextlib.contextmanager
 def existing_identity_file(chosen: Path | None) -> Iterator[Path]:
@@ -35,6 +37,9 @@ def read_identity(path: Path) -> rsa.RSAPrivateKey:
         key = serialization.load_der_private_key(content.data, password=None)
     except Exception as error:  # protobuf's errors have no common type
         raise ValueError(f"{path} is not an identity file ({error}). Use a new one: --identity-file NEW.key") from error
-    if not isinstance(key, rsa.RSAPrivateKey):
-        raise ValueError(f"{path} has no RSA identity, which hivemind needs. Name a new one: --identity-file NEW.key")
+    if not isinstance(key, rsa.RSAPrivateKey) or not is_peer_key(der_of(key)):
+        raise ValueError(
+            f"{path} has no RSA identity of 2048 bits with the exponent 65537, which runs need. Name a new one: "
+            "--identity-file NEW.key"
+        )
     return key

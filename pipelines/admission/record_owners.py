@@ -95,7 +95,8 @@ class AdmissionRecords:
             return
         self._last_look = time.monotonic()
         values = found.value if found is not None and isinstance(found.value, dict) else {}
-        read = {owner: _read(admission, owner, entry.value) for owner, entry in values.items()}
+        # Only whom somebody asks for: the checks of a flood of tokens would take seconds.
+        read = {owner: _read(admission, owner, values[owner].value) for owner in owners if owner in values}
         now = get_dht_time()
         known = {owner: held for owner, held in self._known.items() if now < held.expires_at}
         known |= {owner: held for owner, held in read.items() if held is not None}
@@ -105,7 +106,7 @@ class AdmissionRecords:
         held = admission.check.check(admission.token, now=0.0)
         self._dht.store(
             key=self._key,
-            subkey=_owner_of(held.record_key.encode()),
+            subkey=owner_of(held.record_key.encode()),
             value=admission.token,
             expiration_time=held.expires_at,
             return_future=True,
@@ -143,7 +144,8 @@ def _read(admission: PeerAdmission, owner: bytes, token: object) -> Admission | 
     return None if lasts_too_long else held
 
 
-def _owner_of(record_key: bytes) -> bytes:
+def owner_of(record_key: bytes) -> bytes:
+    """Return the owner of the records that a key, in OpenSSH's format, signs."""
     return RSASignatureValidator.PUBLIC_KEY_FORMAT.replace(b"_key_", record_key)
 
 

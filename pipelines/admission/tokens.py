@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Self
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 
@@ -28,6 +28,12 @@ REQUEST_DOMAIN = b"dalle-collab admission request 1\0"
 MAX_TOKEN_CHARACTERS = 4096
 NOBODY = "anonymous"
 """User in self-signed tokens, which say nothing about users."""
+
+RECORD_KEY_PATTERN = rb"ssh-rsa [A-Za-z0-9+/]{372}"
+_RECORD_KEY_START = b"\0\0\0\7ssh-rsa\0\0\0\3\1\0\1\0\0\1\1\0"
+_PEER_KEY_START = bytes.fromhex("30820122300d06092a864886f70d01010105000382010f003082010a0282010100")
+_PEER_KEY_END = b"\2\3\1\0\1"
+"""Around the 256 bytes of the modulus, in OpenSSH's format and in DER, of each RSA key of 2048 bits with e = 65537."""
 
 USERNAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 
@@ -157,7 +163,9 @@ class TokenCheck:
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             raise TokenRefusedError("There is no token, or it is too long.")
-        admission = _read_signed(token, self.authority_key) if self.authority_key else _read_self_signed(token)
+        admission = _read(token, self.authority_key)
+        if isinstance(admission, str):
+            raise TokenRefusedError(admission)
         if admission.run_id != self.run_id:
             raise TokenRefusedError(f"The token admits to the run {admission.run_id!r}, not to {self.run_id!r}.")
         if now >= admission.expires_at:
@@ -190,18 +198,35 @@ def check_request(request: AdmissionRequest) -> str:
         ValueError: a key cannot be read, or a signature does not match its key.
     """
     peer_der, content = _decode(request.peer_key), request.signed_bytes()
-    try:
-        peer_key = serialization.load_der_public_key(peer_der)
-        record_key = serialization.load_ssh_public_key(request.record_key.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError("peer_key or record_key is not a public key") from error
+    if not is_record_key(request.record_key.encode()):
+        raise ValueError(f"record_key is not {_KEY_WANTED}")
+    keys = (_peer_key(peer_der), serialization.load_ssh_public_key(request.record_key.encode()))
     signatures = (request.peer_signature, request.record_signature)
-    for name, key, signature in zip(("peer_key", "record_key"), (peer_key, record_key), signatures, strict=True):
+    for name, key, signature in zip(("peer_key", "record_key"), keys, signatures, strict=True):
+        assert isinstance(key, rsa.RSAPublicKey), "its bytes were checked"
         try:
-            _rsa_key(key, name).verify(_decode(signature), content, _pss(), hashes.SHA256())
+            key.verify(_decode(signature), content, _pss(), hashes.SHA256())
         except InvalidSignature as error:
             raise ValueError(f"the request is not signed by its {name}") from error
     return peer_id_of(peer_der).hex()
+
+
+def is_record_key(text: bytes) -> bool:
+    """Tell whether this is the one text, in OpenSSH's format, of an RSA key of 2048 bits with e = 65537.
+
+    Every other text is refused before it costs anything: with comments one key has any number of texts, and with a
+    large exponent each check takes 30 to 50 times as long.
+    """
+    if re.fullmatch(RECORD_KEY_PATTERN, text) is None:
+        return False
+    key = base64.b64decode(text[len(b"ssh-rsa ") :])
+    return key.startswith(_RECORD_KEY_START) and _is_modulus(key[len(_RECORD_KEY_START) :])
+
+
+def is_peer_key(der: bytes) -> bool:
+    """Tell the same of a libp2p key in DER."""
+    modulus = der[len(_PEER_KEY_START) : -len(_PEER_KEY_END)]
+    return der.startswith(_PEER_KEY_START) and der.endswith(_PEER_KEY_END) and _is_modulus(modulus)
 
 
 def der_of(key: rsa.RSAPrivateKey) -> bytes:
@@ -224,35 +249,37 @@ def public_text(key: ed25519.Ed25519PrivateKey) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _read_signed(token: str, authority_key: str) -> Admission:
-    # Cached: every DHT call carries one of the same few tokens. The caller checks what depends on time.
-    claims_text, _, signature = token.partition(".")
+def _read(token: str, authority_key: str) -> Admission | str:
+    """Return what a token says, or why it is refused.
+
+    Cached, refusals too: every DHT call carries one of the same few tokens. The caller checks what depends on time.
+    """
     try:
-        claims = _decode(claims_text, altchars=b"-_")
-        key = ed25519.Ed25519PublicKey.from_public_bytes(_decode(authority_key))
-        key.verify(_decode(signature, altchars=b"-_"), TOKEN_DOMAIN + claims)
-        return Admission(**json.loads(claims))
-    except InvalidSignature as error:
-        raise TokenRefusedError("The token is not signed by the run's authority.") from error
-    except (ValueError, TypeError) as error:
-        raise TokenRefusedError("The token is damaged.") from error
+        parts = [_decode(text, altchars=b"-_") for text in token.split(".", 2)]
+        admission = _read_signed(parts, authority_key) if authority_key else _read_self_signed(parts)
+    except InvalidSignature:
+        signer = "the run's authority" if authority_key else "the peer that it names"
+        return f"The token is not signed by {signer}."
+    except TokenRefusedError as error:
+        return str(error)
+    except (ValueError, TypeError, RecursionError):
+        return "The token is damaged."
+    return admission if is_record_key(admission.record_key.encode()) else f"The token's key is not {_KEY_WANTED}."
 
 
-@lru_cache(maxsize=4096)
-def _read_self_signed(token: str) -> Admission:
-    claims_text, _, rest = token.partition(".")
-    key_text, _, signature = rest.partition(".")
-    try:
-        claims, peer_der = (_decode(text, altchars=b"-_") for text in (claims_text, key_text))
-        key = _rsa_key(serialization.load_der_public_key(peer_der), "peer_key")
-        key.verify(_decode(signature, altchars=b"-_"), SELF_SIGNED_DOMAIN + claims, _pss(), hashes.SHA256())
-        admission = Admission(**json.loads(claims))
-    except InvalidSignature as error:
-        raise TokenRefusedError("The token is not signed by the peer that it names.") from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise TokenRefusedError("The token is damaged.") from error
+def _read_signed(parts: list[bytes], authority_key: str) -> Admission:
+    claims, signature = parts
+    key = ed25519.Ed25519PublicKey.from_public_bytes(_decode(authority_key))
+    key.verify(signature, TOKEN_DOMAIN + claims)
+    return Admission(**json.loads(claims))
+
+
+def _read_self_signed(parts: list[bytes]) -> Admission:
+    claims, peer_der, signature = parts
+    _peer_key(peer_der).verify(signature, SELF_SIGNED_DOMAIN + claims, _pss(), hashes.SHA256())
+    admission = Admission(**json.loads(claims))
     if admission.peer_id != peer_id_of(peer_der).hex():
-        raise TokenRefusedError("The token is not signed by the peer that it names.")
+        raise InvalidSignature
     return admission
 
 
@@ -260,10 +287,19 @@ def _claims(admission: Admission) -> bytes:
     return json.dumps(asdict(admission), sort_keys=True, separators=(",", ":")).encode()
 
 
-def _rsa_key(key: object, name: str) -> rsa.RSAPublicKey:
-    if not isinstance(key, rsa.RSAPublicKey) or not 2048 <= key.key_size <= 4096:
-        raise ValueError(f"{name} is not an RSA key of 2048 to 4096 bits")
+_KEY_WANTED = "an RSA key of 2048 bits with the exponent 65537"
+
+
+def _peer_key(der: bytes) -> rsa.RSAPublicKey:
+    if not is_peer_key(der):
+        raise ValueError(f"peer_key is not {_KEY_WANTED}")
+    key = serialization.load_der_public_key(der)
+    assert isinstance(key, rsa.RSAPublicKey), "its bytes were checked"
     return key
+
+
+def _is_modulus(number: bytes) -> bool:
+    return len(number) == 256 and number[0] >= 128 and number[-1] % 2 == 1
 
 
 def _encode(content: bytes) -> str:

@@ -6,8 +6,8 @@ all rounds of a run; 6 MB of records cost every other peer 360 MB).
 """
 
 import heapq
-import re
-from collections.abc import Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,19 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
-from hivemind.utils.timed_storage import TimedStorage
+from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
+
+from pipelines.admission.dht_gate import CALLER
+from pipelines.admission.record_owners import key_of, owner_of
+from pipelines.admission.tokens import is_record_key
 
 MOST_BYTES = 8192
 """Of a signed record; an auxiliary peer's sixteen addresses take 4 kB."""
 
 MOST_SECONDS = 86_400.0
 """How far ahead a signed record may expire."""
-
-MOST_DECLARED_BYTES = 64
-MOST_DECLARED_SECONDS = 900.0
-"""The same of what is not signed: peers declare that they look for a group, which takes a byte and some seconds."""
 
 MOST_CLOCK_SECONDS = 300.0
 """By how much the clocks of honest peers may differ; the doctor warns long before."""
@@ -41,40 +42,43 @@ MOST_KEYS = 4096
 MOST_OWNERS = 2048
 """Owners under one key; more are refused until some have expired."""
 
+MOST_OWNERS_OF_A_CALLER = 16
+"""Owners under one key that one libp2p peer brings to a node: its own, and some when it has just met that node."""
+
+MOST_NEIGHBOURS = 20
+"""Nodes that one answer names; hivemind asks for as many."""
+
+MOST_INVALID = 64
+"""Invalid records in an answer, after which the rest is not looked at: who checks what it stores has next to none."""
+
 MOST_SPARE_RENEWALS = 64
 """Renewals that are kept beside as many as there are records: forgetting costs time."""
 
-_OWNER = re.compile(rb"\[owner:[^\[\]]{1,1024}\]")
 _MOST_PEER_ID_BYTES = 64
 
 
 class RecordLimits(RecordValidatorBase):
-    """Refuses records that are too large, live too long, or have no owner where one is due.
+    """Refuses records that are too large, live too long, or have no owner.
 
-    Keys in `signed_keys` hold one record for each owner, whose signature hivemind checks afterwards; all other keys of
-    the run are dictionaries of declarations, by peer id.
+    One rule for all: a key of the run holds one record for each owner, whose signature hivemind checks afterwards.
+    Under other keys there is nothing.
     """
 
-    def __init__(self, signed_keys: frozenset[str]) -> None:
-        self._signed = frozenset(DHTID.generate(source=key).to_bytes() for key in signed_keys)
+    def __init__(self, keys: frozenset[str]) -> None:
+        self._keys = frozenset(DHTID.generate(source=key).to_bytes() for key in keys)
 
     def validate(self, record: DHTRecord) -> bool:
         """Tell whether the record may be stored, or believed; `record.value` still has its signature."""
-        is_signed = record.key in self._signed
-        most_bytes = MOST_BYTES if is_signed else MOST_DECLARED_BYTES
-        most_seconds = MOST_SECONDS if is_signed else MOST_DECLARED_SECONDS
-        if len(record.value) > most_bytes or record.subkey in DHTProtocol.RESERVED_SUBKEYS:
+        if record.key not in self._keys or len(record.value) > MOST_BYTES or len(record.subkey) > MOST_BYTES:
             return False
         # NaN fails this comparison, too.
-        if not record.expiration_time <= get_dht_time() + most_seconds + MOST_CLOCK_SECONDS:
+        if not record.expiration_time <= get_dht_time() + MOST_SECONDS + MOST_CLOCK_SECONDS:
             return False
         try:
             owner = DHTProtocol.serializer.loads(record.subkey)
         except Exception:  # whatever msgpack makes of a stranger's bytes
             return False
-        if not isinstance(owner, bytes):
-            return False
-        return bool(_OWNER.fullmatch(owner)) if is_signed else 0 < len(owner) <= _MOST_PEER_ID_BYTES
+        return isinstance(owner, bytes) and owner_of(key := key_of(owner)) == owner and is_record_key(key)
 
     @property
     def priority(self) -> int:
@@ -85,7 +89,7 @@ class RecordLimits(RecordValidatorBase):
         """Join the keys of two runs that one node serves."""
         if not isinstance(other, RecordLimits):
             return False
-        self._signed |= other._signed
+        self._keys |= other._keys
         return True
 
 
@@ -118,27 +122,68 @@ def is_possible_progress(progress: Mapping[str, Any], now: float) -> bool:
 class BoundedStorage(DHTLocalStorage):
     """Holds so many keys and owners that a flood cannot fill the memory; what is there already can be renewed."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._callers: dict[DHTID, dict[Any, PeerID]] = {}
+        """Who has brought which owner, by key."""
+
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """See `DHTLocalStorage.store`."""
-        is_stored = self._has_room(key) and super().store(key, value, expiration_time, subkey)
+        has_room = key in self or len(self) < MOST_KEYS
+        is_stored = has_room and super().store(key, value, expiration_time, subkey)
         forget_renewals(self)
         return is_stored
+
+    def get(self, key: DHTID) -> ValueWithExpiration | None:
+        """See `DHTLocalStorage.get`. Owners come as a copy: a search adds to it whatever other nodes answer."""
+        found = super().get(key)
+        return None if found is None else ValueWithExpiration(copied(found.value), found.expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """See `DHTLocalStorage.store_subkey`."""
-        held = self.get(key)
-        if held is not None and isinstance(held.value, DictionaryDHTValue):
-            owners = held.value
-            if subkey not in owners and len(owners) >= MOST_OWNERS:
-                return False
-        is_stored = self._has_room(key) and super().store_subkey(key, subkey, value, expiration_time)
-        forget_renewals(self)
-        if held is not None and isinstance(held.value, DictionaryDHTValue):
-            forget_renewals(held.value)
-        return is_stored
+        held = super().get(key)
+        owners = held.value if held is not None and isinstance(held.value, DictionaryDHTValue) else DictionaryDHTValue()
+        if subkey not in owners and not self._may_bring(key, subkey, owners):
+            return False
+        is_stored = owners.store(subkey, value, expiration_time)
+        forget_renewals(owners)
+        if held is None or expiration_time > held.expiration_time:
+            return self.store(key, owners, expiration_time) and is_stored
+        return is_stored and owners is held.value
 
-    def _has_room(self, key: DHTID) -> bool:
-        return key in self or len(self) < MOST_KEYS
+    def _may_bring(self, key: DHTID, owner: Any, owners: DictionaryDHTValue) -> bool:
+        if len(owners) >= MOST_OWNERS:
+            return False
+        if (caller := CALLER.get()) is not None:
+            self._callers = {known: brought for known, brought in self._callers.items() if known in self.data}
+            brought = {name: by for name, by in self._callers.get(key, {}).items() if name in owners}
+            if sum(by == caller for by in brought.values()) >= MOST_OWNERS_OF_A_CALLER:
+                return False
+            self._callers[key] = brought | {owner: caller}
+        return True
+
+
+class NoCache(DHTLocalStorage):
+    """Keeps nothing: a node that has one answers from it, and whoever fills it for a day hides what is stored since."""
+
+    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        """See `DHTLocalStorage.store`."""
+        return False
+
+    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        """See `DHTLocalStorage.store_subkey`."""
+        return False
+
+
+def copied(value: Any) -> Any:
+    """Return a value of the DHT, of owners a copy with what is not over, whatever size it is said to have."""
+    if not isinstance(value, DictionaryDHTValue):
+        return value
+    copy = DictionaryDHTValue()
+    with value.freeze():
+        for owner, (content, expiration_time) in value.items():
+            copy.store(owner, content, expiration_time)
+    return copy
 
 
 def forget_renewals(storage: TimedStorage) -> None:
@@ -157,22 +202,49 @@ def without_invalid(protocol: DHTProtocol, key: bytes, dictionary: DictionaryDHT
 
     hivemind refuses the whole dictionary: one bad record at a node that stores anything hides everybody's.
     """
+    num_kept = num_invalid = 0
     with dictionary.freeze():
-        invalid = [
-            owner
-            for owner, (value, expiration_time) in dictionary.items()
-            if not protocol._validate_record(key, protocol.serializer.dumps(owner), value, expiration_time)
-        ]
-    for owner in invalid:
-        del dictionary[owner]
+        for owner, (value, expiration_time) in list(dictionary.items()):
+            is_wanted = num_kept < MOST_OWNERS and num_invalid < MOST_INVALID
+            if is_wanted and _is_valid(protocol, key, owner, value, expiration_time):
+                num_kept += 1
+            else:
+                num_invalid += 1
+                del dictionary[owner]
     return True
 
 
+def _is_valid(protocol: DHTProtocol, key: bytes, owner: Any, value: Any, expiration_time: Any) -> bool:
+    try:
+        return protocol._validate_record(key, protocol.serializer.dumps(owner), value, expiration_time)
+    except Exception:  # whatever a stranger's bytes are
+        return False
+
+
+async def find_bounded(find: Callable[..., Awaitable[Any]], peer: PeerID, keys: Collection[DHTID]) -> Any:
+    """Ask a node as `DHTProtocol.call_find` does, and believe nothing that it says of its records as a whole.
+
+    An answer that lasts for ever ends hivemind's search with that answer; a size that is no number, with none at all.
+    """
+    found = await find(peer, keys)
+    return found and {
+        key: (_dated(value), dict(itertools.islice(nearest.items(), MOST_NEIGHBOURS)))
+        for key, (value, nearest) in found.items()
+    }
+
+
+def _dated(found: ValueWithExpiration | None) -> ValueWithExpiration | None:
+    if found is None or not isinstance(found.value, DictionaryDHTValue):
+        return found
+    owners = copied(found.value)
+    return ValueWithExpiration(owners, owners.latest_expiration_time) if owners else None
+
+
 async def bound_storage(dht: Any, node: DHTNode) -> None:
-    """Give a node that holds nothing yet storages of bounded size, and make it judge each record by itself.
+    """Give a node that holds nothing yet a storage of bounded size, and make it judge each record by itself.
 
     A coroutine for `hivemind.DHT.run_coroutine`.
     """
-    node.protocol.storage = BoundedStorage()
-    node.protocol.cache = BoundedStorage(maxsize=node.protocol.cache.maxsize)
+    node.protocol.storage, node.protocol.cache = BoundedStorage(), NoCache()
     node.protocol._validate_dictionary = partial(without_invalid, node.protocol)
+    node.protocol.call_find = partial(find_bounded, node.protocol.call_find)

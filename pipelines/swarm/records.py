@@ -12,7 +12,7 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgr
 from hivemind.utils import get_dht_time
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
-from pydantic.v1 import BaseModel, StrictBool, confloat, conint, conlist, constr, create_model
+from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint, conlist, constr, create_model
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
@@ -204,7 +204,15 @@ class StateRecord(BaseModel):
     """Whether it serves the state; peers behind a firewall only name it."""
 
 
+class SearchRecord(BaseModel):
+    """Whether a peer is looking for a group; see `PacedKeyManager`."""
+
+    peer_id: conbytes(strict=True, min_length=1, max_length=64)
+    is_looking: StrictBool
+
+
 class _SwarmRecords(BaseModel):
+    grad_averager_searches: dict[BytesWithPublicKey, SearchRecord]
     metrics: dict[BytesWithPublicKey, PeerMetrics]
     introductions: dict[BytesWithPublicKey, PeerIntroduction]
     auxiliary: dict[BytesWithPublicKey, AuxiliaryStatus]

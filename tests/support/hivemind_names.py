@@ -70,7 +70,15 @@ CONTRACT = (
     Row("dht.protocol.DHTProtocol.storage", ": DHTLocalStorage",
         (RECORD_LIMITS,), "replaced: a flood of keys and owners must not fill the memory"),
     Row("dht.protocol.DHTProtocol.cache", ": DHTLocalStorage",
-        (RECORD_LIMITS,), "replaced: as storage"),
+        (RECORD_LIMITS,), "replaced: whoever fills it hides what is stored"),
+    Row("dht.protocol.DHTProtocol.rpc_find",
+        "async (self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse",
+        ("chaos/attacks/hostile_records.py",), "replaced on the object: a hostile node answers with its own records"),
+    Row("dht.protocol.DHTProtocol.call_find",
+        "async (self, peer: PeerID, keys: Collection[DHTID]) "
+        "-> Optional[Dict[DHTID, Tuple[Optional[ValueWithExpiration["
+        "Union[BinaryDHTValue, DictionaryDHTValue]]], Dict[DHTID, PeerID]]]]",
+        (RECORD_LIMITS,), "wrapped on the object: an answer must not say how long it lasts, nor how large it is"),
     Row("utils.mpfuture.SharedBytes._lock", "= mp.Lock()",
         (FORKS,), "replaced: forked peers would share the lock, and a killed one would keep it"),
     Row("utils.mpfuture.MPFuture._initialization_lock", "= mp.Lock()",

@@ -1,8 +1,10 @@
 """The DHT node of a hostile participant: in an open run with as many keys as it likes, else with its admission."""
 
+import base64
 import contextlib
 import copy
 import itertools
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.admission.tokens import der_of, own_admission, peer_id_of, self_signed_token
+from pipelines.chaos.attacks.hostile_records import crowd, dear_key, hide_others, send_dear_tokens, write_in_many_names
 from pipelines.chaos.attacks.table import FAR_EPOCH
 from pipelines.training.run.training_run import TrainingRun
 
@@ -77,6 +80,7 @@ class HostileNode:
     def __init__(self, run: TrainingRun, dht: SwarmDHT, admission: PeerAdmission, num_keys: int) -> None:
         """`num_keys` is the number of identities in an open run; an admitted member has its own."""
         self.run, self.dht, self.admission = run, dht, admission
+        self._dear_key, self._progress = dear_key(), {}
         keys = [admission.record_key]
         made_up = [] if admission.has_authority else [RSAPrivateKey() for _ in range(num_keys - 1)]
         own = Identity(peer_id=dht.peer_id.to_bytes(), owner=_owner(admission.record_key), token=admission.token)
@@ -119,25 +123,57 @@ class HostileNode:
 
     def claim(self, *, progress: Mapping[str, Any] = {}, state: Mapping[str, Any] = {}) -> None:
         """Say of every identity that it trains and has a state, apart from what is given like everybody's."""
-        epoch = self.epoch_of_others()
+        honest = self.progress()
+        epoch = honest["epoch"]
         for identity in self.identities:
             is_own = identity.peer_id == self.dht.peer_id.to_bytes()
             told: dict[str, Any] = dict(
                 admissions=self.admission.token if is_own else identity.token,
-                progress=dict(
-                    peer_id=identity.peer_id,
-                    epoch=epoch,
-                    samples_accumulated=1,
-                    samples_per_second=1.0,
-                    time=get_dht_time(),
-                    client_mode=False,
-                )
-                | dict(progress),
+                progress=honest | dict(peer_id=identity.peer_id) | dict(progress),
                 states=dict(peer_id=PeerID(identity.peer_id).to_base58(), epoch=epoch, digest="0" * 64, shares=is_own)
                 | dict(state),
             )
             for name, value in told.items():
                 self.store(name, value, owner=identity.owner)
+
+    def crowd(self) -> None:
+        """Declare thousands of peers that look for a group."""
+        averager = f"{self.run.swarm_id}_grad_averager"
+        self.dht.run_coroutine(partial(crowd, key=f"{averager}.0b", searches=f"{averager}_searches"))
+        for number, identity in enumerate(self.identities):
+            search = dict(peer_id=b"\x12\x20" + number.to_bytes(32, "big"), is_looking=True)
+            self.store("grad_averager_searches", search, owner=identity.owner, seconds=1.0)
+
+    def write_in_many_names(self) -> None:
+        """Store the progress of thousands of owners, whose key is one."""
+        self._progress = self._progress or self.progress()
+        key, private = f"{self.run.swarm_id}_progress", self.admission.record_key
+        self.dht.run_coroutine(partial(write_in_many_names, key=key, progress=self._progress, private=private))
+
+    def send_dear_tokens(self) -> None:
+        """Store tokens whose check takes long."""
+        token = partial(_dear_token, self.run.run_id, self._dear_key)
+        key, private = f"{self.run.swarm_id}_admissions", self.admission.record_key
+        self.dht.run_coroutine(partial(send_dear_tokens, key=key, claims=token, private=private))
+        for identity in self.identities:
+            self.store("admissions", token(identity.owner[-9:-1]), owner=identity.owner)
+
+    def hide_others(self) -> None:
+        """Answer with one record alone who asks for progress, and have others do so."""
+        keys = [f"{self.run.swarm_id}_progress"]
+        call = partial(hide_others, keys=keys, private=self.admission.record_key, value=self.progress())
+        self.dht.run_coroutine(call)
+
+    def progress(self) -> dict[str, Any]:
+        """Return the progress of a peer that keeps up."""
+        return dict(
+            peer_id=self.dht.peer_id.to_bytes(),
+            epoch=self.epoch_of_others(),
+            samples_accumulated=1,
+            samples_per_second=1.0,
+            time=get_dht_time(),
+            client_mode=False,
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return ordinary figures of a peer."""
@@ -191,6 +227,13 @@ def _made_up_identity(run: TrainingRun, key: RSAPrivateKey) -> Identity:
     record_key = key.get_public_key().to_bytes().decode()
     admission = own_admission(run.run_id, peer, record_key, now=now, expires_at=now + SECONDS_OF_A_TOKEN)
     return Identity(peer_id=peer_id_of(der_of(peer)), owner=_owner(key), token=self_signed_token(admission, peer))
+
+
+def _dear_token(run_id: str, peer_key: bytes, number: bytes) -> str:
+    peer_id, expires_at = peer_id_of(peer_key).hex(), get_dht_time() + SECONDS_OF_A_TOKEN
+    claims = dict(username="anonymous", run_id=run_id, peer_id=peer_id, record_key="", expires_at=expires_at)
+    parts = (json.dumps(dict(claims, confirmed_at=number.hex())).encode(), peer_key, bytes(256))
+    return ".".join(base64.urlsafe_b64encode(part).decode() for part in parts)
 
 
 def _owner(key: RSAPrivateKey) -> bytes:

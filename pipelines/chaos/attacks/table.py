@@ -83,6 +83,35 @@ def squatted_group_key(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+def crowded_searches(node: "HostileNode") -> Iterator[None]:
+    """Thousands of peers that do not exist look for groups: without a signature, and a few by each of its keys."""
+    while True:
+        node.crowd()
+        yield
+
+
+def many_names(node: "HostileNode") -> Iterator[None]:
+    """One key as thousands of owners: its text in OpenSSH's format, with comments."""
+    while True:
+        node.write_in_many_names()
+        yield
+
+
+def dear_keys(node: "HostileNode") -> Iterator[None]:
+    """Tokens by keys whose exponents make each check dear, of owners that claim to train."""
+    while True:
+        node.claim()
+        node.send_dear_tokens()
+        yield
+
+
+def hidden_records(node: "HostileNode") -> Iterator[None]:
+    """A node of the DHT that answers with its own records alone, for ever, and fills the caches of others with them."""
+    while True:
+        node.hide_others()
+        yield
+
+
 def false_metrics(node: "HostileNode") -> Iterator[None]:
     """Figures that no JSON, Parquet or float holds."""
     figures = dict(loss=float("inf"), round_seconds=float("inf"), bytes_sent=2**63, samples_per_second=float("nan"))
@@ -170,6 +199,10 @@ ATTACKS: Mapping[str, Attack] = {
         endless_manifest,
         record_flood,
         squatted_group_key,
+        crowded_searches,
+        many_names,
+        dear_keys,
+        hidden_records,
         false_metrics,
         stalling_leader,
         bad_mode,

@@ -192,6 +192,7 @@ class RobustAverager(AnsweringAverager):
             self._rounds_begin_together,
             partial(self._name_outside_a_round, offence=Offence.STALLED),
             self._is_kept_out,
+            self._gate.may_sign,
         )
         self._search.average_epoch(self._epoch)
         self._search.begin()
@@ -215,6 +216,8 @@ class RobustAverager(AnsweringAverager):
         try:
             async with enter_asynchronously(self.get_tensors()) as tensors, self._dividing(group_info) as shares:
                 await self._run_allreduce_inplace_(tensors, group_info, peer_fractions=shares, **kwargs)
+            if self._search is not None:
+                self._search.remember([peer for peer in group_info.peer_ids if peer != self.peer_id])
             return dict.fromkeys(group_info.peer_ids)
         except BaseException as error:  # also when it is out of time: hivemind then looks for a group again
             if isinstance(error, Exception):

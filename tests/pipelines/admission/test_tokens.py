@@ -6,9 +6,11 @@ import json
 
 import pytest
 from admission_material import admission, body_of, der, rsa_key, signed_request, ssh, unsigned_request
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from hivemind.p2p import P2P, PeerID
 
+from pipelines.admission import tokens as tokens_module
 from pipelines.admission.identity import read_identity
 from pipelines.admission.tokens import (
     Admission,
@@ -16,6 +18,8 @@ from pipelines.admission.tokens import (
     TokenCheck,
     TokenRefusedError,
     check_request,
+    is_peer_key,
+    is_record_key,
     issue_token,
     peer_id_of,
     public_text,
@@ -167,3 +171,48 @@ def test_neither_tokens_nor_signatures_are_shown():
     assert "the-token-text" not in repr(request)
     assert request.peer_signature not in repr(request) and len(request.peer_signature) > 100
     assert "token" not in repr(unsigned_request())
+
+
+def peer_der(exponent=65537, size=2048):
+    number = rsa.generate_private_key(65537, size).public_key().public_numbers().n
+    key = rsa.RSAPublicNumbers(number - 2 if exponent is None else exponent, number).public_key()
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_a_key_has_one_text_and_an_ordinary_exponent():
+    record_key, other = RECORD_KEY, ssh(rsa_key("stranger")).encode()
+    assert is_record_key(record_key) and is_record_key(other) and is_peer_key(der(rsa_key("peer")))
+    changed = [
+        record_key + b" comment", record_key + b"\n", b" " + record_key, record_key + b"=", record_key[:-1],
+        record_key.replace(b" ", b"  "), record_key.replace(b"ssh-rsa", b"SSH-RSA"), record_key + b"AAAA",
+        record_key.replace(b"AAAADAQAB", b"AAAADAQAD"), base64.b64encode(der(rsa_key("peer"))), b"",
+    ]  # fmt: skip
+    assert not any(map(is_record_key, changed))
+    ordinary = peer_der()
+    longer_length = ordinary[:1] + b"\x83\x00" + ordinary[2:]
+    assert is_peer_key(ordinary) and not any(
+        map(is_peer_key, (peer_der(3), peer_der(None), peer_der(size=3072), longer_length, ordinary + b"\0"))
+    )
+
+
+def test_a_dear_key_is_refused_before_any_mathematics_and_refusals_are_remembered():
+    claims = base64.urlsafe_b64encode(b"{}").decode()
+    tokens = [
+        ".".join((claims, base64.urlsafe_b64encode(key).decode(), base64.urlsafe_b64encode(bytes(256)).decode()))
+        for key in (peer_der(None), peer_der(size=4096))
+    ]
+    for token in tokens:
+        with pytest.raises(TokenRefusedError, match="damaged"):
+            OPEN.check(token, NOW)
+    known = tokens_module._read.cache_info().hits
+    for token in tokens:
+        with pytest.raises(TokenRefusedError, match="damaged"):
+            OPEN.check(token, NOW)
+    assert tokens_module._read.cache_info().hits == known + len(tokens)
+
+
+def test_the_record_key_in_a_token_has_the_one_text_too():
+    with pytest.raises(TokenRefusedError, match="exponent 65537"):
+        OPEN.check(self_signed(record_key=ssh(rsa_key("record")) + " comment"), NOW)
+    with pytest.raises(TokenRefusedError, match="damaged"):
+        OPEN.check("[" * 4000, NOW)

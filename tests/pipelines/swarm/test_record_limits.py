@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+from contextvars import copy_context
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
@@ -9,24 +12,27 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator, DHTRecord
-from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.p2p import P2P, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.timed_storage import ValueWithExpiration
 
+from pipelines.admission.dht_gate import CALLER
 from pipelines.swarm import record_limits
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.swarm.record_limits import BoundedStorage, ProgressBounds, RecordLimits
+from pipelines.swarm.record_limits import BoundedStorage, ProgressBounds, RecordLimits, find_bounded
 from pipelines.swarm.records import SwarmRecords
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 
 OWNER = RSASignatureValidator(RSAPrivateKey()).local_public_key
+KEPT = OWNER[:-1]
 PEER = b"\x12\x20" + bytes(32)
 packed = DHTProtocol.serializer.dumps
 LIMITS = RecordLimits(frozenset({"run_metrics", "run_progress"}))
+SEARCHES = "run_grad_averager_searches"
 
 
 def record(key="run_metrics", subkey=packed(OWNER), value=b"x", seconds=60.0):
@@ -52,14 +58,14 @@ def record(key="run_metrics", subkey=packed(OWNER), value=b"x", seconds=60.0):
         (dict(subkey=packed(b"nobody")), False),
         (dict(subkey=b"\xc1"), False),
         (dict(subkey=packed(b"[owner:" + bytes(100_000) + b"]")), False),
-        (dict(key="run_grad_averager.0b", subkey=packed(PEER)), True),
-        (dict(key="run_grad_averager_7.0b", subkey=packed(PEER)), True),
-        (dict(key="run_grad_averager.0b", subkey=packed(PEER), value=bytes(65)), False),
-        (dict(key="run_grad_averager.0b", subkey=packed(PEER), seconds=3600.0), False),
-        (dict(key="run_grad_averager.0b", subkey=packed(bytes(100_000))), False),
-        (dict(key="run_grad_averager.0b", subkey=packed(b"")), False),
-        (dict(key="run_grad_averager.0b", subkey=packed([1] * 9)), False),
-        (dict(key="run_grad_averager.0b", subkey=DHTProtocol.IS_REGULAR_VALUE), False),
+        (dict(subkey=packed(KEPT + b" comment" + OWNER[-1:])), False),
+        (dict(subkey=packed(KEPT + b"\n" + OWNER[-1:])), False),
+        (dict(subkey=packed(KEPT + b"==" + OWNER[-1:])), False),
+        (dict(subkey=packed(OWNER.replace(b"ssh-rsa ", b"ssh-rsa  "))), False),
+        (dict(subkey=packed(OWNER.replace(b"ssh-rsa", b"SSH-RSA"))), False),
+        (dict(subkey=packed(OWNER.replace(b"ssh-rsa AAAA", b"ssh-rsa AAAB"))), False),
+        (dict(key="run_grad_averager.0b", subkey=packed(PEER), value=packed(True)), False),
+        (dict(key="anything", subkey=packed(OWNER)), False),
         (dict(key="anything", subkey=DHTProtocol.IS_REGULAR_VALUE), False),
     ],
 )
@@ -122,55 +128,112 @@ def test_a_record_that_is_renewed_a_thousand_times_takes_the_room_of_one_and_las
     assert storage.top()[1].expiration_time == now + 1059
 
 
+def test_a_caller_brings_few_owners_and_leaves_room_for_those_of_others():
+    storage, key, now = BoundedStorage(), DHTID.generate(source="crowded"), get_dht_time()
+
+    def bring(caller, owner):
+        CALLER.set(caller)
+        return storage.store_subkey(key, owner, b"1", now + 60)
+
+    in_a_context = copy_context().run
+    brought = [
+        in_a_context(bring, b"crowd", b"%d" % number) for number in range(2 * record_limits.MOST_OWNERS_OF_A_CALLER)
+    ]
+    assert brought == [number < record_limits.MOST_OWNERS_OF_A_CALLER for number in range(len(brought))]
+    assert in_a_context(bring, b"honest", b"owner") and in_a_context(bring, b"crowd", b"owner") is False
+    assert storage.store_subkey(key, b"own", b"1", now + 60) and storage.store_subkey(key, b"0", b"2", now + 61)
+
+
+def test_what_a_search_finds_elsewhere_is_not_stored():
+    storage, key, now = BoundedStorage(), DHTID.generate(source="found"), get_dht_time()
+    assert storage.store_subkey(key, b"a", b"1", now + 60)
+    storage.get(key).value.store(b"b", b"1", now + 60)
+    assert list(storage.get(key).value.data) == [b"a"]
+
+
+@pytest.mark.parametrize("maxsize", [1, 0.0, math.nan, "many"])
+def test_an_answer_lasts_as_long_as_its_records_and_is_as_large_as_it_is(maxsize):
+    key, now, owners = DHTID.generate(source="asked"), get_dht_time(), DictionaryDHTValue()
+    for owner in (b"a", b"b"):
+        owners.store(owner, b"1", now + 60)
+    owners.maxsize = maxsize
+
+    async def find(peer, keys):
+        return {key: (ValueWithExpiration(owners, math.inf), dict.fromkeys(range(10_000)))}
+
+    (found, nearest) = asyncio.run(find_bounded(find, b"peer", [key]))[key]
+    assert list(found.value.data) == [b"a", b"b"] and found.value.maxsize == math.inf
+    assert found.expiration_time == now + 60 and len(nearest) == record_limits.MOST_NEIGHBOURS
+
+
+def test_who_answers_with_invalid_records_is_not_read_to_the_end():
+    owners, looked_at = DictionaryDHTValue(), []
+    for number in range(1000):
+        owners.store(number, b"1", get_dht_time() + 60)
+
+    def judge(key, owner, value, expiration_time):
+        looked_at.append(owner)
+        raise RecursionError
+
+    protocol = SimpleNamespace(_validate_record=judge, serializer=DHTProtocol.serializer)
+    assert record_limits.without_invalid(protocol, b"key", owners) and not owners.data
+    assert len(looked_at) == record_limits.MOST_INVALID
+
+
 def test_a_stranger_squats_no_key_of_a_run():
     """Seen before: one plain value under the key of the groups, valid for years, and no round came about any more."""
-    group, now = "run_grad_averager.0b", get_dht_time()
+    search = dict(peer_id=PEER, is_looking=True)
     with open_dht("run", (), NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)), admission=None) as node:
-        SwarmRecords(node, "run", admission=None).open()
+        honest = SwarmRecords(node, "run", admission=None).open()
         squatting = [
-            record(key=key, subkey=subkey, value=packed(True), seconds=seconds)
-            for key in (group, "run_progress")
+            record(key=key, subkey=subkey, value=packed(value), seconds=seconds)
+            for key in (SEARCHES, "run_grad_averager.0b", "run_progress")
+            for value in (True, search)
             for subkey, seconds in (
-                (DHTProtocol.IS_REGULAR_VALUE, 1e8), (DHTProtocol.IS_REGULAR_VALUE, 60.0), (packed(PEER), 1e8),
-                (packed(bytes(100_000)), 60.0),
+                (DHTProtocol.IS_REGULAR_VALUE, 1e8), (DHTProtocol.IS_REGULAR_VALUE, 60.0), (packed(PEER), 60.0),
+                (packed(OWNER), 60.0), (packed(bytes(100_000)), 60.0),
             )
         ]  # fmt: skip
-        honest = record(key=group, subkey=packed(PEER), value=packed(True))
-        assert asyncio.run(stored(node, [*squatting, honest])) == [False] * len(squatting) + [True]
-        found = node.get(group, latest=True)
-        assert list(found.value) == [PEER] and found.expiration_time < now + 120
+        assert asyncio.run(stored(node, squatting)) == [False] * len(squatting)
+        assert asyncio.run(stored(node, squatting, in_cache=True)) == [False] * len(squatting)
+        assert node.store(SEARCHES, search, get_dht_time() + 60, subkey=honest.owner)
+        assert list(node.get(SEARCHES, latest=True).value) == [honest.owner]
         assert node.get("run_progress", latest=True) is None
 
 
+def test_a_valid_record_is_not_cached_and_hides_no_newer_ones():
+    """A node answers from its cache what lasts longer there: a record of a day there would hide what is stored."""
+    key, search = RSAPrivateKey(), dict(peer_id=PEER, is_looking=True)
+    signer = RSASignatureValidator(key)
+    plain = record(key=SEARCHES, subkey=packed(signer.local_public_key), value=packed(search), seconds=80_000.0)
+    signed = replace(plain, value=signer.sign_value(plain))
+    with open_dht("run", (), NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",)), admission=None) as node:
+        SwarmRecords(node, "run", admission=None).open()
+        assert asyncio.run(stored(node, [signed], in_cache=True)) == [False]
+        assert asyncio.run(stored(node, [signed])) == [True]
+
+
 def test_an_invalid_record_hides_no_others_from_a_reader_nor_from_a_node_that_stores():
-    group, options = "run_grad_averager.0b", NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+    search = dict(peer_id=PEER, is_looking=True)
     with open_dht("run", (), options, admission=None) as careless:  # without schemas it stores anything
         with open_dht("run", visible_addresses(careless), options, admission=None) as writer:
             honest = SwarmRecords(writer, "run", admission=None).open()
-            progress = LocalTrainingProgress(
-                peer_id=PEER, epoch=3, samples_accumulated=8, samples_per_second=9.0, time=get_dht_time(),
-                client_mode=False,
-            )  # fmt: skip
-            assert writer.store("run_progress", progress.dict(), get_dht_time() + 60, subkey=honest.owner)
-        unsigned = record(key="run_progress", value=packed(progress.dict()))
+            assert writer.store(SEARCHES, search, get_dht_time() + 60, subkey=honest.owner)
+        unsigned = record(key=SEARCHES, value=packed(search))
         assert asyncio.run(stored(careless, [unsigned])) == [True]
         with open_dht("run", visible_addresses(careless), options, admission=None) as reader:
-            assert SwarmRecords(reader, "run", admission=None).open().trainers() == {honest.owner}
-            both = DictionaryDHTValue()
-            both.store(PEER, packed(True), get_dht_time() + 60)
-            both.store(PEER[:-1] + b"1", packed("x" * 100), get_dht_time() + 60)
-            declared = record(key=group, subkey=DHTProtocol.IS_DICTIONARY, value=packed(both))
-            assert asyncio.run(stored(reader, [declared])) == [True]
-            assert list(reader.get(group, latest=True).value) == [PEER]
+            SwarmRecords(reader, "run", admission=None).open()
+            assert list(reader.get(SEARCHES, latest=True).value) == [honest.owner]
 
 
-async def stored(node, records):
+async def stored(node, records, *, in_cache=False):
     """Ask a node to store records, as another node would; return which it takes."""
     p2p = await P2P.create(initial_peers=visible_addresses(node))
     try:
         request = dht_pb2.StoreRequest(
             keys=[r.key for r in records], subkeys=[r.subkey for r in records], values=[r.value for r in records],
-            expiration_time=[r.expiration_time for r in records], in_cache=[False] * len(records),
+            expiration_time=[r.expiration_time for r in records], in_cache=[in_cache] * len(records),
         )  # fmt: skip
         return list((await ServicerBase.get_stub.__func__(DHTProtocol, p2p, node.peer_id).rpc_store(request)).store_ok)
     finally:

@@ -7,14 +7,16 @@ every declaration waits for it. In four of four rounds with a slow member the th
 """
 
 import asyncio
+import math
+import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
@@ -29,6 +31,8 @@ SECONDS_BETWEEN_SIGNS = 0.001
 
 LOOKS_PER_MATCHMAKING = 10
 LONGEST_PAUSE_SECONDS = 0.5
+
+MOST_STRANGERS, MOST_KNOWN = 8, 256
 
 RETRY_SHARE = 0.5
 """Share of the matchmaking time that the leader of a retried group waits for the others. They were together just now,
@@ -60,10 +64,12 @@ class GroupSearch:
         rounds_begin_together: bool = True,
         on_stall: Callable[[PeerID], None] = lambda leader: None,
         is_kept_out: Callable[[PeerID], bool] = lambda peer: False,
+        may_sign: Callable[[PeerID, bytes], bool] = lambda peer, owner: True,
     ) -> None:
         """`matchmaking` is the averager's own, whose next searches are changed; `on_stall` hears of leaders that stall.
 
-        Peers that are `is_kept_out` are neither followed nor accepted.
+        Peers that are `is_kept_out` are neither followed nor accepted; what an owner of records says counts for peers
+        for which it `may_sign`.
 
         Members that do not start a round together, because each averages in the background of its own next epoch, do
         not abort it together either: then nobody is late, and they look for each other in the DHT.
@@ -76,7 +82,9 @@ class GroupSearch:
         self.leader: PeerID | None = None
         """Leader of the group that has just begun, which has put it together; None: this peer, or no group yet."""
 
-        self._key_manager = PacedKeyManager(matchmaking.group_key_manager, pause_seconds, self._may_be_followed)
+        self._key_manager = PacedKeyManager(
+            matchmaking.group_key_manager, pause_seconds, self._may_be_followed, may_sign
+        )
         matchmaking.group_key_manager = self._key_manager
         self._is_kept_out, self._num_requests = is_kept_out, 0
         self._request_join_group = matchmaking._request_join_group
@@ -98,6 +106,15 @@ class GroupSearch:
     def accepts(self, follower: PeerID) -> bool:
         """Return whether a peer may join a group of this one."""
         return not (follower in self.avoided or self._is_kept_out(follower))
+
+    def remember(self, members: Collection[PeerID]) -> None:
+        """Note who has just averaged with this peer: from now on no number of strangers keeps it from them."""
+        known = self._key_manager.known
+        for member in members:
+            known.pop(member, None)
+            known[member] = None
+        for oldest in list(known)[:-MOST_KNOWN]:
+            del known[oldest]
 
     def average_epoch(self, epoch: int | None) -> None:
         """Make the next searches for a round of this epoch's values; see `PacedKeyManager.epoch`."""
@@ -229,8 +246,13 @@ class PacedKeyManager(GroupKeyManager):
         former: GroupKeyManager,
         pause_seconds: float,
         may_be_followed: Callable[[PeerID], bool] = lambda leader: True,
+        may_sign: Callable[[PeerID, bytes], bool] = lambda peer, owner: True,
     ) -> None:
-        self._may_be_followed = may_be_followed
+        self._may_be_followed, self._may_sign = may_be_followed, may_sign
+        self._owner = RSASignatureValidator().local_public_key
+        self.known: dict[PeerID, None] = {}
+        """Peers that have averaged with this one, the newest last."""
+
         super().__init__(former.dht, former.prefix, former.group_bits, former.target_group_size)
         self.avoided: frozenset[PeerID] = frozenset()
         self.epoch: int | None = None
@@ -247,8 +269,8 @@ class PacedKeyManager(GroupKeyManager):
 
     @property
     def _declared_key(self) -> str:
-        """Where all declare, whatever their epoch: with a key for each, a flood of keys could keep out the next one."""
-        return super().current_key
+        """Where all declare, whatever their epoch, in signed records of which each owner has one."""
+        return f"{self.prefix}_searches"
 
     def avoid(self, peers: Collection[PeerID]) -> None:
         """Exclude exactly these peers from the next query on, which happens without delay."""
@@ -268,21 +290,36 @@ class PacedKeyManager(GroupKeyManager):
             # Slightly apart, because the earliest is asked first.
             return [(leader, until + 1e-3 * number) for number, leader in enumerate(self._leaders)]
         try:
-            found = await super().get_averagers(self._declared_key, only_active)
+            found = await self.dht.get(self._declared_key, latest=True, return_future=True)
         finally:
             self._next_look = now() + self._pause_seconds
-        return [
-            (peer, expiration) for peer, expiration in found if peer not in self.avoided and self._may_be_followed(peer)
-        ]
+        searches = found.value if found is not None and isinstance(found.value, dict) else {}
+        looking: dict[PeerID, float] = {}
+        for owner, (search, expiration) in searches.items():
+            peer = PeerID(search["peer_id"])
+            if (search["is_looking"] or not only_active) and self._may_sign(peer, owner) and self._may_be_asked(peer):
+                looking[peer] = max(expiration, looking.get(peer, 0.0))
+        return chosen(looking, self.known)
 
-    async def declare_averager(self, group_key: str, *args: Any, **kwargs: Any) -> bool:
+    async def declare_averager(
+        self, group_key: str, peer_id: PeerID, expiration_time: float, looking_for_group: bool = True
+    ) -> bool:
         """See `GroupKeyManager.declare_averager`. A retried group does not wait for the DHT."""
-        declaration = asyncio.ensure_future(super().declare_averager(self._declared_key, *args, **kwargs))
+        declaration = self.dht.store(
+            self._declared_key,
+            dict(peer_id=peer_id.to_bytes(), is_looking=looking_for_group),
+            expiration_time if looking_for_group else math.nextafter(expiration_time, math.inf),
+            subkey=self._owner,
+            return_future=True,
+        )
         if not self._meets:
-            return await declaration
+            return bool(await declaration)
         self._declarations.add(declaration)
         declaration.add_done_callback(self._forget_declaration)
         return True
+
+    def _may_be_asked(self, peer: PeerID) -> bool:
+        return peer not in self.avoided and self._may_be_followed(peer)
 
     @property
     def _meets(self) -> bool:
@@ -292,6 +329,17 @@ class PacedKeyManager(GroupKeyManager):
         self._declarations.discard(declaration)
         if not declaration.cancelled():
             declaration.exception()  # nobody else looks at it
+
+
+def chosen(looking: Mapping[PeerID, float], known: Collection[PeerID]) -> list[tuple[PeerID, float]]:
+    """Return whom to ask, and until when it looks: everybody, or, of a crowd, first those that are known.
+
+    Keys are free, so of many strangers a few are asked, drawn anew at each look, and only if nobody who is known looks.
+    """
+    strangers = [peer for peer in looking if peer not in known]
+    if len(strangers) > MOST_STRANGERS:
+        strangers = [] if len(strangers) < len(looking) else random.sample(strangers, MOST_STRANGERS)
+    return [(peer, until) for peer, until in looking.items() if peer in known or peer in strangers]
 
 
 async def until_cancelled(control: StepControl) -> None:

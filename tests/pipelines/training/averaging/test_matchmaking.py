@@ -19,7 +19,13 @@ from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.training.averaging.checks import RoundChecks
-from pipelines.training.averaging.group.matchmaking import GroupSearch, PacedKeyManager, retry_seconds
+from pipelines.training.averaging.group.matchmaking import (
+    MOST_STRANGERS,
+    GroupSearch,
+    PacedKeyManager,
+    chosen,
+    retry_seconds,
+)
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
@@ -411,3 +417,27 @@ def test_a_round_waits_for_its_gradient_whenever_garbage_is_collected(dht):
         return await asyncio.wait_for(control, 10)
 
     assert asyncio.run(collect_garbage_before_the_gradient_comes()) == "averaged"
+
+
+def test_of_a_crowd_of_strangers_those_who_are_known_are_asked_first_and_otherwise_a_few():
+    strangers = {PeerID(bytes([1, number])): 100.0 - number for number in range(90)}
+    known = {PeerID(b"known"): 200.0}
+    few = dict(list(strangers.items())[:MOST_STRANGERS])
+    assert dict(chosen(few | known, known)) == few | known
+    assert dict(chosen(strangers | known, known)) == known
+    drawn = chosen(strangers, known)
+    assert len(drawn) == MOST_STRANGERS and all(strangers[peer] == until for peer, until in drawn)
+
+
+def test_what_another_key_says_of_a_peer_whose_key_is_known_does_not_count(dht):
+    async def declare_twice():
+        honest = PacedKeyManager(GroupKeyManager(dht, "spoken_for", "", None), 0.0)
+        await honest.declare_averager(honest.current_key, dht.peer_id, get_dht_time() + 60.0)
+        owner = honest._owner
+        honest._owner = b"another"
+        await honest.declare_averager(honest.current_key, dht.peer_id, get_dht_time() + 90.0)
+        reader = PacedKeyManager(GroupKeyManager(dht, "spoken_for", "", None), 0.0, may_sign=lambda _, by: by == owner)
+        return await honest.get_averagers("", True), await reader.get_averagers("", True)
+
+    ((_, believed),), ((_, checked),) = asyncio.run(declare_twice())
+    assert believed - checked > 20.0
