@@ -1,6 +1,7 @@
 """Checks of user settings: one line that names the setting, what was seen and what was expected."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -50,7 +51,9 @@ def check_model_sizes(settings: Mapping[str, object]) -> None:
     """
     for name, value in settings.items():
         most = MOST_LAYERS if re.search("layer|expert|block|depth|group", name) else LARGEST_SIZE
-        if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= most:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is {value} in the model's settings; expected a number.")
+        if type(value) is int and abs(value) > most:
             raise ValueError(f"{name} is {str(value)[:40]} in the model's settings; expected at most {most}.")
         if isinstance(value, list | tuple) and len(value) > MOST_LAYERS:
-            raise ValueError(f"{name} has {len(value)} entries in the model's settings; expected {MOST_LAYERS}.")
+            raise ValueError(f"{name} has {len(value)} entries in the model's settings; expected at most {MOST_LAYERS}.")

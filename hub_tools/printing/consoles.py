@@ -17,7 +17,7 @@ UNWRAPPED = 400
 class PrintableConsole(Console):
     """A console for foreign text."""
 
-    def render_str(self, text: str, **how: Any) -> Text:  # type: ignore[override]  # the same, by keyword
+    def render_str(self, text: str, **how: Any) -> Text:
         """See `Console.render_str`; before the text is measured."""
         return super().render_str(printable(text, keeps_lines=True), **how)
 

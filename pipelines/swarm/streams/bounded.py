@@ -58,4 +58,4 @@ def bound_streams(p2p: P2P) -> None:
     async def add_bounded(name: str, handler: Answer, balanced: bool = False) -> None:
         await add(name, bounded_answer(handler, places), balanced)
 
-    p2p.places, p2p.add_binary_stream_handler = places, add_bounded  # type: ignore[method-assign]
+    p2p.places, p2p.add_binary_stream_handler = places, add_bounded

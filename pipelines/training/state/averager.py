@@ -57,10 +57,10 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     """Applies new parameters to the model; None: they overwrite the model's own."""
 
     _downloading: asyncio.Timeout | None = None
+    """The time limit of the current download, in the averager's process."""
+
     _readers: Mapping[PeerID, float] = {}
     """Until when somebody who downloads the state asks for it to stay; in the averager's process."""
-
-    """The time limit of the current download, in the averager's process."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.state_epoch = self._stepped_epoch = 0
