@@ -11,19 +11,21 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx2
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
+from huggingface_hub import HfApi
 
+from hub_tools.endpoint import current_endpoint
 from pipelines.admission.identity import existing_identity_file, read_identity
-from pipelines.admission.settings import Door
+from pipelines.admission.settings import Door, is_on_this_machine
 from pipelines.admission.tokens import (
     MAX_TOKEN_CHARACTERS,
     AdmissionRequest,
@@ -270,20 +272,54 @@ def seek_admission(
     renewed in the background. Call it before hivemind forks.
 
     Raises:
-        AdmissionRefusedError: the authority does not admit this user, or there is no Hub token.
-        AdmissionUnreachableError: the service does not answer.
+        AdmissionRefusedError: the authority does not admit this user, there is no Hub token, or it may write.
+        AdmissionUnreachableError: the service does not answer, or the Hub does not say what the token may do.
     """
-    if not door.is_open and not hub_token:
-        raise AdmissionRefusedError(
-            f"{door.repository} is not open to everybody: joining needs a Hub token with read access. "
-            "Log in: hf auth login"
-        )
+    if not door.is_open:
+        if not hub_token:
+            raise AdmissionRefusedError(
+                f"{door.repository} is not open to everybody: joining needs a Hub token with read access. "
+                "Log in: hf auth login"
+            )
+        if not is_on_this_machine(door.service_address):
+            check_shown_token(door, _who_am_i(hub_token))
     with (
         existing_identity_file(identity_file) as path,
         peer_admission(door, read_identity(path), hub_token or "", seconds_to_try=seconds_to_try) as admission,
     ):
         admission.has_new_identity = path != identity_file
         yield path, admission
+
+
+def check_shown_token(door: Door, account: Mapping[str, Any]) -> None:
+    """Raise AdmissionRefusedError for a token that a stranger's service could write to the Hub with.
+
+    `account` is the Hub's answer to `whoami`. The service of one's own account or organisation may see any token: peers
+    that publish checkpoints need one that may write.
+    """
+    token = account.get("auth", {}).get("accessToken") or {}
+    fine = token.get("fineGrained") or {}
+    permissions = [*fine.get("global", ()), *(name for part in fine.get("scoped", ()) for name in part["permissions"])]
+    is_fine = token.get("role") == "fineGrained" and all(name.endswith(".read") for name in permissions)
+    own = {account.get("name"), *(organisation.get("name") for organisation in account.get("orgs", ()))}
+    if token.get("role") != "read" and not is_fine and door.repository.partition("/")[0] not in own:
+        raise AdmissionRefusedError(
+            f"Your Hub token may do more than read, and {door.service_address}, which admits to {door.repository}, "
+            "would see it. Make a token of the type Read at https://huggingface.co/settings/tokens and log in with it: "
+            "hf auth login"
+        )
+
+
+def _who_am_i(hub_token: str) -> Mapping[str, Any]:
+    try:
+        return HfApi(endpoint=current_endpoint()).whoami(token=hub_token)
+    except (OSError, httpx2.HTTPError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise AdmissionRefusedError("The Hub does not know your token. Log in again: hf auth login") from None
+        raise AdmissionUnreachableError(
+            f"The Hub does not say what your token may do ({type(error).__name__}); it is shown to nobody. Try again."
+        ) from None
 
 
 def peer_admission(

@@ -73,6 +73,15 @@ def check_service_address(address: str) -> None:
         )
 
 
+def is_on_this_machine(address: str) -> bool:
+    """Tell whether a service is one of this machine, by its loopback address."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _is_private(host: str) -> bool:
     if host == "localhost":
         return True

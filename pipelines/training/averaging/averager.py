@@ -8,6 +8,7 @@ helpers for full members. `runner` handles this within a round; this file handle
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
@@ -36,7 +37,7 @@ from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
-from pipelines.training.averaging.group.matchmaking import GroupSearch, until_cancelled
+from pipelines.training.averaging.group.matchmaking import SPREAD_SHARE, GroupSearch, until_cancelled
 from pipelines.training.averaging.group.time_limits import AttemptTimes, attempt_times
 from pipelines.training.averaging.patience import Patience
 from pipelines.training.averaging.reduce.finite_values import is_finite
@@ -309,10 +310,13 @@ class RobustAverager(AnsweringAverager):
             self._figures.attempt_until.value = 0.0
             self._keep_for_a_while(group_id)
             duration = time.monotonic() - started
+            apart = SPREAD_SHARE * duration
             if is_half:  # all that was sent has come, also from who was the last
-                search.meet_again(members, followers, listeners, self._failed_reducers(runner), duration)
+                # Others may notice as late as at the end of the attempt, or when a silent sender is given up.
+                latest = min((seconds or math.inf) - duration, kwargs.get("sender_timeout") or 0.0)
+                search.meet_again(members, followers, listeners, self._failed_reducers(runner), max(apart, latest))
             elif not succeeded:
-                search.meet_again(members, followers, listeners, runner.late_senders | runner.bad_reducers, duration)
+                search.meet_again(members, followers, listeners, runner.late_senders | runner.bad_reducers, apart)
             self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
         if runner.share_averaged == 1.0:

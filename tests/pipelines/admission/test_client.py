@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from admission_material import edit_lists, publish_run, rsa_key, running_service
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from huggingface_hub import constants
 from swarm_of_processes import tiny_run
 
 from pipelines.admission.client import (
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 REPOSITORY = "org/admission"
 LIFETIME_SECONDS = 4.0
+KEY = public_text(ed25519.Ed25519PrivateKey.generate())
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +155,16 @@ def test_the_admission_is_renewed_on_and_on_where_telling_it_has_failed_once(cap
         assert issuer.enough.wait(60)
     assert admission.refusal is None
     assert "Admission was not renewed everywhere (1), retrying: OSError" in caplog.text
+
+
+def test_a_strangers_service_is_shown_a_token_that_reads_and_none_that_may_write(hub, run, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # HF_ENDPOINT was read when the client was imported
+    door = door_of(run.replace(authorization_service="https://door.invalid", authorization_key=KEY), REPOSITORY)
+    writes, reads = (hub.create_user(f"volunteer-who-{role}s", token_role=role) for role in ("write", "read"))
+    with pytest.raises(AdmissionRefusedError, match="may do more than read"), seek_admission(door, None, writes):
+        pass
+    with (
+        pytest.raises(AdmissionUnreachableError, match=r"door\.invalid does not answer"),
+        seek_admission(door, None, reads, seconds_to_try=0.0),
+    ):
+        pass

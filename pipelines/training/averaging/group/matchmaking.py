@@ -40,8 +40,8 @@ so there are no latecomers to wait for."""
 
 SPREAD_SHARE = 0.25
 """Members finish a round that lacks answers one after the other, as their links allow, and on busy machines abort one a
-second apart: the leader of its retry waits longer by this share of what the round took it. A group that is complete
-begins at once."""
+second apart: the leader of its retry waits longer by at least this share of what the round took it. A group that is
+complete begins at once."""
 
 FOLLOWERS_PATIENCE = 2.0
 """A follower looks this many times as long: the leader may abort the round later, and must end its search earlier."""
@@ -50,9 +50,9 @@ SECONDS_TO_ASK = 0.2
 """Seconds for which a named leader is asked. After that it is named again: it may be looking by then."""
 
 
-def retry_seconds(matchmaking_seconds: float, round_seconds: float = 0.0) -> float:
-    """Return how long a leader searches after a round that was aborted, or lacked answers, and took so long."""
-    return RETRY_SHARE * matchmaking_seconds + SPREAD_SHARE * round_seconds
+def retry_seconds(matchmaking_seconds: float, apart_seconds: float = 0.0) -> float:
+    """Return how long a leader searches after a round whose members' ends of it may be so far apart."""
+    return RETRY_SHARE * matchmaking_seconds + apart_seconds
 
 
 class GroupSearch:
@@ -144,11 +144,11 @@ class GroupSearch:
         followers: Collection[PeerID] = (),
         listeners: Collection[PeerID] = (),
         late: Collection[PeerID] = (),
-        round_seconds: float = 0.0,
+        apart_seconds: float = 0.0,
     ) -> None:
         """Make the next search among the members of an aborted round, without asking the DHT.
 
-        `round_seconds` is how long it took, by which its members' ends of it may differ; see `retry_seconds`.
+        `apart_seconds` is by how much its members' ends of it may differ; see `retry_seconds`.
 
         Excluded are those the round waited for (`late`) and those who were silent; see `watch`. The first of the others
         in the group's order, which all know, leads, except `followers`, who never do; a peer that finds no leader in
@@ -156,7 +156,7 @@ class GroupSearch:
         """
         self._members, self._followers, self._late = tuple(members), frozenset(followers), frozenset(late)
         self._listeners = frozenset(listeners)
-        self._retry_seconds = retry_seconds(self._seconds, round_seconds)
+        self._retry_seconds = retry_seconds(self._seconds, apart_seconds)
         self._update()
 
     async def watch(self, members: Collection[PeerID], ask: Callable[[PeerID], Awaitable[object]]) -> None:

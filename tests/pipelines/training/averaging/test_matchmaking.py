@@ -350,8 +350,8 @@ def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):
 
     assert asyncio.run(search_seconds()) == (2.0, retry_seconds(2.0), 2.0)
     assert retry_seconds(2.0) < 2.0
-    _, after_a_long_round, _ = asyncio.run(search_seconds(round_seconds=100.0))
-    assert after_a_long_round == retry_seconds(2.0, 100.0) > 20.0
+    _, after_a_long_round, _ = asyncio.run(search_seconds(apart_seconds=25.0))
+    assert after_a_long_round == retry_seconds(2.0, 25.0) > 20.0
 
 
 class SilentDHT:
