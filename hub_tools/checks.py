@@ -56,4 +56,6 @@ def check_model_sizes(settings: Mapping[str, object]) -> None:
         if type(value) is int and abs(value) > most:
             raise ValueError(f"{name} is {str(value)[:40]} in the model's settings; expected at most {most}.")
         if isinstance(value, list | tuple) and len(value) > MOST_LAYERS:
-            raise ValueError(f"{name} has {len(value)} entries in the model's settings; expected at most {MOST_LAYERS}.")
+            raise ValueError(
+                f"{name} has {len(value)} entries in the model's settings; expected at most {MOST_LAYERS}."
+            )

@@ -1,6 +1,7 @@
 """Foreign text, from the Hub, a peer, a service or a file, as it may be shown: it moves, hides and forges nothing."""
 
 import contextlib
+import json
 import re
 import sys
 import unicodedata
@@ -53,6 +54,14 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
             shown.append(kept)
             last = kept
     return "".join(shown)
+
+
+def printable_json(values: object) -> str:
+    """Return a value as JSON on one line that says the same after `printable`: what that would change is escaped."""
+    text = json.dumps(values, ensure_ascii=False)
+    if printable(text) != text:
+        text = json.dumps(values).replace("\x7f", "\\u007f")
+    return text
 
 
 def one_line(text: object, most: int = LONGEST_LINE) -> str:

@@ -1,7 +1,6 @@
 """`dalle-collab generate`: draw pictures, or write texts, for prompts with a run's newest checkpoint."""
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.printable import printable_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -195,7 +195,7 @@ def generate(
     files = _save_pictures(drawn, pictures)
     if as_json:
         for prompt, ranked, saved, origin in zip(texts, drawn, files, origins, strict=True):
-            typer.echo(json.dumps(_description(prompt, ranked, output, saved, origin), ensure_ascii=False))
+            typer.echo(printable_json(_description(prompt, ranked, output, saved, origin)))
     else:
         typer.echo(f"{output}: {counted(sum(map(len, drawn)), 'picture')}, best first.")
 

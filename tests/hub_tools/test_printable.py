@@ -1,6 +1,7 @@
 """Foreign text on terminals, in logs and on pages."""
 
 import io
+import json
 import os
 import pty
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from hub_tools.one_line_errors import explain_error
 from hub_tools.printing.consoles import PrintableConsole
-from hub_tools.printing.printable import MOST_MARKS, UNKNOWN, one_line, printable
+from hub_tools.printing.printable import MOST_MARKS, UNKNOWN, one_line, printable, printable_json
 from pipelines.command_line.terminal.consoles import OneLineFormatter
 from pipelines.pages.text import escaped
 
@@ -97,3 +98,11 @@ def test_nothing_that_a_command_prints_reaches_a_terminal_raw():
     assert done.wait() == 1
     text = said.decode()
     assert "x" in text and "end" in text and "\x1b" not in text and "\u202e" not in text and "\x9b" not in text
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "\x7f", "\u202e\u200b", "a" + "\u0301" * 9, "\ud83d", "\U000e0041", "äöü 🎨"]
+)
+def test_json_says_the_same_after_it_was_made_printable(text):
+    line = printable_json([text])
+    assert printable(line) == line and json.loads(line) == [text]

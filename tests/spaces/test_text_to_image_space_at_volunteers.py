@@ -25,7 +25,7 @@ from pipelines.process_table import group_members
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_NAME = "<img src=x onerror=document.title='hacked'>\u202e[a](javascript:alert)"
-SHOWN_NAME = "<img src=x onerror=document.title='hacked'> [a]…"
+SHOWN_NAME = "<img src=x onerror=document.title='hacked'>[a](…"
 UNCHECKED = "Unchecked: drawings are checked with the model's weights."
 
 pytestmark = [

@@ -15,6 +15,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from pipelines.chaos.attacks.hostile_node import HostileNode
 from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.evidence import Verdict
+from pipelines.training.averaging.group.matchmaking import PacedKeyManager
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.optimizers.choice import optimizer_parts
@@ -47,7 +48,9 @@ class StallingLeader(SwarmGradientAverager):
         self.declaring = asyncio.create_task(self._declare())
 
     async def _declare(self) -> None:
-        manager = self._matchmaking.group_key_manager
+        manager = PacedKeyManager(
+            self._matchmaking.group_key_manager, pause_seconds=0.1
+        )  # whose declarations are signed
         while True:
             # Declared to begin soon: who begins first is followed.
             await manager.declare_averager(manager.current_key, self.peer_id, get_dht_time() + 0.5)

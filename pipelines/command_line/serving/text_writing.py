@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hub_tools.printing.printable import printable_json
 from pipelines.command_line.terminal.worker import become_worker
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def write_texts(
                 | origins.get(number, {})
                 for number, (row, text) in enumerate(zip(tokens, texts, strict=True))
             ]
-            typer.echo(json.dumps(dict(prompt=prompt, texts=described), ensure_ascii=False))
+            typer.echo(printable_json(dict(prompt=prompt, texts=described)))
         else:
             for text in texts:
                 typer.echo(prompt + text.text)
