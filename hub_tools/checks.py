@@ -54,7 +54,7 @@ def check_model_sizes(settings: Mapping[str, object]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is {value} in the model's settings; expected a number.")
         if type(value) is int and abs(value) > most:
-            raise ValueError(f"{name} is {str(value)[:40]} in the model's settings; expected at most {most}.")
+            raise ValueError(f"{name} is {str(value)[:40]!r} in the model's settings; expected at most {most}.")
         if isinstance(value, list | tuple) and len(value) > MOST_LAYERS:
             raise ValueError(
                 f"{name} has {len(value)} entries in the model's settings; expected at most {MOST_LAYERS}."

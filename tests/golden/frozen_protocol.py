@@ -100,6 +100,9 @@ class NotingP2P:
         streams = [option for option in ("stream_input", "stream_output") if options.get(option)]
         self.calls[name] = [input_protobuf_type.DESCRIPTOR.full_name, *streams]
 
+    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
+        """Do nothing: here no call gets so far."""
+
 
 def protocol() -> dict[str, Any]:
     """Return the names and forms that a running peer shares with others."""
