@@ -108,7 +108,7 @@ def access_token(admission: PeerAdmission) -> auth_pb2.AccessToken:
     return auth_pb2.AccessToken(username=admission.token, public_key=admission.record_key.get_public_key().to_bytes())
 
 
-class _PeerBoundCalls:
+class PeerBoundCalls:
     """The DHT's handlers, which note the `CALLER`, for peers whose libp2p identity is the one in their token, if any.
 
     hivemind's wrapper does not check who shows a token: a member could lend the record key to strangers.
@@ -140,4 +140,4 @@ async def _expect_replies_within(seconds: float, dht: SwarmDHT, node: DHTNode) -
 async def _bind_peers(dht: SwarmDHT, node: DHTNode) -> None:
     protocol = node.protocol
     await protocol.remove_p2p_handlers(protocol.p2p)
-    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht.authorizer))
+    await protocol.add_p2p_handlers(protocol.p2p, PeerBoundCalls(protocol, dht.authorizer))

@@ -23,7 +23,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
 
-from pipelines.admission.dht_gate import SwarmDHT, _PeerBoundCalls
+from pipelines.admission.dht_gate import PeerBoundCalls, SwarmDHT
 from pipelines.admission.record_owners import owner_of
 
 MANY = 2048
@@ -98,7 +98,7 @@ async def hide_others(dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], priv
 
     protocol.rpc_find = rpc_find
     await protocol.remove_p2p_handlers(protocol.p2p)
-    await protocol.add_p2p_handlers(protocol.p2p, _PeerBoundCalls(protocol, dht.authorizer))
+    await protocol.add_p2p_handlers(protocol.p2p, PeerBoundCalls(protocol, dht.authorizer))
 
 
 def dear_key() -> bytes:
