@@ -53,15 +53,12 @@ class _Member:
     """One peer of the crowd: a key, and figures that stay the same."""
 
     def __init__(self, index: int) -> None:
-        from cryptography.hazmat.primitives.asymmetric import rsa
         from hivemind.dht.crypto import RSASignatureValidator
         from hivemind.utils.crypto import RSAPrivateKey
 
         from pipelines.admission.tokens import der_of, peer_id_of
 
-        private_key = RSAPrivateKey.__new__(RSAPrivateKey)
-        # Half the usual size: hundreds of them are made.
-        private_key._private_key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+        private_key = RSAPrivateKey()
         self.signature = RSASignatureValidator(private_key)
         self.record_key = private_key.get_public_key().to_bytes().decode()
         self.identity = _identity(index % NUM_IDENTITIES)

@@ -102,7 +102,7 @@ def test_a_hub_token_that_is_missing_or_wrong_is_named_with_its_cure(service, to
     [
         ({"run_id": "other"}, 404, "other_run", "admits to the run 'run', not 'other'"),
         ({"time": 1_000_000_000}, 400, "clock", "Your clock is -"),
-        ({"record_key": "ssh-rsa AAAA"}, 400, "bad_request", "is not a public key"),
+        ({"record_key": "ssh-rsa AAAA"}, 400, "bad_request", "is not an RSA key of 2048 bits"),
     ],
     ids=["other run", "clock", "damaged key"],
 )
