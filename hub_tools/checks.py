@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 MOST_LAYERS, LARGEST_SIZE = 4096, 10**7
+"""Configurations of models come from strangers; a larger number is a mistake or a joke."""
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -39,11 +40,6 @@ def check_known(names: Iterable[str], known: Iterable[str], *, of: str, cure: st
         raise ValueError(f"Unknown setting {', '.join(unknown)} of {of}{nearest}. {cure}")
 
 
-def is_repository_name(name: str) -> bool:
-    """Tell whether this is the name of a repository on the Hub, `ORG/NAME` or `NAME`; none has two dots in a row."""
-    return re.fullmatch(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", name) is not None and ".." not in name
-
-
 def check_model_sizes(settings: Mapping[str, object]) -> None:
     """Raise ValueError for numbers of a model's configuration that no model has: they would take hours or all memory.
 
@@ -54,7 +50,7 @@ def check_model_sizes(settings: Mapping[str, object]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is {value} in the model's settings; expected a number.")
         if type(value) is int and abs(value) > most:
-            raise ValueError(f"{name} is {str(value)[:40]!r} in the model's settings; expected at most {most}.")
+            raise ValueError(f"{name} is {str(value)[:40]} in the model's settings; expected at most {most}.")
         if isinstance(value, list | tuple) and len(value) > MOST_LAYERS:
             raise ValueError(
                 f"{name} has {len(value)} entries in the model's settings; expected at most {MOST_LAYERS}."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hub_tools.checks import check_model_sizes
+from hub_tools.checks import LARGEST_SIZE, check_model_sizes
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DENSE_MAX_POSITIONS, DalleCollabSizes
 from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
@@ -14,13 +14,16 @@ from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
 KNOWN_MODEL_TYPES = ("albert", "bert", "dalle_collab", "gpt2", "gptj", "llama", "mt5", "roberta", "t5")
 SLOW_GELUS = ("gelu_new", "gelu_fast")
 MAX_CONFIG_BYTES = 10**6
-LARGEST_SIZE = 10**7
-"""Configurations come from strangers; a larger number is a mistake or a joke."""
 
 
 def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes that a `config.json` describes. Raises ValueError for other kinds of models and bad numbers."""
-    check_model_sizes(config)
+    sizes = _sizes(config)
+    check_model_sizes(config)  # afterwards: of what is read here, the reading says more
+    return sizes
+
+
+def _sizes(config: Mapping[str, Any]) -> ModelSizes:
     model_type = config.get("model_type")
     if model_type not in KNOWN_MODEL_TYPES:
         raise ValueError(
