@@ -23,7 +23,6 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from huggingface_hub import HfApi
 
-from hub_tools.endpoint import current_endpoint
 from pipelines.admission.identity import existing_identity_file, read_identity
 from pipelines.admission.settings import Door, is_on_this_machine
 from pipelines.admission.tokens import (
@@ -312,7 +311,7 @@ def check_shown_token(door: Door, account: Mapping[str, Any]) -> None:
 
 def _who_am_i(hub_token: str) -> Mapping[str, Any]:
     try:
-        return HfApi(endpoint=current_endpoint()).whoami(token=hub_token)
+        return HfApi().whoami(token=hub_token)
     except (OSError, httpx2.HTTPError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):

@@ -75,17 +75,18 @@ def check_service_address(address: str) -> None:
 
 def is_on_this_machine(address: str) -> bool:
     """Tell whether a service is one of this machine, by its loopback address."""
-    host = urlsplit(address).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return _is_address(urlsplit(address).hostname or "", "is_loopback")
 
 
 def _is_private(host: str) -> bool:
+    return _is_address(host, "is_private")
+
+
+def _is_address(host: str, trait: str) -> bool:
+    """Tell whether a host is given by an address that `ipaddress` ascribes a trait, or is this machine by name."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_private
+        return getattr(ipaddress.ip_address(host), trait)
     except ValueError:
         return False

@@ -162,11 +162,10 @@ class ShardBlocks:
         columns = tuple(self._choose_columns(names))
         try:
             pieces = [it for group in range(metadata.num_row_groups) for it in _pieces(metadata, group, columns, size)]
+            if (most := max((piece.stop - piece.start for piece in pieces), default=0)) > MOST_ROWS:
+                raise ValueError(f"a block of {most} rows")
         except ValueError as error:
             raise ValueError(_damaged(self.shards[shard].name, self._dataset.name, error)) from error
-        name, most = self.shards[shard].name, max((piece.stop - piece.start for piece in pieces), default=0)
-        if most > MOST_ROWS:
-            raise ValueError(_damaged(name, self._dataset.name, ValueError(f"a block of {most} rows")))
         return _Footer(metadata=metadata, stored=end[-length:-8], columns=columns, pieces=tuple(pieces))
 
     def _open(self, shard: int) -> AbstractContextManager[IO[bytes]]:

@@ -48,9 +48,8 @@ class StallingLeader(SwarmGradientAverager):
         self.declaring = asyncio.create_task(self._declare())
 
     async def _declare(self) -> None:
-        manager = PacedKeyManager(
-            self._matchmaking.group_key_manager, pause_seconds=0.1
-        )  # whose declarations are signed
+        # Whose declarations are signed: nodes store no others.
+        manager = PacedKeyManager(self._matchmaking.group_key_manager, pause_seconds=0.1)
         while True:
             # Declared to begin soon: who begins first is followed.
             await manager.declare_averager(manager.current_key, self.peer_id, get_dht_time() + 0.5)

@@ -80,7 +80,7 @@ class HostileNode:
     def __init__(self, run: TrainingRun, dht: SwarmDHT, admission: PeerAdmission, num_keys: int) -> None:
         """`num_keys` is the number of identities in an open run; an admitted member has its own."""
         self.run, self.dht, self.admission = run, dht, admission
-        self._dear_key, self._progress = dear_key(), {}
+        self._progress: dict[str, Any] = {}
         keys = [admission.record_key]
         made_up = [] if admission.has_authority else [RSAPrivateKey() for _ in range(num_keys - 1)]
         own = Identity(peer_id=dht.peer_id.to_bytes(), owner=_owner(admission.record_key), token=admission.token)
@@ -152,7 +152,7 @@ class HostileNode:
 
     def send_dear_tokens(self) -> None:
         """Store tokens whose check takes long."""
-        token = partial(_dear_token, self.run.run_id, self._dear_key)
+        token = partial(_dear_token, self.run.run_id, dear_key())
         key, private = f"{self.run.swarm_id}_admissions", self.admission.record_key
         self.dht.run_coroutine(partial(send_dear_tokens, key=key, claims=token, private=private))
         for identity in self.identities:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
@@ -101,6 +101,7 @@ async def hide_others(dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], priv
     await protocol.add_p2p_handlers(protocol.p2p, PeerBoundCalls(protocol, dht.authorizer))
 
 
+@cache
 def dear_key() -> bytes:
     """Return a public key in DER, whose exponent makes a check take 30 to 50 times as long as an ordinary one's."""
     modulus = rsa.generate_private_key(65537, 2048).public_key().public_numbers().n

@@ -310,13 +310,13 @@ class RobustAverager(AnsweringAverager):
             self._figures.attempt_until.value = 0.0
             self._keep_for_a_while(group_id)
             duration = time.monotonic() - started
-            apart = SPREAD_SHARE * duration
-            if is_half:  # all that was sent has come, also from who was the last
-                # Others may notice as late as at the end of the attempt, or when a silent sender is given up.
-                latest = min((seconds or math.inf) - duration, kwargs.get("sender_timeout") or 0.0)
-                search.meet_again(members, followers, listeners, self._failed_reducers(runner), max(apart, latest))
-            elif not succeeded:
-                search.meet_again(members, followers, listeners, runner.late_senders | runner.bad_reducers, apart)
+            if is_half or not succeeded:
+                apart, late = SPREAD_SHARE * duration, runner.late_senders | runner.bad_reducers
+                if is_half:  # all that was sent has come, also from who was the last
+                    late = self._failed_reducers(runner)
+                    # Others may notice as late as at the end of the attempt, or when a silent sender is given up.
+                    apart = max(apart, min((seconds or math.inf) - duration, kwargs.get("sender_timeout") or 0.0))
+                search.meet_again(members, followers, listeners, late, apart)
             self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
         if runner.share_averaged == 1.0:

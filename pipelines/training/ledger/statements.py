@@ -48,12 +48,16 @@ def signed_leases(key: PublisherKey, swarm_id: str, ledger: Ledger, now: float) 
 def fitting(leases: Sequence[PeerLease]) -> list[PeerLease]:
     """The first leases, with so many spans of each peer that a record holds them: those left out are told of later."""
     most, leases = MOST_SPANS_LEASED, leases[:MOST_LEASES]
-    while most and len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES:
+    while most and _is_too_large(leases):
         most //= 2
         leases = [lease.copy(update=dict(spans=lease.spans[:most])) for lease in leases]
-    while len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES:
+    while _is_too_large(leases):
         leases = leases[: len(leases) // 2]
     return list(leases)
+
+
+def _is_too_large(leases: Sequence[PeerLease]) -> bool:
+    return len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES
 
 
 def _signed(key: PublisherKey, swarm_id: str, number: int, leases: Sequence[PeerLease], now: float) -> LeaseRecord:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hub_tools.checks import is_repository_name
+from hub_tools.places import is_repository_name
 from hub_tools.run_files import TRAINING_RUN_FILE
 from hub_tools.setting_ranges import MOST_BYTES, check_ranges
 from pipelines.training.run.sections import (
