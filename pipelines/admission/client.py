@@ -12,9 +12,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+from urllib.parse import urlsplit
 
 import httpx2
 from cryptography.hazmat.primitives import serialization
@@ -23,6 +25,8 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from huggingface_hub import HfApi
 
+from hub_tools.hub_client import request_json
+from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, HubAccount, NoRightsError
 from pipelines.admission.identity import existing_identity_file, read_identity
 from pipelines.admission.settings import Door, is_on_this_machine
 from pipelines.admission.tokens import (
@@ -33,6 +37,9 @@ from pipelines.admission.tokens import (
     der_of,
     own_admission,
     peer_id_of,
+    proof_expiry,
+    proof_name,
+    proof_nonce,
     self_signed_token,
     sign_request,
 )
@@ -183,28 +190,24 @@ class PeerAdmission:
 
 
 class ServiceTokens:
-    """Tokens of the run's admission service."""
+    """Tokens of the run's admission service, which is shown a proof of the account and never its token.
 
-    def __init__(self, door: Door, peer_key: rsa.RSAPrivateKey, hub_token: str, check: TokenCheck) -> None:
-        self._check, self._peer_key, self._hub_token = check, peer_key, hub_token
+    A service of an old version asks for the Hub token itself. Only the host `token_host`, which the user has named, is
+    sent it: encrypted, and if nothing can be changed with it.
+    """
+
+    def __init__(
+        self, door: Door, peer_key: rsa.RSAPrivateKey, account: HubAccount, check: TokenCheck, token_host: str | None
+    ) -> None:
+        self._check, self._peer_key, self._account, self._token_host = check, peer_key, account, token_host
         self._service, self._repository = door.service_address, door.repository
 
     def issue(self, old: str) -> tuple[str, float]:
         """See `TokenIssuer`; the token is checked."""
-        record_key, peer_der = RSAPrivateKey.process_wide(), der_of(self._peer_key)
-        request = AdmissionRequest(
-            run_id=self._check.run_id,
-            peer_key=base64.b64encode(peer_der).decode(),
-            record_key=record_key.get_public_key().to_bytes().decode(),
-            time=get_dht_time(),
-            token=old,
-        )
-        signing_key = serialization.load_der_private_key(record_key.to_bytes(), password=None)
-        assert isinstance(signing_key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
-        signed = sign_request(request, self._peer_key, signing_key)
-        answer = self._ask(dict(vars(signed)))
+        peer_der, request = der_of(self._peer_key), self._signed_request(old)
+        answer = self._admitted(request)
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
-        if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not lifetime > 0:
+        if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not 0 < lifetime < 1e8:
             raise AdmissionUnreachableError(f"What answers at {self._service} is not an admission service.")
         try:
             self._check.check(
@@ -219,27 +222,92 @@ class ServiceTokens:
             ) from error
         return token, float(lifetime)
 
-    def _ask(self, body: dict[str, object]) -> dict[str, object]:
-        headers = {"Authorization": f"Bearer {self._hub_token}"}
-        try:
-            # Redirects are not followed: they could send the token elsewhere.
-            response = httpx2.post(
-                f"{self._service}/token", json=body, headers=headers, timeout=REQUEST_TIMEOUT_SECONDS
+    def _signed_request(self, old: str) -> AdmissionRequest:
+        record_key, run_id, expires_at = RSAPrivateKey.process_wide(), self._check.run_id, proof_expiry(get_dht_time())
+        with self._hub_errors():
+            username = self._account.username
+        request = AdmissionRequest(
+            run_id=run_id,
+            peer_key=base64.b64encode(der_of(self._peer_key)).decode(),
+            record_key=record_key.get_public_key().to_bytes().decode(),
+            time=get_dht_time(),
+            token=old,
+            username=username,
+            nonce=proof_nonce(self._peer_key, run_id, expires_at),
+            proof_expires_at=expires_at,
+        )
+        signing_key = serialization.load_der_private_key(record_key.to_bytes(), password=None)
+        assert isinstance(signing_key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
+        return sign_request(request, self._peer_key, signing_key)
+
+    def _admitted(self, request: AdmissionRequest) -> dict[str, object]:
+        """Return what the service answers that admits the peer, having placed the proof on the Hub if it is missing."""
+        status, answer = self._ask(request)
+        if (status, answer.get("reason")) == (401, "no_proof"):
+            with self._hub_errors():
+                self._account.place(proof_name(request, self._check.authority_key))
+            status, answer = self._ask(request)
+        if (status, answer.get("reason")) == (401, "no_token"):
+            status, answer = self._ask_with_token(request)
+        said = " ".join(str(answer.get("message", "")).split())[:500] or f"it answers {status}"
+        if answer.get("reason") == "no_proof":
+            said += f" If so, its key is not the run's: dalle-collab run authorize {self._repository}"
+        if status == 429 or status >= 500 or answer.get("reason") == "no_proof":
+            raise AdmissionUnreachableError(f"The admission service of {self._repository} cannot admit: {said}")
+        if status != 200:
+            raise AdmissionRefusedError(f"{self._repository} does not admit you: {said}")
+        return answer
+
+    def _ask_with_token(self, request: AdmissionRequest) -> tuple[int, dict[str, object]]:
+        host, is_local = urlsplit(self._service).hostname, is_on_this_machine(self._service)
+        asks = f"the admission service of {self._repository} asks for your Hub token itself, as old versions do"
+        if self._token_host is None or self._token_host.lower() != host:
+            raise AdmissionRefusedError(
+                f"Not joined: {asks}, and is not shown it. Ask the organiser to update the service; or, if you trust "
+                f"{host} with a token that may only read, add: --send-token-to {host}"
             )
-            values = response.json()
-        except (httpx2.HTTPError, ValueError) as error:
+        if not is_local and not self._service.startswith("https://"):
+            raise AdmissionRefusedError(f"Not joined: {asks}, but {self._service} is not encrypted (https://).")
+        with self._hub_errors():
+            may_only_read = self._account.may_only_read
+        if not may_only_read:
+            raise AdmissionRefusedError(
+                f"Not joined: {asks}, and yours may write. Log in with one that may only read: hf auth login"
+            )
+        old = replace(request, username="", nonce="", proof_expires_at=0.0)
+        return self._ask(old, {"Authorization": f"Bearer {self._account.api.token}"})
+
+    @contextlib.contextmanager
+    def _hub_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except NoRightsError as error:
+            raise AdmissionRefusedError(f"{self._repository} is not open to everybody: {error}") from None
+        except HUB_ERRORS as error:
+            raise AdmissionUnreachableError(
+                f"The Hub cannot confirm who you are ({type(error).__name__}). Check the network, and try again."
+            ) from None
+
+    def _ask(
+        self, request: AdmissionRequest, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, object]]:
+        body = {name: value for name, value in vars(request).items() if value}
+        try:
+            status, values = request_json(
+                "POST",
+                f"{self._service}/token",
+                body=body,
+                headers=headers,
+                seconds=REQUEST_TIMEOUT_SECONDS,
+                trust_env=not is_on_this_machine(self._service),
+            )
+        except (httpx2.HTTPError, OSError, ValueError) as error:
             raise AdmissionUnreachableError(
                 f"The admission service of {self._repository} at {self._service} does not answer "
                 f"({type(error).__name__}). Check the network; its organiser starts it with: "
                 f"dalle-collab run authorize {self._repository}"
             ) from None
-        values = values if isinstance(values, dict) else {}
-        said = " ".join(str(values.get("message", "")).split())[:500] or f"it answers {response.status_code}"
-        if response.status_code == 429 or response.status_code >= 500:
-            raise AdmissionUnreachableError(f"The admission service of {self._repository} cannot admit: {said}")
-        if response.status_code != 200:
-            raise AdmissionRefusedError(f"{self._repository} does not admit you: {said}")
-        return values
+        return status, values if isinstance(values, dict) else {}
 
 
 class SelfSignedTokens:
@@ -264,75 +332,49 @@ def seek_admission(
     hub_token: str | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
+    token_host: str | None = None,
 ) -> Iterator[tuple[Path, PeerAdmission]]:
     """Yield the file of the identity that is admitted, and the admission; self-signed in an open run.
 
     `identity_file` is the peer's own choice; None: a new identity, deleted after the block. The admission is
-    renewed in the background. Call it before hivemind forks.
+    renewed in the background. Call it before hivemind forks. `token_host`: see `ServiceTokens`.
 
     Raises:
-        AdmissionRefusedError: the authority does not admit this user, there is no Hub token, or it may write.
-        AdmissionUnreachableError: the service does not answer, or the Hub does not say what the token may do.
+        AdmissionRefusedError: the authority does not admit this user, or there is no Hub token.
+        AdmissionUnreachableError: the service does not answer.
     """
-    if not door.is_open:
-        if not hub_token:
-            raise AdmissionRefusedError(
-                f"{door.repository} is not open to everybody: joining needs a Hub token with read access. "
-                "Log in: hf auth login"
-            )
-        if not is_on_this_machine(door.service_address):
-            check_shown_token(door, _who_am_i(hub_token))
+    if not door.is_open and not hub_token:
+        raise AdmissionRefusedError(
+            f"{door.repository} is not open to everybody: joining needs a Hub token that may write to your repository "
+            f"{PROOF_REPOSITORY}. Log in: hf auth login"
+        )
+    account = HubAccount(HfApi(token=hub_token)) if hub_token else None
     with (
         existing_identity_file(identity_file) as path,
-        peer_admission(door, read_identity(path), hub_token or "", seconds_to_try=seconds_to_try) as admission,
+        peer_admission(
+            door, read_identity(path), account, seconds_to_try=seconds_to_try, token_host=token_host
+        ) as admission,
     ):
         admission.has_new_identity = path != identity_file
         yield path, admission
 
 
-def check_shown_token(door: Door, account: Mapping[str, Any]) -> None:
-    """Raise AdmissionRefusedError for a token that a stranger's service could write to the Hub with.
-
-    `account` is the Hub's answer to `whoami`. The service of one's own account or organisation may see any token: peers
-    that publish checkpoints need one that may write.
-    """
-    token = account.get("auth", {}).get("accessToken") or {}
-    fine = token.get("fineGrained") or {}
-    permissions = [*fine.get("global", ()), *(name for part in fine.get("scoped", ()) for name in part["permissions"])]
-    is_fine = token.get("role") == "fineGrained" and all(name.endswith(".read") for name in permissions)
-    own = {account.get("name"), *(organisation.get("name") for organisation in account.get("orgs", ()))}
-    if token.get("role") != "read" and not is_fine and door.repository.partition("/")[0] not in own:
-        raise AdmissionRefusedError(
-            f"Your Hub token may do more than read, and {door.service_address}, which admits to {door.repository}, "
-            "would see it. Make a token of the type Read at https://huggingface.co/settings/tokens and log in with it: "
-            "hf auth login"
-        )
-
-
-def _who_am_i(hub_token: str) -> Mapping[str, Any]:
-    try:
-        return HfApi().whoami(token=hub_token)
-    except (OSError, httpx2.HTTPError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            raise AdmissionRefusedError("The Hub does not know your token. Log in again: hf auth login") from None
-        raise AdmissionUnreachableError(
-            f"The Hub does not say what your token may do ({type(error).__name__}); it is shown to nobody. Try again."
-        ) from None
-
-
 def peer_admission(
     door: Door,
     peer_key: rsa.RSAPrivateKey,
-    hub_token: str,
+    account: HubAccount | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
+    token_host: str | None = None,
 ) -> PeerAdmission:
     """Return the admission that a run asks for: its authority's, or a self-signed one where everybody may join."""
     check = TokenCheck(door.run_id, door.authority_key)
-    issuer: TokenIssuer = (
-        SelfSignedTokens(door.run_id, peer_key) if door.is_open else ServiceTokens(door, peer_key, hub_token, check)
-    )
+    issuer: TokenIssuer
+    if door.is_open:
+        issuer = SelfSignedTokens(door.run_id, peer_key)
+    else:
+        assert account is not None, "a run that is not open is joined with an account"
+        issuer = ServiceTokens(door, peer_key, account, check, token_host)
     return PeerAdmission(check, issuer, seconds_to_try=seconds_to_try)
 
 

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import logging
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import httpx2
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -19,14 +19,18 @@ from starlette.concurrency import run_in_threadpool
 
 from hub_tools.checks import check_counts, check_positive
 from hub_tools.counted import counted
+from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, is_placed
 from pipelines.admission.lists import ListsOnHub, objection_to
 from pipelines.admission.tokens import (
+    PROOF_SECONDS,
+    USERNAME_PATTERN,
     Admission,
     AdmissionRequest,
     TokenCheck,
     TokenRefusedError,
     check_request,
     issue_token,
+    proof_name,
     public_text,
 )
 
@@ -36,7 +40,8 @@ MAX_BODY_BYTES = 16_384
 MAX_CLOCK_DIFFERENCE_SECONDS = 60.0
 MAX_CLIENTS_REMEMBERED = 10_000
 MAX_TOKENS_REMEMBERED = 10_000
-HUB_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError)
+MIN_NONCE_CHARACTERS = 32
+UPDATE = "Update: pip install -U dalle-collab"
 
 
 class Refusal(Exception):
@@ -58,7 +63,7 @@ class ServiceOptions:
     """How long admitted peers may stay while the Hub does not answer."""
 
     requests_per_minute: int = 60
-    """Requests allowed per client address, and per Hub token that has been confirmed: whoever shares an address with
+    """Requests allowed per client address, and per peer that has been confirmed: whoever shares an address with
     a flood can still renew. Increase if many newcomers share one address."""
 
     peers_per_user: int = 8
@@ -91,17 +96,20 @@ class AdmissionService:
         self._confirmed = deque[str](maxlen=MAX_TOKENS_REMEMBERED)
         self._check = TokenCheck(self.run_id, public_text(self.key))
 
-    def admit(self, request: AdmissionRequest, hub_token: str, now: float) -> str:
-        """Return a token for the requesting peer.
+    def admit(self, request: AdmissionRequest, hub_token: str | None, now: float) -> str:
+        """Return a token for the requesting peer; `hub_token` is what peers of old versions show in place of a proof.
 
         Raises:
             Refusal: the peer gets none; the message says why and what to do.
         """
         peer_id = self._check_form(request, now)
         try:
-            username = self._confirmed_user(hub_token)
+            username, organisations = (
+                self._proven_user(request, now) if hub_token is None else self._user_with_token(hub_token)
+            )
+            self._check_lists(username, organisations)
             confirmed_at = now
-            self._remember(hub_token)
+            self._remember(self.shown(request, hub_token))
         except HUB_ERRORS as error:
             username, confirmed_at = self._vouched_user(request, peer_id, now, error)
         expires_at = now + self.options.lifetime_seconds
@@ -120,13 +128,19 @@ class AdmissionService:
         )
         return issue_token(admission, self.key)
 
-    def has_confirmed(self, hub_token: str) -> bool:
-        """Tell whether the Hub has named the owner of this token lately, who may join."""
-        return _fingerprint(hub_token) in self._confirmed
+    def shown(self, request: AdmissionRequest, hub_token: str | None) -> str:
+        """Return a digest of what a peer shows of its user, which nobody else can show."""
+        if hub_token is None:
+            return proof_name(request, public_text(self.key))
+        return hashlib.sha256(hub_token.encode()).hexdigest()
 
-    def _remember(self, hub_token: str) -> None:
-        if not self.has_confirmed(hub_token):
-            self._confirmed.append(_fingerprint(hub_token))
+    def has_confirmed(self, shown: str) -> bool:
+        """Tell whether the Hub has lately named the user of what is `shown`, who may join."""
+        return shown in self._confirmed
+
+    def _remember(self, shown: str) -> None:
+        if not self.has_confirmed(shown):
+            self._confirmed.append(shown)
 
     def _check_form(self, request: AdmissionRequest, now: float) -> str:
         if request.run_id != self.run_id:
@@ -140,8 +154,35 @@ class AdmissionService:
         except ValueError as error:
             raise Refusal(400, "bad_request", f"The request is invalid: {error}.") from error
 
-    def _confirmed_user(self, hub_token: str) -> str:
-        """Ask the Hub who owns the token, and check whether that user may join."""
+    def _proven_user(self, request: AdmissionRequest, now: float) -> tuple[str, list[str]]:
+        """Look on the Hub for the proof of the user; return the user's name and organisations."""
+        username, place = request.username, f"{request.username}/{PROOF_REPOSITORY}"
+        if not re.fullmatch(USERNAME_PATTERN, username) or len(request.nonce) < MIN_NONCE_CHARACTERS:
+            raise Refusal(400, "bad_request", f"The request names no user. {UPDATE}")
+        lasts = request.proof_expires_at - now
+        if not 0 < lasts <= 2 * PROOF_SECONDS or not is_placed(self.api, username, self.shown(request, None)):
+            raise Refusal(401, "no_proof", f"The Hub shows no proof in {self.api.endpoint}/{place}. Is it public?")
+        try:
+            user = self.api.get_user_overview(username)
+        except HfHubHTTPError as error:
+            if error.response.status_code != 404:
+                raise
+            user = None
+        if user is None or user.username != username:  # what an organisation or an old name has proves no user
+            raise Refusal(401, "no_user", f"The Hub at {self.api.endpoint} has no user {username}.")
+        return username, [item.name for item in user.orgs]
+
+    def _has_member(self, organisation: str, username: str) -> bool:
+        """Look among the members that the organiser's token can see: a user's page may leave out organisations."""
+        try:
+            return any(member.username == username for member in self.api.list_organization_members(organisation))
+        except HfHubHTTPError as error:
+            if error.response.status_code not in (401, 403, 404):  # the run is a user's, or its members are hidden
+                raise
+            return False
+
+    def _user_with_token(self, hub_token: str) -> tuple[str, list[str]]:
+        """Ask the Hub who owns the token; return the user's name and organisations."""
         try:
             user = self.api.whoami(token=hub_token)
         except HfHubHTTPError as error:
@@ -151,26 +192,27 @@ class AdmissionService:
             raise Refusal(
                 401,
                 "bad_token",
-                f"The Hub at {self.api.endpoint} does not know your token. Create one with read access, and log in: "
-                "hf auth login",
+                f"The Hub at {self.api.endpoint} does not know your token. Create one, and log in: hf auth login",
             ) from None
+        return str(user["name"]), [str(item["name"]) for item in user.get("orgs", ())]
+
+    def _check_lists(self, username: str, organisations: list[str]) -> None:
+        """Check whether a user of the Hub may join."""
         with self._lists_lock:
             # Read for every request, so that a ban takes effect with the next one.
             lists = self.lists.read()
         organisation = self.repository.partition("/")[0]
-        username, organisations = str(user["name"]), [str(item["name"]) for item in user.get("orgs", ())]
         reason = objection_to(username, organisations, organisation=organisation, lists=lists)
         if reason == "banned":
             raise Refusal(
                 403, reason, f"{username} is banned from {self.repository}. If that is a mistake, ask its moderators: "
                 f"{self.api.endpoint}/{self.repository}/discussions",
             )  # fmt: skip
-        if reason is not None:
+        if reason is not None and not self._has_member(organisation, username):
             raise Refusal(
                 403, reason, f"{username} is not a member of {organisation}. Ask to join: "
                 f"{self.api.endpoint}/{organisation}, or ask its moderators to allow you in admission.json",
             )  # fmt: skip
-        return username
 
     def _vouched_user(self, request: AdmissionRequest, peer_id: str, now: float, error: Exception) -> tuple[str, float]:
         """Return the user of a still valid token, when the Hub cannot identify the user."""
@@ -225,7 +267,7 @@ class RateLimit:
 
 
 def build_application(service: AdmissionService, *, clock: Callable[[], float] = time.time) -> FastAPI:
-    """Return the service's HTTP interface: `POST /token` with the Hub token as bearer, and `GET /`."""
+    """Return the service's HTTP interface: `POST /token`, and `GET /`."""
     application = FastAPI(title="Admission service", docs_url=None, redoc_url=None, openapi_url=None)
     strangers, members = (RateLimit(service.options.requests_per_minute) for _ in range(2))
 
@@ -247,8 +289,10 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
         try:
             # Junk costs nobody anything: only what would be asked of the Hub counts.
             hub_token, asked = _bearer_of(request), await _request_in(request)
-            if service.has_confirmed(hub_token):
-                wait, whose = members.seconds_to_wait(_fingerprint(hub_token), now), "with your token"
+            if hub_token is None and not asked.username:
+                raise Refusal(401, "no_token", f"The request has no proof of its user, and no Hub token. {UPDATE}")
+            if service.has_confirmed(shown := service.shown(asked, hub_token)):
+                wait, whose = members.seconds_to_wait(shown, now), "of your peer"
             else:
                 address = request.client.host if request.client else ""
                 wait, whose = strangers.seconds_to_wait(address, now), "from your address"
@@ -263,14 +307,10 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
     return application
 
 
-def _fingerprint(hub_token: str) -> str:
-    return hashlib.sha256(hub_token.encode()).hexdigest()
-
-
-def _bearer_of(request: Request) -> str:
+def _bearer_of(request: Request) -> str | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Refusal(401, "no_token", "The request has no Hub token. Log in: hf auth login")
+        return None
     if len(token) > 1024 or not token.isascii():
         raise Refusal(401, "bad_token", "The request's token is not a Hub token. Log in: hf auth login")
     return token.strip()
@@ -286,6 +326,4 @@ async def _request_in(request: Request) -> AdmissionRequest:
         return AdmissionRequest.from_mapping(json.loads(content))
     except (ValueError, RecursionError) as error:
         problem = "the body is not JSON" if isinstance(error, (json.JSONDecodeError, RecursionError)) else str(error)
-        raise Refusal(
-            400, "bad_request", f"The request is invalid: {problem}. Update: pip install -U dalle-collab"
-        ) from None
+        raise Refusal(400, "bad_request", f"The request is invalid: {problem}. {UPDATE}") from None

@@ -56,7 +56,7 @@ def check_authority_key(text: str) -> None:
 
 
 def check_service_address(address: str) -> None:
-    """Raise ValueError unless peers may send their Hub token there: over https, or inside a private network."""
+    """Raise ValueError unless peers may ask there: over https, or inside a private network."""
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
@@ -68,8 +68,8 @@ def check_service_address(address: str) -> None:
         )
     if parts.scheme == "http" and not _is_private(host):
         raise ValueError(
-            f"The admission service's address {address} is not encrypted, but Hub tokens are sent to it. Put it "
-            "behind https: as a Space, or behind a reverse proxy with a certificate"
+            f"The admission service's address {address} is not encrypted, and not in a private network. Put it behind "
+            "https: as a Space, or behind a reverse proxy with a certificate"
         )
 
 

@@ -38,9 +38,10 @@ pinned: false
 
 # Who may join {repository}
 
-Peers of the training run [{repository}](../../{repository}) ask here for admission with a Hub token. It is granted to
+Peers of the training run [{repository}](../../{repository}) ask here for admission, which is granted to
 members of the run's organisation and to users whom moderators allow in `admission.json` of the run's repository, unless
-they are banned there. No Hub token is stored or logged.
+they are banned there. Who they are is shown by a file in their repository `dalle-collab-proof`. Hub tokens, which old
+versions send, are neither stored nor logged.
 
 | setting | | meaning |
 |---|---|---|

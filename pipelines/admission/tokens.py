@@ -11,10 +11,11 @@ keys as well: nobody can sign records in another peer's name.
 import base64
 import binascii
 import hashlib
+import hmac
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Self
 
@@ -25,7 +26,15 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 TOKEN_DOMAIN = b"dalle-collab admission token 1\0"
 SELF_SIGNED_DOMAIN = b"dalle-collab self-signed token 1\0"
 REQUEST_DOMAIN = b"dalle-collab admission request 1\0"
+PROOF_DOMAIN = b"dalle-collab proof of an account 1\0"
+PROOF_SECONDS = 7 * 86_400
+"""A proof lasts one to two of these, and all expire at the same moments: a peer that comes again with the same identity
+needs no other."""
+
 MAX_TOKEN_CHARACTERS = 4096
+OPTIONAL = {"token": "", "username": "", "nonce": "", "proof_expires_at": 0.0}
+"""What a request may do without."""
+
 NOBODY = "anonymous"
 """User in self-signed tokens, which say nothing about users."""
 
@@ -92,6 +101,11 @@ class AdmissionRequest:
     token: str = field(default="", repr=False)
     """The expiring admission, if there is one: while the Hub is down, it is the only proof of the user."""
 
+    username: str = ""
+    nonce: str = field(default="", repr=False)
+    proof_expires_at: float = 0.0
+    """Of these is made the name of the file on the Hub that proves the user (`proof_name`)."""
+
     def signed_bytes(self) -> bytes:
         """Return what both keys sign: everything that the admission binds together."""
         parts = dict(run_id=self.run_id, peer_key=self.peer_key, record_key=self.record_key, time=self.time)
@@ -101,13 +115,13 @@ class AdmissionRequest:
     def from_mapping(cls, values: object) -> Self:
         """Build a request from parsed JSON; raises ValueError naming the invalid field."""
         names = {"run_id": str, "peer_key": str, "record_key": str, "time": float, "peer_signature": str}
-        names |= {"record_signature": str, "token": str}
+        names |= {"record_signature": str, "token": str, "username": str, "nonce": str, "proof_expires_at": float}
         if not isinstance(values, dict):
             raise ValueError("the body is not a JSON object")
         if unknown := sorted(set(values) - set(names)):
             raise ValueError(f"the body has unknown fields: {', '.join(map(repr, unknown[:3]))}")
         for name, kind in names.items():
-            value = values.get(name, "" if name == "token" else None)
+            value = values.get(name, OPTIONAL.get(name))
             if kind is str:
                 fits = isinstance(value, str) and len(value) <= MAX_TOKEN_CHARACTERS
             else:
@@ -115,6 +129,26 @@ class AdmissionRequest:
             if not fits:
                 raise ValueError(f"field {name} is missing, of the wrong type or too long")
         return cls(**values)
+
+
+def proof_name(request: AdmissionRequest, authority_key: str) -> str:
+    """Return the name of the file that proves to a run's authority that the asking peer belongs to the user."""
+    parts = [request.username, request.run_id, authority_key, request.peer_key, request.nonce]
+    parts += [str(int(request.proof_expires_at))]
+    return hashlib.sha256(PROOF_DOMAIN + json.dumps(parts).encode()).hexdigest()
+
+
+def proof_expiry(now: float) -> int:
+    """Return when a proof that is made now expires, in seconds since 1970."""
+    return (int(now) // PROOF_SECONDS + 2) * PROOF_SECONDS
+
+
+def proof_nonce(peer_key: rsa.RSAPrivateKey, run_id: str, expires_at: int) -> str:
+    """Return what only the holder of the peer's key knows, and the service that is told; always the same."""
+    secret = peer_key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return hmac.digest(secret, PROOF_DOMAIN + json.dumps([run_id, expires_at]).encode(), "sha256").hex()
 
 
 def issue_token(admission: Admission, authority: ed25519.Ed25519PrivateKey) -> str:
@@ -187,8 +221,7 @@ def sign_request(
     signatures = [
         base64.b64encode(key.sign(content, _pss(), hashes.SHA256())).decode() for key in (peer_key, record_key)
     ]
-    values = {item: getattr(request, item) for item in ("run_id", "peer_key", "record_key", "time", "token")}
-    return AdmissionRequest(**values, peer_signature=signatures[0], record_signature=signatures[1])
+    return replace(request, peer_signature=signatures[0], record_signature=signatures[1])
 
 
 def check_request(request: AdmissionRequest) -> str:

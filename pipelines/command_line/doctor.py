@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import TokenHost
+
 
 def doctor(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
@@ -18,6 +20,7 @@ def doctor(
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID.")] = None,
+    send_token_to: TokenHost = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 on warnings.")] = False,
     events: Annotated[Path | None, typer.Option(help="Append one JSON line per finding to this file.")] = None,
@@ -25,7 +28,8 @@ def doctor(
     """Check whether this machine can take part in a run; each finding names its cause and its cure.
 
     Checks Hub and token, versions, memory, disk and limits, the data stream, every entry address and the clock, and
-    has another peer call this machine. Give it the options you will give to `join`. It changes nothing.
+    has another peer call this machine. Give it the options you will give to `join`. It changes nothing, but
+    that a run with an admission service has a file put into your repository dalle-collab-proof.
 
     Exit codes: 0 no check fails, 1 invalid option value, 2 usage error, 3 a check fails, 4 with --strict: no check
     fails, but there are warnings, 130 Ctrl-C.
@@ -49,6 +53,7 @@ def doctor(
         announce_addresses=tuple(announce or ()),
         client_mode=client_mode,
         identity_file=identity_file,
+        token_host=send_token_to,
         bandwidth_limit_mbit=bandwidth_limit,
     )
     size = number_or_auto("--micro-batch-size", micro_batch_size)

@@ -16,6 +16,7 @@ from pipelines.command_line.jobs.job_options import (
     hours_of,
     run_as_job,
 )
+from pipelines.command_line.terminal.setting_options import TokenHost
 
 HOURS_TO_LEAVE = 0.1
 """How long before its end a Job's peer begins to leave, so that it is not cut off in a round."""
@@ -36,6 +37,7 @@ def join(
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
+    send_token_to: TokenHost = None,
     cpu_threads: Annotated[
         int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else what is fastest.")
     ] = None,
@@ -100,6 +102,7 @@ def join(
         client_mode=client_mode,
         use_relay=relay,
         identity_file=identity_file,
+        token_host=send_token_to,
         bandwidth_limit_mbit=bandwidth_limit,
         startup_timeout_seconds=startup_timeout,
     )

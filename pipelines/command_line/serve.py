@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import TokenHost
+
 
 def serve(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
@@ -34,6 +36,7 @@ def serve(
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
+    send_token_to: TokenHost = None,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checks for a newer checkpoint.")] = 60.0,
@@ -72,6 +75,7 @@ def serve(
         announce_addresses=tuple(announce or ()),
         use_relay=relay,
         identity_file=identity_file,
+        token_host=send_token_to,
         bandwidth_limit_mbit=bandwidth_limit,
         startup_timeout_seconds=startup_timeout,
     )

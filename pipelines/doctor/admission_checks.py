@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import httpx2
-
+from hub_tools.hub_client import request_json
+from pipelines.admission.settings import is_on_this_machine
 from pipelines.doctor.check_result import CheckResult, fail, ok, warn
 from pipelines.doctor.hub_checks import USER_ERRORS, retried
 from pipelines.training.run.training_run import TrainingRun
@@ -59,7 +59,7 @@ def judge_membership(repository: str, caller: Mapping[str, Any] | None) -> Check
 
 
 def _describe(service: str) -> object:
-    response = httpx2.get(service, timeout=SERVICE_SECONDS, follow_redirects=False)
-    if not response.is_success:
-        raise ConnectionError(f"it answers {response.status_code}")
-    return response.json()
+    status, answer = request_json("GET", service, seconds=SERVICE_SECONDS, trust_env=not is_on_this_machine(service))
+    if status != 200:
+        raise ConnectionError(f"it answers {status}")
+    return answer

@@ -26,7 +26,7 @@ def seconds_to_first_gradient(folder: Path) -> float:
     with ChaosSwarm(plan, Console(stderr=True)) as swarm:
         trainer = swarm.trainers[0]
         swarm.wait_until(lambda: any(e["event"] == "epoch" for e in trainer.events()), "The trainer's first epoch")
-        token = swarm.hub.create_user("volunteer", token_role="read")
+        token = swarm.hub.create_user("volunteer")
         environment = {**swarm.hub.environment(), "HF_TOKEN": token, "OMP_NUM_THREADS": "1"}
         started = time.monotonic()
         with subprocess.Popen(

@@ -82,7 +82,7 @@ def ask(address, hub_token):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--public-address", "http://door.example"], "is not encrypted, but Hub tokens are sent to it"),
+        (["--public-address", "http://door.example"], "is not encrypted, and not in a private network"),
         (["--public-address", "https://user:" + "pass@door.example"], "expected for example https://"),
         (["--write-space", "folder"], "Peers must know where the Space will be"),
         (["--drawing", "friends"], "--drawing is 'friends'; expected one of members, everybody"),

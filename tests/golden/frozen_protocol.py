@@ -16,6 +16,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.schema import SchemaValidator
 from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
+from huggingface_hub import HfApi
 from parts import (
     ROLES,
     Admission,
@@ -53,6 +54,8 @@ from parts import (
     tensors_request,
     tiny_run,
 )
+
+from hub_tools.publishing.account_proof import HubAccount
 
 SECONDS = 60.0
 EPOCH = 7
@@ -211,7 +214,7 @@ def _group_proof() -> dict[str, Any]:
     """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
     key = public_text(fixed_key())
     run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
-    peer = peer_admission(door_of(run, "org/golden"), peer_key=rsa.generate_private_key(65537, 2048), hub_token="")
+    peer = peer_admission(door_of(run, "org/golden"), rsa.generate_private_key(65537, 2048), HubAccount(HfApi()))
     public_key = peer.record_key.get_public_key()
     token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
     peer._token.write(token)

@@ -55,7 +55,8 @@ def signed_request(**changes: object) -> AdmissionRequest:
 
 def body_of(request: AdmissionRequest) -> dict[str, object]:
     names = ("run_id", "peer_key", "record_key", "time", "peer_signature", "record_signature", "token")
-    return {name: getattr(request, name) for name in names}
+    proof = {name: value for name in ("username", "nonce", "proof_expires_at") if (value := getattr(request, name))}
+    return {name: getattr(request, name) for name in names} | proof
 
 
 def admission(now: float, **changes: object) -> Admission:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ class Swarm:
     peers: list[PeerProcess] = field(default_factory=list)
     entry_addresses: list[str] = field(default_factory=list)
     anchor_keys: list[str] = field(default_factory=list)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of all peers; for those that show whose they are, that of their Hub."""
 
     def __enter__(self) -> "Swarm":
         return self
@@ -157,7 +160,7 @@ class Swarm:
         log = self.folder / f"{name}.log"
         if program.endswith(".py"):
             program = str(Path(__file__).with_name(program))
-        process = ForkedProcess(fork_server(), program, [str(path)], log)
+        process = ForkedProcess(fork_server(self.environment), program, [str(path)], log)
         peer = PeerProcess(name, process, self.folder)
         self.peers.append(peer)
         self.entry_addresses = self.entry_addresses or peer.wait_for("ready", seconds=300)["addresses"]

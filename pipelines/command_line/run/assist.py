@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import TokenHost
+
 
 def assist(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
     identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
+    send_token_to: TokenHost = None,
     state_folder: Annotated[
         Path | None, typer.Option(help="Signing key, queued checkpoints, metrics; default: next to the Hub's cache.")
     ] = None,
@@ -80,6 +83,7 @@ def assist(
         host_addresses=tuple(host or NetworkOptions.host_addresses),
         announce_addresses=tuple(announce or ()),
         identity_file=identity_file,
+        token_host=send_token_to,
         startup_timeout_seconds=startup_timeout,
     )
     evaluation = None

@@ -22,7 +22,7 @@ def authorize(
     token_minutes: Annotated[float, typer.Option(help="Lifetime of a token; a ban takes effect within it.")] = 10.0,
     grace_minutes: Annotated[float, typer.Option(help="How long peers may stay while the Hub is down.")] = 60.0,
     requests_per_minute: Annotated[
-        int, typer.Option(help="Requests allowed per client address, and per confirmed Hub token.")
+        int, typer.Option(help="Requests allowed per client address, and per peer that has been confirmed.")
     ] = 60,
     peers_per_user: Annotated[int, typer.Option(help="Peers of one user that may be admitted at a time.")] = 8,
     drawing: Annotated[
@@ -34,7 +34,7 @@ def authorize(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the run to everybody and exit.")] = False,
 ) -> None:
-    """Serve admission to the run: peers show a Hub token, and only permitted users may join.
+    """Serve admission to the run: peers prove on the Hub whose they are, and only permitted users may join.
 
     Members of ORG may join. Moderators change that in admission.json of the run's repository, which is read for every
     request: {"allow": ["carol"], "ban": ["mallory"]}; "*" in allow stands for every user of the Hub. Start it before

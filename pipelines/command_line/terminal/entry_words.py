@@ -10,7 +10,7 @@ def what_entering_asks(run: TrainingRun) -> str:
     """Say what is done on the way into a run's swarm, without the run's name at the end."""
     if run.is_open:
         return "Entering"
-    return f"Asking {run.authorization_service}, which sees your Hub token, to admit us to"
+    return f"Asking {run.authorization_service}, which does not see your Hub token, to admit us to"
 
 
 def who_may_join(run: TrainingRun, repository: str) -> str:
@@ -18,7 +18,8 @@ def who_may_join(run: TrainingRun, repository: str) -> str:
     if run.is_open:
         return f"{repository} is an OPEN run: anyone may join, nobody is checked."
     return (
-        f"Peers of {repository} are admitted by {run.authorization_service}, which needs a Hub token with read access."
+        f"Peers of {repository} are admitted by {run.authorization_service}, which looks on the Hub for a file of "
+        "theirs; Hub tokens are not shown to it."
     )
 
 

@@ -2,7 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+TokenHost = Annotated[
+    str | None,
+    typer.Option(metavar="HOST", help="Show the Hub token, if it can only read, to an admission service of old there."),
+]
 
 
 def parse_settings(texts: Sequence[str] | None) -> dict[str, Any]:

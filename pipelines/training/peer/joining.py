@@ -280,11 +280,14 @@ def open_lease(task: TrainingTask, seed: int, anchor_keys: AnchorKeys) -> LeaseB
 
 @contextlib.contextmanager
 def admitted(run: TrainingRun, name: str, network: NetworkOptions) -> Iterator[tuple[NetworkOptions, PeerAdmission]]:
-    """Stay admitted for the duration of the block: with this machine's Hub token where the run has an authority.
+    """Stay admitted for the duration of the block: with this machine's Hub account where the run has an authority.
 
     After the block, raises the authority's refusal to renew the admission, if any.
     """
-    with seek_admission(door_of(run, name), network.identity_file, get_token()) as (identity_file, admission):
+    with seek_admission(door_of(run, name), network.identity_file, get_token(), token_host=network.token_host) as (
+        identity_file,
+        admission,
+    ):
         yield dataclasses.replace(network, identity_file=identity_file), admission
         admission.raise_refusal()
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from admission_material import edit_lists, publish_run, running_service
+from published_runs import command_environment
 from swarm_of_processes import Swarm, tiny_run
 
 from pipelines.admission.tokens import public_text
@@ -21,7 +22,7 @@ AVERAGING_SECONDS = LIFETIME_SECONDS / 2
 @pytest.fixture(scope="module")
 def tokens(hub):
     """Hub tokens of two members and of somebody whom moderators have allowed."""
-    users = {name: hub.create_user(f"{name}-of-door", token_role="read") for name in ("first", "second", "third")}
+    users = {name: hub.create_user(f"{name}-of-door") for name in ("first", "second", "third")}
     for name in ("first", "second"):
         hub.add_member("org", f"{name}-of-door", "read")
     return users
@@ -39,9 +40,10 @@ def service(hub, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def swarm(service, tokens, tmp_path_factory):
+def swarm(hub, service, tokens, tmp_path_factory):
     """Two members who train and have averaged with each other."""
-    with Swarm(tmp_path_factory.mktemp("swarm"), service.run, num_peers=2) as swarm:
+    environment = command_environment(hub, hub.alice_token)
+    with Swarm(tmp_path_factory.mktemp("swarm"), service.run, num_peers=2, environment=environment) as swarm:
         for name in ("first", "second"):
             swarm.start(name, hub_token=tokens[name], seconds_per_batch=0.3, ignores_refusal=True)
         for peer in swarm.peers:
@@ -94,8 +96,9 @@ def test_records_count_under_the_name_and_key_that_the_authority_admitted_and_no
 
 
 def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as_a_stranger(
-    swarm, service, tokens, monkeypatch
+    hub, swarm, service, tokens, monkeypatch
 ):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     entry_addresses = tuple(swarm.peers[0].wait_for("ready")["addresses"])
     examination = Examination(
         repository=REPOSITORY,

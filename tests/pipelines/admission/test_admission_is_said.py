@@ -13,8 +13,10 @@ from hivemind.p2p import P2P, P2PHandlerError
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
+from huggingface_hub import HfApi
 from swarm_of_processes import tiny_run
 
+from hub_tools.publishing.account_proof import HubAccount
 from pipelines.admission.client import peer_admission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.admission.record_owners import AdmissionRecords
@@ -44,7 +46,7 @@ def plain_dht():
 @pytest.fixture
 def held():
     """The admission of this process, as the authority would have signed it."""
-    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
+    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     held._token.write(issue_token(admission(time.time(), record_key=record_key), AUTHORITY))
     return held

@@ -13,8 +13,10 @@ from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
+from huggingface_hub import HfApi
 from swarm_of_processes import tiny_run
 
+from hub_tools.publishing.account_proof import HubAccount
 from pipelines.admission.averaging_gate import AdmissionGate, AveragingGate
 from pipelines.admission.client import SharedToken, peer_admission, seconds_to_renewal
 from pipelines.admission.record_owners import speaks_for
@@ -31,7 +33,7 @@ FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
 
 def gate_with(seconds_valid=60.0, prefix="run_grad_averager", **changes):
     """Return the gate of a peer that holds a token as the authority would have signed it, but for the changes."""
-    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), "hub-token")
+    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     token = issue_token(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
     held._token.write(token)
@@ -58,7 +60,7 @@ def test_an_admitted_peer_gets_through_and_is_known_until_its_token_expires():
 
 def open_gate(name):
     """Return the gate of a peer of a run that everybody may join."""
-    with peer_admission(door_of(OPEN_RUN, "org/run"), rsa_key(name), "") as held:
+    with peer_admission(door_of(OPEN_RUN, "org/run"), rsa_key(name), None) as held:
         return AveragingGate(held, "run_grad_averager", 10.0)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWa
 
 
 def test_in_an_open_run_a_token_that_lives_for_a_day_does_not_count():
-    reader = peer_admission(door_of(tiny_run(run_id="run"), "org/run"), rsa_key("reader"), "")
+    reader = peer_admission(door_of(tiny_run(run_id="run"), "org/run"), rsa_key("reader"), None)
     node = hivemind.DHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     try:
         owners, now = [], get_dht_time()

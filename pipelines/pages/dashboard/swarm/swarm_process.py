@@ -3,9 +3,11 @@
 import json
 import logging
 import queue
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipelines.pages.dashboard.swarm import swarm_watch
 from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
@@ -66,6 +68,11 @@ class SwarmReader:
         return self._view
 
     def _keep(self) -> None:
+        # One identity for all programs: each new one would need a new proof for the run's admission service.
+        with tempfile.TemporaryDirectory(prefix="dalle-collab-watch-") as folder:
+            self._keep_watching(Path(folder) / "identity.key")
+
+    def _keep_watching(self, identity_file: Path) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             run = self._read_run()
@@ -74,7 +81,7 @@ class SwarmReader:
                 self._stop.wait(0.5)
                 continue
             try:
-                if self._watch(run):
+                if self._watch(run, identity_file):
                     pause = FIRST_PAUSE_SECONDS
             except Exception:
                 # Whatever comes from the swarm, the page continues with what it has.
@@ -83,9 +90,9 @@ class SwarmReader:
             self._stop.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _watch(self, run: TrainingRun) -> bool:
+    def _watch(self, run: TrainingRun, identity_file: Path) -> bool:
         """Run one process until it ends, hangs, or the run has a new swarm; return whether it saw anything."""
-        lines = self._start(run)
+        lines = self._start(run, identity_file)
         limit, has_seen = SECONDS_TO_START, False
         try:
             while not self._stop.is_set():
@@ -110,11 +117,12 @@ class SwarmReader:
             self._end()
         return has_seen
 
-    def _start(self, run: TrainingRun) -> "queue.Queue[str | None]":
+    def _start(self, run: TrainingRun, identity_file: Path) -> "queue.Queue[str | None]":
         self._say("Joining the swarm as a client." if self._view.snapshot is None else "Joining the swarm again.")
         lines: queue.Queue[str | None] = queue.Queue()
         self._program = LineProgram(swarm_watch.__name__, lines.put)
-        self._program.send(dict(repository=self._repository, run=json.loads(run.to_json())))
+        values = dict(repository=self._repository, run=json.loads(run.to_json()), identity_file=str(identity_file))
+        self._program.send(values)
         return lines
 
     def _end(self) -> None:

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ LONELY_SECONDS = 60.0
 """Without any record for this long, the node may have lost the swarm, and rejoins it."""
 
 
-def watch(repository: str, settings: Mapping[str, Any]) -> None:
+def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | None = None) -> None:
     """Poll the swarm of a run; end when nothing has been seen for `LONELY_SECONDS`."""
     from huggingface_hub import get_token
 
@@ -37,11 +38,11 @@ def watch(repository: str, settings: Mapping[str, Any]) -> None:
 
     run = TrainingRun.from_mapping(settings)
     with (
-        seek_admission(door_of(run, repository), None, get_token()) as (identity_file, admission),
+        seek_admission(door_of(run, repository), identity_file, get_token()) as (own_identity, admission),
         open_dht(
             repository,
             run.entry_addresses,
-            NetworkOptions(client_mode=True, identity_file=identity_file),
+            NetworkOptions(client_mode=True, identity_file=own_identity),
             admission=admission,
         ) as dht,
     ):
@@ -104,7 +105,7 @@ def main() -> None:
     prepare_hub_client()
     settings = json.loads(sys.stdin.readline())
     try:
-        watch(settings["repository"], settings["run"])
+        watch(settings["repository"], settings["run"], Path(settings["identity_file"]))
     except (ValueError, OSError) as error:
         print(json.dumps(dict(error=explain_error(error))), flush=True)
         raise SystemExit(1) from error

@@ -3,6 +3,7 @@
 import pytest
 from admission_material import edit_lists, publish_run, running_service
 from forked_processes import ForkedProcess, fork_server, printed_json
+from published_runs import command_environment
 from safetensors.torch import load_file
 from support_files import SUPPORT
 from swarm_of_processes import PATIENT, Swarm, tiny_run
@@ -90,12 +91,14 @@ def test_contributions_travel_while_the_next_epoch_is_computed(tmp_path):
 
 def test_members_of_a_run_with_an_authority_contribute(hub, tmp_path):
     run, names = sparse_run(run_id="sparse", num_epochs=3), ("anna", "bert", "client")
-    tokens = {name: hub.create_user(f"{name}-of-sparse", token_role="read") for name in names}
+    tokens = {name: hub.create_user(f"{name}-of-sparse") for name in names}
     publish_run(hub, "org/sparse", run.to_json())
     edit_lists(hub, "org/sparse", {"allow": [f"{name}-of-sparse" for name in names]})
     with running_service(hub, "org/sparse", tmp_path, lifetime_seconds=600.0) as service:
         door = dict(authorization_service=service.address, authorization_key=public_text(service.key))
-        with Swarm(tmp_path, run.replace(**door), num_peers=3) as swarm:
+        with Swarm(
+            tmp_path, run.replace(**door), num_peers=3, environment=command_environment(hub, hub.alice_token)
+        ) as swarm:
             peers = [swarm.start(n, hub_token=token, client_mode=n == "client") for n, token in tokens.items()]
             finished = [peer.wait_for("finished") for peer in peers]
     assert_equal_bits(*final_parameters(swarm, *peers))
