@@ -188,7 +188,7 @@ class RoundChecks:
             evidence = await self._ask(known, reducer, part_index)
         except Exception as error:  # peers fail in many ways, and lying ones as they like
             logger.info("Peer %s did not show what its answer was made of: %r", reducer, error)
-            self._note_unproven(reducer, Offence.NO_PROOF)
+            self._note_unproven(reducer, Offence.NO_PROOF, names_at=MOST_UNPROVEN)  # it may have left, as all do
             return
         result = await self._judged(evidence, known)
         if result is Verdict.FALSE:
@@ -239,13 +239,14 @@ class RoundChecks:
             if member != evidence.reducer:
                 self._in_background(self._accuse(known, evidence, member))
 
-    def _note_unproven(self, peer: PeerID, offence: Offence) -> None:
+    def _note_unproven(self, peer: PeerID, offence: Offence, names_at: int = 1) -> None:
         if len(self._num_unproven) >= MOST_REMEMBERED:
             self._num_unproven.clear()
         self._num_unproven[peer] += 1
         if self._num_unproven[peer] >= MOST_UNPROVEN:
             self._distrusted.avoid(peer, time.monotonic())
-        self._name(peer, offence)
+        if self._num_unproven[peer] >= names_at:
+            self._name(peer, offence)
 
     async def _accuse(self, known: _Round, evidence: Evidence, member: PeerID) -> None:
         """Show evidence to a member of the round, unless it knows already."""
