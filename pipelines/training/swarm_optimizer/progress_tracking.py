@@ -33,15 +33,18 @@ GENEROSITY = 2.0
 
 
 def plausible_samples(
-    records: Iterable[LocalTrainingProgress], now: float, seconds_to_come: float
+    records: Iterable[LocalTrainingProgress], now: float, seconds_to_come: float, counted: Collection[str] | None = None
 ) -> dict[bytes, float]:
     """Return, by bytes of the peer id, the most samples that each peer can have gathered when the round begins.
 
     `seconds_to_come`: until then, at most. Of several records about one peer the largest counts, so that nobody can
-    reduce another's weight by signing a record in its name.
+    reduce another's weight by signing a record in its name. `counted`: the peers, by libp2p id, that end epochs; what
+    a stranger says of itself gives it no weight. None: all.
     """
     samples: dict[bytes, float] = {}
     for record in records:
+        if counted is not None and readable_peer_id(record.peer_id) not in counted:
+            continue
         seconds = max(0.0, now - record.time) + seconds_to_come
         gathered = GENEROSITY * (record.samples_accumulated + seconds * record.samples_per_second)
         if math.isfinite(gathered):
@@ -97,8 +100,8 @@ class SwarmProgressTracker(ProgressTracker):
     listens = False
     """Whether this peer has no samples of its own, and follows whoever trains."""
 
-    _gives_samples = True
-    """Whether this peer's samples count for the end of the epoch; see `Acquaintances.give_samples`."""
+    _counted: frozenset[str] | None = None
+    """Peers whose samples count for the end of the epoch; see `Acquaintances.give_samples`."""
 
     _records: tuple[LocalTrainingProgress, ...] = ()
     _metadata: Any = None
@@ -180,9 +183,13 @@ class SwarmProgressTracker(ProgressTracker):
         others = [r.samples_per_second for r in self._records if r.peer_id != self.local_progress.peer_id]
         return sum(bounded_speeds([own, *others]))
 
+    @property
+    def _gives_samples(self) -> bool:
+        return self._counted is None or readable_peer_id(self.local_progress.peer_id) in self._counted
+
     def plausible_samples(self) -> dict[bytes, float]:
         """Return the most samples that each peer can have gathered when the round begins; see the function."""
-        return plausible_samples(self._records, get_dht_time(), self.seconds_to_come)
+        return plausible_samples(self._records, get_dht_time(), self.seconds_to_come, self._counted)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         self._metadata = metadata
@@ -198,8 +205,7 @@ class SwarmProgressTracker(ProgressTracker):
     def _only_samples_that_count(self, records: Iterable[LocalTrainingProgress]) -> dict[bytes, ValueWithExpiration]:
         """Return the records by peer; who is no acquaintance is there, and has gathered nothing."""
         by_peer = {readable_peer_id(record.peer_id): record for record in sorted(records, key=lambda r: r.time)}
-        counted = self._acquaintances.give_samples(by_peer, listens=self.listens)
-        self._gives_samples = readable_peer_id(self.local_progress.peer_id) in counted
+        counted = self._counted = frozenset(self._acquaintances.give_samples(by_peer, listens=self.listens))
         nothing = dict(samples_accumulated=0, samples_per_second=0.0)
         return {
             record.peer_id: ValueWithExpiration(record.dict() | ({} if peer in counted else nothing), math.inf)

@@ -16,8 +16,7 @@ from hivemind.p2p import PeerID
 from pipelines.training.averaging.contributions.announcement import Announcement, drawn_order, receipt_statement
 from pipelines.training.averaging.contributions.deliveries import AlteredError, Deliveries, NotHeldError
 from pipelines.training.averaging.group.avoidance import Avoidance
-from pipelines.training.averaging.reduce.reducer import EXCESS_WEIGHT
-from pipelines.training.averaging.reduce.robust_aggregation import bounded_weights
+from pipelines.training.averaging.reduce.robust_aggregation import bounded_weights, excess_weights
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.reducing_end import Signatures
 from pipelines.training.sparse.codec import SparseCodec, SparseUpdate
@@ -254,8 +253,8 @@ class ContributionRound:
         for owner, scale in zip(claimed, norm_scales(norms, list(believed.values())), strict=True):
             if scale < FAR_OFF_SCALE:
                 self._name(owner, Offence.FAR_OFF)
-            if claimed[owner] > EXCESS_WEIGHT * believed[owner]:
-                self._name(owner, Offence.EXCESS_WEIGHT)
+        for owner in excess_weights(claimed, believed, self.terms.recorded):
+            self._name(owner, Offence.EXCESS_WEIGHT)
 
     def _content_of(self, owner: PeerID) -> bytes | None:
         return self.deliveries.shelf.get(self.terms.announced[owner].digest)

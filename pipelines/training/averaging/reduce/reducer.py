@@ -17,10 +17,8 @@ from pipelines.training.averaging.reduce.robust_aggregation import (
     AggregationRule,
     aggregate,
     bounded_weights,
+    excess_weights,
 )
-
-EXCESS_WEIGHT = 2.0
-"""A sender is reported if it declared more than this multiple of the weight that it counts for."""
 
 
 class RobustPartReducer(TensorPartReducer):
@@ -155,9 +153,7 @@ class RobustPartReducer(TensorPartReducer):
         declared = {sender: weight for sender, (_, weight) in inputs.items()}
         weights = bounded_weights(declared, self._recorded_weights, self._rule.max_weight_ratio)
         self.weights_used[self.current_part_index] = weights
-        self.excess_weight_senders |= {
-            sender for sender, weight in weights.items() if declared[sender] > EXCESS_WEIGHT * weight
-        }
+        self.excess_weight_senders |= excess_weights(declared, weights, self._recorded_weights)
         parts = torch.stack([part.reshape(-1) for part, _ in inputs.values()])
         return aggregate(parts, list(weights.values()), self._rule)
 

@@ -22,6 +22,9 @@ Peer = TypeVar("Peer")
 MIN_FOR_A_MAJORITY = 3
 """With fewer peers nobody can be outvoted: two that disagree are averaged, whatever the rule."""
 
+EXCESS_WEIGHT = 2.0
+"""A sender is reported if it declared more than this multiple of the weight that it counts for."""
+
 FAR_OFF = 2.0
 """A vector that is off by more than this multiple of the limit is left out, and its peer is a suspect.
 
@@ -161,6 +164,14 @@ def bounded_weights(
     if recorded:
         bounds = {peer: min(bound, recorded.get(peer, median)) for peer, bound in bounds.items()}
     return {peer: min(weight, max(bounds[peer], median)) for peer, weight in declared.items()}
+
+
+def excess_weights(
+    declared: Mapping[Peer, float], weights: Mapping[Peer, float], recorded: Mapping[Peer, float]
+) -> set[Peer]:
+    """Return who declared more than `EXCESS_WEIGHT` times its effective weight; of a stranger nobody knows that."""
+    judged = recorded or declared
+    return {peer for peer, weight in weights.items() if peer in judged and declared[peer] > EXCESS_WEIGHT * weight}
 
 
 def are_possible_weights(declared: Sequence[float], weights: Sequence[float], max_ratio: float) -> bool:

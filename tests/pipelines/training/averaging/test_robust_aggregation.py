@@ -12,6 +12,7 @@ from pipelines.training.averaging.reduce.robust_aggregation import (
     aggregate,
     bounded_weights,
     coordinate_median,
+    excess_weights,
 )
 
 NUM_ELEMENTS = 3000
@@ -197,6 +198,17 @@ def test_inputs_are_left_alone():
 )  # fmt: skip
 def test_declared_weights_are_bounded_by_records_and_by_the_others(declared, recorded, expected):
     assert bounded_weights(declared, recorded, max_ratio=8.0) == expected
+
+
+def test_a_stranger_with_many_samples_weighs_as_the_median_peer_and_is_not_named_for_it():
+    declared, recorded = dict(a=10.0, b=10.0, stranger=60.0), dict(a=12.0, b=12.0)
+    weights = bounded_weights(declared, recorded, max_ratio=8.0)
+    assert weights["stranger"] == 10.0
+    assert not excess_weights(declared, weights, recorded)
+    assert excess_weights(declared, weights, recorded | dict(stranger=12.0)) == {"stranger"}
+    assert excess_weights(dict(a=1.0, b=1.0, c=20.0), dict(a=1.0, b=1.0, c=8.0), {}) == {"c"}, (
+        "of nobody is there a record"
+    )
 
 
 @pytest.mark.parametrize(

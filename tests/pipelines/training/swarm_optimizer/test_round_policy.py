@@ -6,6 +6,7 @@ import pytest
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from swarm_of_processes import tiny_run
 
+from pipelines.swarm.node import readable_peer_id
 from pipelines.training.averaging.figures import SharedFigures
 from pipelines.training.swarm_optimizer.progress_tracking import plausible_samples
 from pipelines.training.swarm_optimizer.round_policy import (
@@ -118,6 +119,11 @@ def test_a_peer_can_have_gathered_twice_what_its_record_and_its_speed_say():
 def test_nobody_takes_weight_from_another_by_signing_a_record_in_its_name():
     records = [record(), record(samples=0, speed=0.0)]
     assert plausible_samples(records, 100.0, 0.0) == plausible_samples(records[:1], 100.0, 0.0)
+
+
+def test_what_a_stranger_says_of_its_samples_gives_it_no_weight():
+    records = [record(b"known"), record(b"stranger", samples=10**9)]
+    assert set(plausible_samples(records, 100.0, 0.0, {readable_peer_id(b"known")})) == {b"known"}
 
 
 def test_a_speed_without_bound_bounds_nothing_and_is_left_out():
