@@ -118,6 +118,8 @@ CONTRACT = (
     Row("averaging.control.StepControl._data_for_gather", "= (data_for_gather, deadline, allow_retries)",
         (GATE, ATTACKERS),
         "set: what is known of links and the proof of admission are added after the step has been scheduled"),
+    Row("averaging.control.StepControl._deadline", "= (data_for_gather, deadline, allow_retries)",
+        (AVERAGER,), "set: an attempt may take what its members' links need, and the group then meets once more"),
     Row("averaging.control.StepControl._cancel", ": Optional[MPFuture] = None",
         (SEARCH,), "awaited: the only event of a cancelled step"),
     Row("averaging.control.StepControl.weight", "@property (self) -> float",

@@ -25,6 +25,7 @@ from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import enter_asynchronously
 
 from pipelines.admission.averaging_gate import GroupSignatures
@@ -93,6 +94,7 @@ class RobustAverager(AnsweringAverager):
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
         self._memory = RoundMemory()
         self._recorded_weights: Mapping[PeerID, float] = {}
+        self._current_step: StepControl | None = None
         self._num_senders_served = 0
         self._patience = Patience(
             self.times_of_attempts(
@@ -197,12 +199,13 @@ class RobustAverager(AnsweringAverager):
         )
         self._search.average_epoch(self._epoch)
         self._search.begin()
-        self._num_attempts_left = MAX_ATTEMPTS if step.allow_retries else 1
+        self._num_attempts_left, self._current_step = MAX_ATTEMPTS if step.allow_retries else 1, step
         try:
             with kept_from_garbage():  # while it waits for the trainer's process to allow the round
                 await super()._step(step=step, **kwargs)
         finally:
             del step.wait_for_cancel  # which refers to the step: its pipes would stay open until garbage is collected
+            self._current_step, self._figures.attempt_until.value = None, 0.0
             self._search.end()
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> Any:
@@ -280,8 +283,9 @@ class RobustAverager(AnsweringAverager):
         self._running_groups[group_id].set_result(runner)
         started, succeeded, is_half = time.monotonic(), False, False
         is_last, longest = self._num_attempts_left == 0, self._patience.times.highest
-        self._figures.attempt_until.value = started + (longest if is_last or seconds is None else seconds)
         search.begin()
+        until = longest if is_last or seconds is None else seconds + search.seconds_to_meet
+        self._figures.attempt_until.value = started + until
         # Neither clients nor those who only listen lead the group of another attempt.
         followers = {peer for peer, mode in zip(members, modes, strict=True) if mode != AveragingMode.NODE}
         listeners = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.AUX}
@@ -317,6 +321,8 @@ class RobustAverager(AnsweringAverager):
                     # Others may notice as late as at the end of the attempt, or when a silent sender is given up.
                     apart = max(apart, min((seconds or math.inf) - duration, kwargs.get("sender_timeout") or 0.0))
                 search.meet_again(members, followers, listeners, late, apart)
+                if not is_last:
+                    self._keep_step_open(search.seconds_to_meet)
             self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
         checks.begin(group_id)
         if runner.share_averaged == 1.0:
@@ -352,6 +358,12 @@ class RobustAverager(AnsweringAverager):
         if seconds is not None:
             await asyncio.sleep(seconds)
             await runner.drop_late_senders()
+
+    def _keep_step_open(self, seconds: float) -> None:
+        """Give the group this long to meet for another attempt: the last one may have taken all of the round's time."""
+        self._figures.attempt_until.value = time.monotonic() + seconds
+        if (step := self._current_step) is not None:
+            step._deadline = max(step.deadline, get_dht_time() + seconds)
 
     def _attempt_seconds(self) -> float | None:
         return self._patience.seconds(self._division, self._vector_bytes)

@@ -66,10 +66,14 @@ class Patience:
         If it is most of the others, this peer is the one that is cut off or slow: then nobody is left out.
         """
         self.times.note_failure()
-        if division is None or not (late := runner.late_mbit()):
-            return
-        division.note_late({peer.to_bytes(): rate for peer, rate in late.items()})
+        late = runner.late_mbit() if division is not None else dict.fromkeys(runner.late_senders, 0.0)
+        if division is not None and late:
+            division.note_late({peer.to_bytes(): rate for peer, rate in late.items()})
         if 2 * len(late) >= len(runner.sender_peer_ids):
+            return
+        if division is None:  # what was announced is small: no slow link explains that it does not come
+            for peer in late:
+                self._left_out.avoid(peer, self._clock())
             return
         for peer, rate_here in late.items():
             rate = rate_here / max(runner.share_reduced, 1e-9)  # to all reducers together, which get theirs at one pace

@@ -103,6 +103,11 @@ class GroupSearch:
         """Peers that this one avoids in the group of an aborted round."""
         return self._key_manager.avoided
 
+    @property
+    def seconds_to_meet(self) -> float:
+        """How long the members of an aborted round look for each other, and then in the DHT."""
+        return self._retry_seconds + self._seconds
+
     def accepts(self, follower: PeerID) -> bool:
         """Return whether a peer may join a group of this one."""
         return not (follower in self.avoided or self._is_kept_out(follower))

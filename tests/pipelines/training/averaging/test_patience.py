@@ -124,3 +124,18 @@ def test_who_cannot_send_a_vector_in_the_time_of_a_round_costs_the_others_less_a
     assert sum(times) <= 1.3 * len(times) * usual
     assert sum(times[-30:]) <= 1.15 * 30 * usual
     assert not any(slow in group for group in groups[-30:])
+
+
+def test_who_withholds_what_it_announced_is_left_out_for_a_while_and_a_majority_never():
+    now, first, second, third = [0.0], *(PeerID(bytes([number]) * 34) for number in range(3))
+    patience = Patience(attempt_times(80.0, 10.0, 3.0), clock=lambda: now[0])
+    runner = SimpleNamespace(sender_peer_ids=[first, second, third], late_senders={first, second})
+    patience.note_late(runner, None, runner.sender_peer_ids, 1e6)
+    assert not any(map(patience.leaves_out, runner.sender_peer_ids)), "this peer is the one that is cut off"
+    for seconds in (5.0, 10.0, 20.0):
+        runner.late_senders = {third}
+        patience.note_late(runner, None, runner.sender_peer_ids, 1e6)
+        now[0] += 0.99 * seconds
+        assert [patience.leaves_out(peer) for peer in runner.sender_peer_ids] == [False, False, True]
+        now[0] += seconds
+        assert not patience.leaves_out(third)
