@@ -44,6 +44,7 @@ def check_daemon(finding: SwarmFinding) -> CheckResult:
             "This machine is very busy: close other programs. A peer waits longer with --startup-timeout 180.",
         )
     said = finding.daemon_error.replace("Daemon failed to start", "").strip(": ")
+    said = "was killed, or ended, without a word" if said in ("", "None") else said
     if any(sign in finding.daemon_error for sign in SIGNS_OF_A_BAD_HOST):
         return fail(
             name,

@@ -241,6 +241,8 @@ def test_a_daemon_that_is_slow_or_does_not_start_is_explained():
     dead = check_daemon(look(daemon_seconds=None, daemon_error="Daemon failed to start in 180.0 seconds"))
     assert dead.status == "fail" and "pip install --force-reinstall hivemind" in dead.cure
     assert dead.seen == "did not start after 1 attempt, the last one in 180.0 seconds"
+    killed = check_daemon(look(daemon_seconds=None, daemon_error="Daemon failed to start: None"))
+    assert killed.seen == "did not start after 1 attempt, the last one was killed, or ended, without a word"
     taken = check_daemon(look(daemon_seconds=None, daemon_error="failed to listen on any addresses"))
     assert taken.status == "fail" and "--host" in taken.cure
 
