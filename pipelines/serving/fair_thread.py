@@ -30,7 +30,10 @@ class FairThread:
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("This thread has ended.")
-            self._waiting.setdefault(address, deque()).append((future, compute))
+            # What was cancelled is forgotten, with the tensors that it holds.
+            line = deque(each for each in self._waiting.get(address, ()) if not each[0].cancelled())
+            self._waiting[address] = line
+            line.append((future, compute))
             self._used.setdefault(address, self._now)
             self._changed.notify()
         return future

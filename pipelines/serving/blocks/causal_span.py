@@ -23,6 +23,9 @@ BYTES = 4
 ACTIVATIONS_OF_A_LAYER = 34
 """Tensors of (position, hidden) that a layer keeps for its backward pass."""
 
+WIDTHS_OF_A_LAYER = 16
+"""The same, of what it has in memory at a time without one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BodyNames:
@@ -256,9 +259,14 @@ class CausalSession:
             raise InvalidRequestError(f"Places begin at {int(places[0, 0])}, expected {seen}, behind the last.")
         return self.span.run(states, padding, self.prompts, self.cache)
 
-    def replay_bytes(self) -> int:
+    def step_bytes(self, steps: int) -> int:
+        """See `SpanSession.step_bytes`: the mask, and what a layer makes of what it reads."""
+        places = self.cache.get_seq_length() + steps
+        return self.num_samples * steps * BYTES * (2 * places + WIDTHS_OF_A_LAYER * self.span.shape.hidden_size)
+
+    def replay_bytes(self, steps: int) -> int:
         """See `SpanSession.replay_bytes`."""
-        return 0
+        return self.step_bytes(steps)
 
     @torch.no_grad()
     def replay(self, states: Tensor, num_read: Tensor, padding: Padding) -> Tensor:

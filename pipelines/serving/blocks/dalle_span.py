@@ -255,7 +255,11 @@ class DalleSession:
                 f"{self.begun.tolist()[:4]} or after {self.read.tolist()[:4]}."
             )
 
-    def replay_bytes(self) -> int:
+    def step_bytes(self, steps: int) -> int:
+        """See `SpanSession.step_bytes`: a step has no more places than a window, which is little."""
+        return 0
+
+    def replay_bytes(self, steps: int) -> int:
         """See `SpanSession.replay_bytes`."""
         assert self.cache is not None, "checked by `expected`"
         return self._cache_bytes(self.cache.num_candidates, REPLAY_WINDOW)

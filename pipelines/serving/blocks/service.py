@@ -16,6 +16,8 @@ IDLE_SECONDS = 60.0
 """A client that asks for nothing for so long loses its session: its caches are memory that others could use."""
 
 MOST_MESSAGE_BYTES = 2**28
+MOST_REPLACED = 1
+"""How often layers are replaced while a session goes on: it keeps the weights in memory with which it began."""
 
 
 class BlocksService:
@@ -29,12 +31,12 @@ class BlocksService:
     most_tensor_bytes = MOST_MESSAGE_BYTES
 
     def __init__(self, server: BlockServer, *, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._server, self._idle_seconds = server, idle_seconds
+        self._server, self._idle_seconds, self._num_replaced = server, idle_seconds, 0
         self._thread = FairThread("blocks")
 
     def use(self, server: BlockServer) -> None:
-        """Serve these layers from now on; sessions that are open end with those that they began with."""
-        self._server = server
+        """Serve these layers from now on; sessions go on with those before, and end when these are replaced too."""
+        self._server, self._num_replaced = server, self._num_replaced + 1
 
     def about(self) -> Mapping[str, Any]:
         """See `Service.about`."""
@@ -42,9 +44,8 @@ class BlocksService:
 
     async def serve(self, conversation: Conversation) -> None:
         """See `Service.serve`."""
-        asker = conversation.asker
+        asker, num_replaced = conversation.asker, self._num_replaced
         session = BlockSession(self._server, asker)
-        doing: asyncio.Future[Any] | None = None
         try:
             while True:
                 try:
@@ -53,16 +54,15 @@ class BlocksService:
                     raise Refusal("silent", f"Nothing was asked for {self._idle_seconds:.0f} s.") from error
                 if message.kind is not Kind.MESSAGE:
                     raise Refusal("malformed", "A session consists of messages.")
+                if self._num_replaced - num_replaced > MOST_REPLACED:
+                    raise Refusal("revision", "This session's layers have been replaced twice since it began.")
                 answer = functools.partial(session.answer, message.body, message.tensors)
-                doing = asyncio.wrap_future(self._thread.submit(asker.address, answer))
-                body, tensors = await asyncio.shield(doing)
+                body, tensors = await asyncio.wrap_future(self._thread.submit(asker.address, answer))
                 await conversation.send(body, tensors)
         finally:
-            # A client that has gone leaves its last message in the thread: memory is given back when that is done.
-            if doing is None or doing.done():
-                session.close()
-            else:
-                doing.add_done_callback(lambda _: session.close())
+            # In the thread, behind what it may be computing of this session: memory is counted there alone. Of a client
+            # that has gone, what waits is not computed.
+            self._thread.submit(asker.address, session.close)
 
     def close(self) -> None:
         """Stop computing."""

@@ -106,12 +106,13 @@ class BlockSession:
         session = self._opened()
         states = self._states(session, body, tensors)
         places = _integers(tensors, "places", (states.shape[1], states.shape[2]))
-        return self._encoded(session.step(states, places, self._padding))
+        with self._server.memory.taken_during(self._asker, session.step_bytes(states.shape[2])):
+            return self._encoded(session.step(states, places, self._padding))
 
     def _replay(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         states = self._states(session, body, tensors)
-        with self._server.memory.taken_during(self._asker, session.replay_bytes()):
+        with self._server.memory.taken_during(self._asker, session.replay_bytes(states.shape[2])):
             answer = session.replay(states, _integers(tensors, "num_read", (states.shape[1],)), self._padding)
         return self._encoded(answer) if body.get("answer") is True else ({}, {})
 

@@ -64,8 +64,11 @@ class SpanSession(Protocol):
     def step(self, states: Tensor, places: Tensor, padding: Padding) -> Tensor:
         """Read the next places, (sample, step) int64; return the states behind the span."""
 
-    def replay_bytes(self) -> int:
-        """Return how much more memory a replay takes while it lasts."""
+    def step_bytes(self, steps: int) -> int:
+        """Return how much more memory a step of so many places takes while it lasts."""
+
+    def replay_bytes(self, steps: int) -> int:
+        """Return the same of a replay."""
 
     def replay(self, states: Tensor, num_read: Tensor, padding: Padding) -> Tensor:
         """Read again what a client had read with another server; return the states behind the span.

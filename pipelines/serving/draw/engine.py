@@ -5,6 +5,7 @@ much gets no more of the machine than who asks for little. Jobs of strangers sha
 decides a tensor's shape is equal, and has been checked.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from pipelines.serving.draw.requests import DrawRequest
 logger = logging.getLogger(__name__)
 
 MOST_JOBS_AT_ONCE = 4
-"""Batches in turn: more only make each other slower."""
+"""Batches in turn, or askers with one: more only make each other slower."""
 
 MOST_SAMPLES_TOGETHER = 64
 
@@ -57,7 +58,9 @@ class DrawEngine:
         self._turns: deque[Hashable] = deque()
         """Askers with waiting jobs, the one whose turn is next in front."""
 
-        self._active: deque[tuple[list[Job], Iterator[Tensor]]] = deque()
+        self._active: dict[Hashable, deque[tuple[list[Job], Iterator[Tensor]]]] = {}
+        """Batches by asker, the one whose turn is next in front."""
+
         self._changed = threading.Condition()
         self._is_over = False
         self.is_paused = False
@@ -90,6 +93,8 @@ class DrawEngine:
         """Draw no more of a job; nothing is told of it any more."""
         with self._changed:
             job.is_cancelled = True
+            if job in (waiting := self._waiting.get(job.asker, ())):
+                waiting.remove(job)  # type: ignore[union-attr]  # it is in no empty tuple
             self._changed.notify()
 
     def pause(self, is_paused: bool) -> None:
@@ -104,8 +109,8 @@ class DrawEngine:
                 self._changed.wait_for(lambda: self._is_over or (self._has_work() and not self.is_paused))
                 if self._is_over:
                     return
-                while len(self._active) < MOST_JOBS_AT_ONCE and (batch := self._next_batch()):
-                    self._active.append((batch, _streamed(batch)))
+                while batch := self._next_batch():
+                    self._active.setdefault(batch[0].asker, deque()).append((batch, _streamed(batch)))
             if self._active:
                 self._step()
 
@@ -113,32 +118,36 @@ class DrawEngine:
         return bool(self._turns or self._active)
 
     def _step(self) -> None:
-        """Take one batch further, and put it behind the others."""
-        batch, stream = self._active.popleft()
-        if all(job.is_cancelled for job in batch):
-            return
+        """Take one batch of the next asker further, and put the asker behind the others."""
+        asker = next(iter(self._active))
+        batches = self._active.pop(asker)
+        batch, stream = batches.popleft()
         try:
-            self._draw_on(batch, stream)
+            if not all(job.is_cancelled for job in batch) and self._draw_on(batch, stream):
+                batches.append((batch, stream))
         except Exception as error:  # of the model, or memory is short; the others' jobs go on
             logger.exception("Drawing failed.")
             for job in batch:
                 self._tell(job, error)
+        if batches:
+            self._active[asker] = batches
 
-    def _draw_on(self, batch: list[Job], stream: Iterator[Tensor]) -> None:
+    def _draw_on(self, batch: list[Job], stream: Iterator[Tensor]) -> bool:
+        """Draw the next codes; return whether there may be more."""
         before, started = batch[0].num_told, time.monotonic()
         codes = next(stream, None)
         if codes is None:
             self.num_drawn += sum(len(job.request.candidates) for job in batch)
             for job in batch:
                 self._tell(job, None)
-            return
+            return False
         for job, own in zip(batch, codes, strict=True):  # (candidate, number)
             if (new := own[:, max(job.num_told, job.request.wish.num_given) :]).shape[1]:
                 self._tell(job, new.int().cpu())
             job.num_told = own.shape[1]
-        self._active.append((batch, stream))
         if self._pace is not None:
             self._pace.keep(codes.shape[0] * codes.shape[1] * (codes.shape[2] - before), started)
+        return True
 
     def _tell(self, job: Job, news: Tensor | Exception | None) -> None:
         try:
@@ -153,9 +162,7 @@ class DrawEngine:
         batch: list[Job] = []
         for asker in list(self._turns):
             waiting = self._waiting[asker]
-            while waiting and waiting[0].is_cancelled:
-                waiting.popleft()
-            if waiting and (not batch or _fits(batch, waiting[0])):
+            if waiting and (_fits(batch, waiting[0]) if batch else self._may_begin(asker)):
                 batch.append(waiting.popleft())
                 self._turns.remove(asker)
                 self._turns.append(asker)
@@ -163,6 +170,11 @@ class DrawEngine:
                 del self._waiting[asker]
                 self._turns.remove(asker)
         return batch
+
+    def _may_begin(self, asker: Hashable) -> bool:
+        """Tell whether a batch of an asker may begin: nobody who has none waits for the many of another."""
+        in_turn = self._active if asker not in self._active else itertools.chain(*self._active.values())
+        return sum(1 for _ in in_turn) < MOST_JOBS_AT_ONCE
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:

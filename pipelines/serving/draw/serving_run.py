@@ -268,7 +268,7 @@ def serve_run(
         rate = measured_rate(first.parts.model)
         rate = min(rate, options.most_codes_per_second or rate)
         memory = memory_for_others(options.memory_gigabytes, free_memory(device))
-        _check_room(first.parts.model, memory)
+        room = drawing_room(first.parts.model, memory)
         engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
         limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
         loop = stack.enter_context(open_loop(place))
@@ -278,7 +278,7 @@ def serve_run(
         service = DrawService(
             ServedCheckpoints(first, options.precision),
             engine,
-            Quota("bytes for drawings", per_peer=memory, in_all=memory),
+            room,
             _places("candidates", place.run),
         )
         loop.call(server.offer(service))
@@ -322,7 +322,8 @@ def measured_rate(model: PreTrainedModel) -> float:
     return MEASURED_CANDIDATES * max(1, last - first) / max(time.monotonic() - started, 1e-6)
 
 
-def _check_room(model: PreTrainedModel, memory: int) -> None:
+def drawing_room(model: PreTrainedModel, memory: int) -> Quota:
+    """Return the bytes that drawings may take: one peer, or address, half of them; ValueError if none fits."""
     medium = medium_of(model.config)
     least = medium.most_bytes_of_one(model.config)
     if memory < least:
@@ -330,6 +331,7 @@ def _check_room(model: PreTrainedModel, memory: int) -> None:
             f"There are {memory / 1e9:.2g} GB for drawings, and one {medium.product} of this run takes "
             f"{least / 1e9:.2g}. Give more: --memory {8 * least / 1e9:.2g}"
         )
+    return Quota("bytes for drawings", per_peer=max(memory // 2, least), in_all=memory)
 
 
 def downloaded_model(snapshot: RunSnapshot) -> Path:

@@ -1,6 +1,8 @@
 """Whose message a block server answers next. One event holds the thread until all have asked."""
 
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -74,3 +76,15 @@ def test_what_waits_is_cancelled_when_it_closes(asked):
     assert future.cancelled()
     with pytest.raises(RuntimeError, match="has ended"):
         asked.thread.submit("a", lambda: None)
+
+
+def test_of_what_was_cancelled_the_newest_alone_is_kept_until_its_turn(asked):
+    """Seen before: fifty messages of a client that had gone each time, with all their tensors."""
+    kept = []
+    for _ in range(50):
+        message = bytearray(1)
+        asked.thread.submit("gone", partial(bytes, held := memoryview(message))).cancel()
+        kept.append(weakref.ref(held))
+        del message, held
+    assert [one() is None for one in kept] == 49 * [True] + [False]
+    assert asked.answered(*asked.ask("gone", 1.0)) == "gone"

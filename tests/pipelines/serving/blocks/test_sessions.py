@@ -183,3 +183,26 @@ def test_language_sessions_check_order_length_and_rows(tmp_path):
     step([3, 4])
     session.close()
     assert server.memory.taken == 0
+
+
+def test_a_step_of_many_places_is_refused_where_its_mask_would_not_fit(tmp_path):
+    """Seen before: caches were counted, and what a long step takes beside them was not."""
+    tiny_language_model(tmp_path, "gpt2")
+    memory = Quota("bytes of caches", per_peer=2**16, in_all=2**17)
+    server = local_server(find_model(str(tmp_path)), range(0, 1), memory=memory)
+    length = min(server.span.most_places(), 64)
+    where = dict(start=0, end=1, revision=server.revision, codec="float32")
+    session = BlockSession(server, Asker("somebody"))
+    session.answer(dict(do="open", num_samples=1, length=length, **where), {})
+    held = memory.taken
+
+    def read(first, number):
+        places = torch.arange(first, first + number)[None]
+        tensors = dict(values=torch.ones(1, 1, number, 32), places=places)
+        session.answer(dict(do="step", steps=number), tensors)
+
+    with pytest.raises(Refusal, match="more bytes of caches would be above"):
+        read(0, length)
+    read(0, 4)
+    read(4, 1)
+    assert memory.taken == held

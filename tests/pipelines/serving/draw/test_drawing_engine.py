@@ -1,15 +1,21 @@
 """One engine draws for many: each gets its own codes, equal jobs share a batch, nobody waits for a large asker."""
 
+import gc
 import queue
 import threading
+import weakref
 
 import pytest
 import torch
 from drawn_runs import TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.serving.draw.engine import DrawEngine, Job
+from pipelines.serving.draw.engine import MOST_JOBS_AT_ONCE, DrawEngine, Job
+from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
+from pipelines.serving.draw.serving_run import drawing_room
+from pipelines.swarm.streams.askers import Asker
+from pipelines.swarm.streams.refusals import Refusal
 
 SECONDS = 60
 
@@ -28,10 +34,14 @@ class Asked:
         self.news, self.begun = queue.Queue(), threading.Event()
         request = DrawRequest(wish=self.wish, candidates=candidates)
         self.job = Job(asker=asker, model=model, request=request, tell=self.tell)
-        self.candidates, self.model = candidates, model
+        self.candidates, self.model, self.is_done, self.on_news = candidates, model, False, None
 
     def tell(self, what):
         self.begun.set()
+        self.is_done |= what is None
+        if self.on_news is not None:
+            on_news, self.on_news = self.on_news, None
+            on_news()
         self.news.put(what)
 
     def codes(self):
@@ -84,6 +94,47 @@ def test_a_small_asker_does_not_wait_for_a_large_one(model):
         assert not large[-1].begun.is_set()
         for one in large:
             engine.cancel(one.job)
+
+
+def test_several_large_jobs_of_one_asker_leave_half_of_the_machine_to_another(model):
+    """Seen before: another asker's drawing began when one of four large ones, which had all places, was done."""
+    large = [Asked(model, "large", range(8 * (n + 1)), seed=n, every=1) for n in range(2 * MOST_JOBS_AT_ONCE)]
+    small = Asked(model, "small", range(1), every=1)
+    with DrawEngine() as engine:
+        large[MOST_JOBS_AT_ONCE - 1].on_news = lambda: engine.submit(small.job)  # as soon as all places are taken
+        for one in large:
+            engine.submit(one.job)
+        codes = small.codes()
+        assert not any(one.is_done for one in large)
+        assert torch.equal(codes, small.expected())
+        for one in large:
+            engine.cancel(one.job)
+
+
+def test_what_was_cancelled_while_it_waited_is_forgotten(model):
+    engine = DrawEngine()  # it does not run: everything waits
+    asked = [Asked(model, "gone", range(1)) for _ in range(3)]
+    for one in asked:
+        engine.submit(one.job)
+        engine.cancel(one.job)
+    kept = weakref.ref(asked[0].job)
+    asked.clear()
+    del one
+    gc.collect()
+    assert kept() is None
+
+
+def test_one_peer_takes_half_of_the_memory_or_what_one_drawing_needs(model):
+    least = medium_of(model.config).most_bytes_of_one(model.config)
+    room = drawing_room(model, 8 * least)
+    room.take(Asker("large", "203.0.113.7"), 4 * least)
+    for other in (Asker("large"), Asker("its other name", "203.0.113.7")):
+        with pytest.raises(Refusal, match="more bytes for drawings would be above"):
+            room.take(other, 1)
+    room.take(Asker("small", "198.51.100.1"), least)
+    drawing_room(model, least).take(Asker("alone"), least)
+    with pytest.raises(ValueError, match="Give more: --memory"):
+        drawing_room(model, least - 1)
 
 
 def test_a_damaged_model_fails_its_own_jobs_alone(model):
