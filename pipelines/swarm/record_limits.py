@@ -5,6 +5,7 @@ plain value under a key that should hold a dictionary hides the dictionary for g
 all rounds of a run; 6 MB of records cost every other peer 360 MB).
 """
 
+import hashlib
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -41,6 +42,9 @@ MOST_SAMPLES_PER_SECOND = 1e9
 MOST_KEYS = 4096
 MOST_OWNERS = 2048
 """Owners under one key; more are refused until some have expired."""
+
+PLACES_OF_THE_KNOWN = 512
+"""Of those, for owners that peers bring which trained with this one: a flood of newcomers leaves them theirs."""
 
 MOST_OWNERS_OF_A_CALLER = 16
 """Owners under one key that one libp2p peer brings to a node: its own, and some when it has just met that node."""
@@ -127,6 +131,9 @@ class BoundedStorage(DHTLocalStorage):
         self._callers: dict[DHTID, dict[Any, PeerID]] = {}
         """Who has brought which owner, by key."""
 
+        self.known: Collection[str] = ()
+        """Names of the peers for which places are kept; see `keep_places`."""
+
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """See `DHTLocalStorage.store`."""
         has_room = key in self or len(self) < MOST_KEYS
@@ -152,9 +159,11 @@ class BoundedStorage(DHTLocalStorage):
         return is_stored and owners is held.value
 
     def _may_bring(self, key: DHTID, owner: Any, owners: DictionaryDHTValue) -> bool:
-        if len(owners) >= MOST_OWNERS:
+        caller = CALLER.get()
+        is_known = caller is None or sender_name(caller.to_base58()) in self.known
+        if len(owners) >= MOST_OWNERS - (0 if is_known else PLACES_OF_THE_KNOWN):
             return False
-        if (caller := CALLER.get()) is not None:
+        if caller is not None:
             self._callers = {known: brought for known, brought in self._callers.items() if known in self.data}
             brought = {name: by for name, by in self._callers.get(key, {}).items() if name in owners}
             if sum(by == caller for by in brought.values()) >= MOST_OWNERS_OF_A_CALLER:
@@ -238,6 +247,17 @@ def _dated(found: ValueWithExpiration | None) -> ValueWithExpiration | None:
         return found
     owners = copied(found.value)
     return ValueWithExpiration(owners, owners.latest_expiration_time) if owners else None
+
+
+def sender_name(peer_id: str) -> str:
+    """Return the short name of a libp2p peer (in base 58) among the senders of a round: 64 bits of its hash."""
+    return hashlib.sha256(peer_id.encode()).hexdigest()[:16]
+
+
+async def keep_places(names: Collection[str], dht: Any, node: DHTNode) -> None:
+    """Keep places under each key for what these peers bring, and for nobody else; a coroutine as `bound_storage`."""
+    if isinstance(node.protocol.storage, BoundedStorage):
+        node.protocol.storage.known = names
 
 
 async def bound_storage(dht: Any, node: DHTNode) -> None:

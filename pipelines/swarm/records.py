@@ -1,8 +1,8 @@
 """What peers publish about themselves: signed records in the DHT, checked before use."""
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import hivemind
@@ -17,7 +17,14 @@ from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint, conli
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import MAX_TOKEN_CHARACTERS
-from pipelines.swarm.record_limits import MOST_COUNTED, MOST_SECONDS, ProgressBounds, RecordLimits
+from pipelines.swarm.record_limits import (
+    MOST_COUNTED,
+    MOST_SECONDS,
+    ProgressBounds,
+    RecordLimits,
+    keep_places,
+    sender_name,
+)
 from pipelines.swarm.servers.complaints import COMPLAINT_SECONDS, ComplaintsRecord
 from pipelines.swarm.servers.server_record import SERVER_SECONDS, Count, Measured, ServerRecord
 
@@ -245,6 +252,8 @@ class SwarmRecords:
         self._devices: dict[bytes, str] = {}
         """What the peers that introduced themselves compute on, as last read for `reporters`."""
 
+        self._places_of: Collection[str] = ()
+
     def open(self) -> Self:
         """Make the DHT node check signatures and schemas, and publish this peer's token, now and when it is renewed.
 
@@ -262,6 +271,12 @@ class SwarmRecords:
         )
         self.admissions.keep_published()
         return self
+
+    def keep_places(self, names: Collection[str]) -> None:
+        """Have this peer's node keep places for what these peers bring, by `sender_name`; does not wait for it."""
+        if names != self._places_of:
+            self._places_of = names
+            self._dht.run_coroutine(partial(keep_places, names), return_future=True)
 
     @property
     def owner(self) -> bytes:
@@ -399,11 +414,6 @@ class SwarmRecords:
         found = self._dht.get(f"{self._run_id}_{name}", latest=True)
         counted = self.admissions.counted(_parse(found, kind))
         return {key: (record, found.value[key].expiration_time) for key, record in counted.items()}
-
-
-def sender_name(peer_id: str) -> str:
-    """Return the short name of a libp2p peer (in base 58) among the senders of a round: 64 bits of its hash."""
-    return hashlib.sha256(peer_id.encode()).hexdigest()[:16]
 
 
 def _parse(found: Any, kind: type[BaseModel]) -> dict[bytes, Any]:

@@ -84,6 +84,11 @@ class Acquaintances:
         return bool(self._recent)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Whom this peer has averaged with, and whom an anchor vouches for, by `sender_name`."""
+        return frozenset(map(sender_name, self._recent)) | (self._vouched or frozenset())
+
+    @property
     def quorum(self) -> int:
         """How many of those whom this peer `know`s must be there for their word to count.
 

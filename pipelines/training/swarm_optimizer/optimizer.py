@@ -200,6 +200,7 @@ class SwarmOptimizer:
         newest = self.grad_averager.last_round
         self._parts.round_times.note(newest.num_rounds, newest.seconds)
         self._parts.acquaintances.note_round(newest.num_rounds, newest.senders)
+        self._parts.records.keep_places(self._parts.acquaintances.names)
         self.state_averager.step(apply_delayed_updates=True)  # those that have ended in the background
 
     @property

@@ -12,7 +12,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator, DHTRecord
-from hivemind.p2p import P2P, ServicerBase
+from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
@@ -22,7 +22,14 @@ from pipelines.admission.dht_gate import CALLER
 from pipelines.swarm import record_limits
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.swarm.record_limits import BoundedStorage, ProgressBounds, RecordLimits, find_bounded
+from pipelines.swarm.record_limits import (
+    BoundedStorage,
+    ProgressBounds,
+    RecordLimits,
+    find_bounded,
+    keep_places,
+    sender_name,
+)
 from pipelines.swarm.records import SwarmRecords
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
@@ -30,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWa
 OWNER = RSASignatureValidator(RSAPrivateKey()).local_public_key
 KEPT = OWNER[:-1]
 PEER = b"\x12\x20" + bytes(32)
+CROWD, HONEST = PeerID(PEER), PeerID(b"\x12\x20" + b"honest".rjust(32))
 packed = DHTProtocol.serializer.dumps
 LIMITS = RecordLimits(frozenset({"run_metrics", "run_progress"}))
 SEARCHES = "run_grad_averager_searches"
@@ -137,11 +145,39 @@ def test_a_caller_brings_few_owners_and_leaves_room_for_those_of_others():
 
     in_a_context = copy_context().run
     brought = [
-        in_a_context(bring, b"crowd", b"%d" % number) for number in range(2 * record_limits.MOST_OWNERS_OF_A_CALLER)
+        in_a_context(bring, CROWD, b"%d" % number) for number in range(2 * record_limits.MOST_OWNERS_OF_A_CALLER)
     ]
     assert brought == [number < record_limits.MOST_OWNERS_OF_A_CALLER for number in range(len(brought))]
-    assert in_a_context(bring, b"honest", b"owner") and in_a_context(bring, b"crowd", b"owner") is False
+    assert in_a_context(bring, HONEST, b"owner") and in_a_context(bring, CROWD, b"owner") is False
     assert storage.store_subkey(key, b"own", b"1", now + 60) and storage.store_subkey(key, b"0", b"2", now + 61)
+
+
+def test_a_flood_of_newcomers_leaves_a_place_to_a_peer_that_trained_under_every_key():
+    """Seen before: 128 peers with 16 owners each fill a key, and who trains is not found when it looks for a group."""
+    storage, now = BoundedStorage(), get_dht_time()
+    trained, newcomer = PeerID(PEER), PeerID(b"\x12\x20" + b"new".rjust(32))
+    asyncio.run(keep_places({sender_name(trained.to_base58())}, None, node_with(storage)))
+
+    def bring(caller, key, owner):
+        CALLER.set(caller)
+        return storage.store_subkey(DHTID.generate(source=key), owner, b"1", now + 60)
+
+    in_a_context = copy_context().run
+    crowd = [PeerID(b"\x12\x20" + number.to_bytes(32, "big")) for number in range(1, 129)]
+    num_stored = sum(
+        in_a_context(bring, peer, SEARCHES, b"%d of %d" % (number, place))
+        for place, peer in enumerate(crowd)
+        for number in range(record_limits.MOST_OWNERS_OF_A_CALLER)
+    )
+    assert num_stored == record_limits.MOST_OWNERS - record_limits.PLACES_OF_THE_KNOWN
+    assert not in_a_context(bring, newcomer, SEARCHES, b"newcomer")
+    assert in_a_context(bring, trained, SEARCHES, b"trained") and storage.store_subkey(
+        DHTID.generate(source=SEARCHES), b"own", b"1", now + 60
+    )
+
+
+def node_with(storage):
+    return SimpleNamespace(protocol=SimpleNamespace(storage=storage))
 
 
 def test_what_a_search_finds_elsewhere_is_not_stored():
