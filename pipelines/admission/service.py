@@ -1,13 +1,14 @@
 """The admission service: asks the Hub who a user is and signs admissions; its decisions and its HTTP interface."""
 
+import asyncio
 import hashlib
 import json
 import logging
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -15,12 +16,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from starlette.concurrency import run_in_threadpool
 
 from hub_tools.checks import check_counts, check_positive
 from hub_tools.counted import counted
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, is_placed
 from pipelines.admission.lists import ListsOnHub, objection_to
+from pipelines.admission.settings import customer_of
 from pipelines.admission.tokens import (
     PROOF_SECONDS,
     USERNAME_PATTERN,
@@ -40,7 +41,11 @@ MAX_BODY_BYTES = 16_384
 MAX_CLOCK_DIFFERENCE_SECONDS = 60.0
 MAX_CLIENTS_REMEMBERED = 10_000
 MAX_TOKENS_REMEMBERED = 10_000
+MAX_SECONDS_TO_SEND = 20.0
 MIN_NONCE_CHARACTERS = 32
+NUM_THREADS = 20
+"""For newcomers, and as many for peers that the Hub has named before: these can renew, however slowly it answers."""
+
 UPDATE = "Update: pip install -U dalle-collab"
 
 
@@ -93,7 +98,7 @@ class AdmissionService:
     def __post_init__(self) -> None:
         self._lists_lock = threading.Lock()
         self._live_peers = LivePeers(self.options.peers_per_user)
-        self._confirmed = deque[str](maxlen=MAX_TOKENS_REMEMBERED)
+        self._confirmed = Confirmed(2 * self.options.peers_per_user)  # a peer's proof is renewed
         self._check = TokenCheck(self.run_id, public_text(self.key))
 
     def admit(self, request: AdmissionRequest, hub_token: str | None, now: float) -> str:
@@ -109,7 +114,6 @@ class AdmissionService:
             )
             self._check_lists(username, organisations)
             confirmed_at = now
-            self._remember(self.shown(request, hub_token))
         except HUB_ERRORS as error:
             username, confirmed_at = self._vouched_user(request, peer_id, now, error)
         expires_at = now + self.options.lifetime_seconds
@@ -118,6 +122,8 @@ class AdmissionService:
                 403, "too_many_peers", f"{username} has {counted(self.options.peers_per_user, 'peer')} in this run, "
                 f"the most that its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
             )  # fmt: skip
+        if confirmed_at == now:
+            self._confirmed.note(self.shown(request, hub_token), username)
         admission = Admission(
             username=username,
             run_id=self.run_id,
@@ -137,10 +143,6 @@ class AdmissionService:
     def has_confirmed(self, shown: str) -> bool:
         """Tell whether the Hub has lately named the user of what is `shown`, who may join."""
         return shown in self._confirmed
-
-    def _remember(self, shown: str) -> None:
-        if not self.has_confirmed(shown):
-            self._confirmed.append(shown)
 
     def _check_form(self, request: AdmissionRequest, now: float) -> str:
         if request.run_id != self.run_id:
@@ -236,15 +238,43 @@ class LivePeers:
         self._expirations = dict[str, dict[str, float]]()
         self._lock = threading.Lock()
 
+    @property
+    def num_users(self) -> int:
+        """Users that are remembered."""
+        return len(self._expirations)
+
     def admit(self, username: str, peer_id: str, now: float, expires_at: float) -> float:
         """Write a peer down until its admission expires and return 0.0, or return the seconds until there is room."""
         with self._lock:
-            live = {peer: expiry for peer, expiry in self._expirations.get(username, {}).items() if expiry > now}
-            self._expirations[username] = live
+            self._expirations = {
+                user: live
+                for user, peers in self._expirations.items()
+                if (live := {peer: expiry for peer, expiry in peers.items() if expiry > now})
+            }
+            live = self._expirations.setdefault(username, {})
             if peer_id not in live and len(live) >= self._most:
                 return min(live.values()) - now
             live[peer_id] = expires_at
             return 0.0
+
+
+class Confirmed:
+    """What peers have shown of their users that the Hub has confirmed, the newest of each user. Thread-safe."""
+
+    def __init__(self, most_per_user: int) -> None:
+        self._most, self._users, self._lock = most_per_user, dict[str, str](), threading.Lock()
+
+    def __contains__(self, shown: str) -> bool:
+        return shown in self._users
+
+    def note(self, shown: str, username: str) -> None:
+        """Remember what was shown of a user, and forget what is too old."""
+        with self._lock:
+            known = {other: name for other, name in self._users.items() if other != shown} | {shown: username}
+            own = [other for other, name in known.items() if name == username]
+            for old in [*own[: -self._most], *list(known)[:-MAX_TOKENS_REMEMBERED]]:
+                known.pop(old, None)
+            self._users = known
 
 
 class RateLimit:
@@ -270,6 +300,7 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
     """Return the service's HTTP interface: `POST /token`, and `GET /`."""
     application = FastAPI(title="Admission service", docs_url=None, redoc_url=None, openapi_url=None)
     strangers, members = (RateLimit(service.options.requests_per_minute) for _ in range(2))
+    for_strangers, for_members = (ThreadPoolExecutor(NUM_THREADS) for _ in range(2))
 
     @application.get("/")
     def describe() -> dict[str, object]:
@@ -292,13 +323,14 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
             if hub_token is None and not asked.username:
                 raise Refusal(401, "no_token", f"The request has no proof of its user, and no Hub token. {UPDATE}")
             if service.has_confirmed(shown := service.shown(asked, hub_token)):
-                wait, whose = members.seconds_to_wait(shown, now), "of your peer"
+                wait, whose, threads = members.seconds_to_wait(shown, now), "of your peer", for_members
             else:
-                address = request.client.host if request.client else ""
-                wait, whose = strangers.seconds_to_wait(address, now), "from your address"
+                address = customer_of(request.client.host) if request.client else ""
+                wait, whose, threads = strangers.seconds_to_wait(address, now), "from your address", for_strangers
             if wait:
                 raise Refusal(429, "too_many", f"Too many requests {whose}. Try again in {wait:.0f} s.")
-            text = await run_in_threadpool(service.admit, asked, hub_token, now)
+            loop = asyncio.get_running_loop()
+            text = await loop.run_in_executor(threads, service.admit, asked, hub_token, now)
         except Refusal as refusal:
             logger.info("Refused: %s.", refusal.reason)
             return JSONResponse(dict(reason=refusal.reason, message=str(refusal)), refusal.status)
@@ -318,10 +350,14 @@ def _bearer_of(request: Request) -> str | None:
 
 async def _request_in(request: Request) -> AdmissionRequest:
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_BODY_BYTES:
-            raise Refusal(413, "bad_request", f"The request is longer than {MAX_BODY_BYTES} bytes.")
+    try:
+        async with asyncio.timeout(MAX_SECONDS_TO_SEND):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > MAX_BODY_BYTES:
+                    raise Refusal(413, "bad_request", f"The request is longer than {MAX_BODY_BYTES} bytes.")
+    except TimeoutError:
+        raise Refusal(408, "bad_request", f"The request took longer than {MAX_SECONDS_TO_SEND:.0f} s.") from None
     try:
         return AdmissionRequest.from_mapping(json.loads(content))
     except (ValueError, RecursionError) as error:

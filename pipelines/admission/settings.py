@@ -90,3 +90,19 @@ def _is_address(host: str, trait: str) -> bool:
         return getattr(ipaddress.ip_address(host), trait)
     except ValueError:
         return False
+
+
+def customer_of(host: str) -> str:
+    """Return what one customer of a network has to himself: the IPv4 address, or the IPv6 /48 network; or the name.
+
+    A site gets a /48 or a part of one (RFC 6177), and has as many addresses of it as it likes.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower()
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(ipaddress.ip_network((address, 48), strict=False))
+        address = address.ipv4_mapped
+    return str(address)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.admission.settings import customer_of
+
 GREETING = b"\x13/multistream/1.0.0\n"
 """What every libp2p node sends first on a TCP connection."""
 
@@ -49,18 +51,8 @@ class PeerAddress:
 
     @property
     def owner(self) -> str:
-        """Return what one customer of a network has to himself: the IPv4 address, or the IPv6 /48 network; or the name.
-
-        A site gets a /48 or a part of one (RFC 6177), and has as many addresses of it as it likes.
-        """
-        if self.kind not in ("ip4", "ip6"):
-            return self.host.lower()
-        address = ipaddress.ip_address(self.host)
-        if isinstance(address, ipaddress.IPv6Address):
-            if address.ipv4_mapped is None:
-                return str(ipaddress.ip_network((address, 48), strict=False))
-            address = address.ipv4_mapped
-        return str(address)
+        """Return whose it is; see `customer_of`."""
+        return customer_of(self.host)
 
     @property
     def place(self) -> str:
