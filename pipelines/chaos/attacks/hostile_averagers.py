@@ -20,12 +20,13 @@ from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.state.averager import SwarmStateAverager
-from pipelines.training.state.download import WANT_MANIFEST, read_request
+from pipelines.training.state.download import WANT_MANIFEST, manifest_request, read_request
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 Averager = TypeVar("Averager", bound=SwarmGradientAverager)
+State = TypeVar("State", bound=SwarmStateAverager)
 SECONDS_OF_SILENCE = 60.0
 NO_SUCH_MODE = 9
 
@@ -118,6 +119,20 @@ class EndlessDonor(SwarmStateAverager):
             yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=b" " * 2**17))
 
 
+class HoldingReader(SwarmStateAverager):
+    """Asks for states that it does not want."""
+
+    def hold(self, digest: str, donors: list[str]) -> None:
+        """Ask each donor for its copy, which it keeps for who reads it."""
+        self._tell_process("_hold_all", digest, donors)
+
+    async def _hold_all(self, digest: str, donors: list[str]) -> None:
+        for donor in donors:
+            with contextlib.suppress(Exception):  # it has another state by now
+                async with contextlib.aclosing(self._ask(donor, manifest_request(digest))) as answer:
+                    await anext(answer)
+
+
 def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     """Start an averager of gradients that the others take for one of theirs."""
     run = node.run
@@ -134,7 +149,7 @@ def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     )
 
 
-def zeroed_state(node: HostileNode, kind: type[SwarmStateAverager] = SwarmStateAverager) -> SwarmStateAverager:
+def zeroed_state(node: HostileNode, kind: type[State] = SwarmStateAverager) -> State:
     """Start an averager that offers a training state of zeros."""
     run = node.run
     averager = make_state_averager(

@@ -23,7 +23,14 @@ from hivemind.utils.crypto import RSAPrivateKey
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.admission.tokens import der_of, own_admission, peer_id_of, self_signed_token
-from pipelines.chaos.attacks.hostile_records import crowd, dear_key, hide_others, send_dear_tokens, write_in_many_names
+from pipelines.chaos.attacks.hostile_records import (
+    crowd,
+    dear_key,
+    hide_others,
+    open_silent_streams,
+    send_dear_tokens,
+    write_in_many_names,
+)
 from pipelines.chaos.attacks.table import FAR_EPOCH
 from pipelines.training.run.training_run import TrainingRun
 
@@ -144,6 +151,11 @@ class HostileNode:
             search = dict(peer_id=b"\x12\x20" + number.to_bytes(32, "big"), is_looking=True)
             self.store("grad_averager_searches", search, owner=identity.owner, seconds=1.0)
 
+    def open_silent_streams(self) -> None:
+        """Open streams at all nodes that it knows, for the state, and ask for nothing."""
+        call = f"{self.run.swarm_id}_state_averager::SwarmStateAverager.rpc_download_state"
+        self.dht.run_coroutine(partial(open_silent_streams, call=call))
+
     def write_in_many_names(self) -> None:
         """Store the progress of thousands of owners, whose key is one."""
         self._progress = self._progress or self.progress()
@@ -200,6 +212,10 @@ class HostileNode:
         """Return epoch and digest of the state that most name."""
         named = Counter((record["epoch"], record["digest"]) for record in self._read("states"))
         return named.most_common(1)[0][0] if named else None
+
+    def donors_of(self, digest: str) -> list[str]:
+        """Return who says that it serves a state, by libp2p id."""
+        return [record["peer_id"] for record in self._read("states") if record["shares"] and record["digest"] == digest]
 
     def spans_of_others(self) -> list[list[int]]:
         """Return the records that anybody says that it has trained on."""

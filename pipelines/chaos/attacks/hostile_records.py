@@ -1,4 +1,4 @@
-"""Records by the thousand, and answers that hide those of others, from the process of a hostile DHT node.
+"""Records and streams by the thousand, and answers that hide those of others, from the process of a hostile DHT node.
 
 Coroutines for `hivemind.DHT.run_coroutine`: other nodes are asked to store, whatever this one checks.
 """
@@ -27,7 +27,7 @@ from pipelines.admission.dht_gate import PeerBoundCalls, SwarmDHT
 from pipelines.admission.record_owners import owner_of
 
 MANY = 2048
-AT_ONCE = 256
+AT_ONCE, STREAMS_AT_ONCE = 256, 100
 LONG_SECONDS = 80_000.0
 """A little less than nodes store anything for."""
 
@@ -47,6 +47,14 @@ async def store_everywhere(node: DHTNode, records: Sequence[DHTRecord], *, in_ca
             in_cache=in_cache,
         )
         await asyncio.gather(*map(store, list(node.protocol.routing_table.peer_id_to_uid)))
+
+
+async def open_silent_streams(dht: SwarmDHT, node: DHTNode, *, call: str) -> None:
+    """Open streams for a call at each node that this one knows, keep them, and say nothing."""
+    streams = node.__dict__.setdefault("silent_streams", [])
+    peers = list(node.protocol.routing_table.peer_id_to_uid) if len(streams) < MANY else []
+    opening = [node.p2p.call_binary_stream_handler(peer, call) for peer in peers for _ in range(STREAMS_AT_ONCE)]
+    streams += await asyncio.gather(*opening, return_exceptions=True)
 
 
 async def crowd(dht: SwarmDHT, node: DHTNode, *, key: str, searches: str) -> None:

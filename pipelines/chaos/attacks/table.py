@@ -18,6 +18,7 @@ FLOOD_BYTES = 100_000
 SECONDS_OF_A_SQUATTER = 10 * 365 * 86_400.0
 BUSY_SHARE = 0.5
 MOST_SPANS = 64
+LEASE_KEYS = 8
 
 
 def lying_epoch(node: "HostileNode") -> Iterator[None]:
@@ -121,6 +122,24 @@ def false_metrics(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+def silent_streams(node: "HostileNode") -> Iterator[None]:
+    """Streams by the thousand on which nothing is ever said."""
+    while True:
+        node.open_silent_streams()
+        yield
+
+
+def held_copies(node: "HostileNode") -> Iterator[None]:
+    """A reader of the state that most have, who asks every donor for it again and again, so that it stays."""
+    from pipelines.chaos.attacks.hostile_averagers import HoldingReader, zeroed_state
+
+    averager = zeroed_state(node, HoldingReader)
+    while True:
+        if (most := node.state_of_most()) is not None:
+            averager.hold(most[1], node.donors_of(most[1]))
+        yield
+
+
 def stalling_leader(node: "HostileNode") -> Iterator[None]:
     """A leader of groups that accepts everybody and never begins."""
     from pipelines.chaos.attacks.hostile_averagers import StallingLeader, hostile_averager
@@ -168,6 +187,18 @@ def hoarded_leases(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+def crowded_leases(node: "HostileNode") -> Iterator[None]:
+    """Names without end that ask for leases, and leases in an anchor's place that no anchor has signed."""
+    while True:
+        node.take_new_identity()
+        node.claim()
+        node.tell("trained", dict(epochs=[]))
+        leases = [dict(name=f"{number:016x}", booked_epoch=0, spans=[]) for number in range(64)]
+        for number in range(LEASE_KEYS):
+            node.tell(f"leases_{number}", dict(publisher_key="", time=0.0, leases=leases, signature=""))
+        yield
+
+
 def false_bookings(node: "HostileNode") -> Iterator[None]:
     """Reports of having trained on what others have on their leases, on what nobody has, and on what there is not."""
     while True:
@@ -204,11 +235,14 @@ ATTACKS: Mapping[str, Attack] = {
         dear_keys,
         hidden_records,
         false_metrics,
+        silent_streams,
+        held_copies,
         stalling_leader,
         bad_mode,
         zeroing_reducer,
         framing_member,
         hoarded_leases,
+        crowded_leases,
         false_bookings,
         bystander,
     )
