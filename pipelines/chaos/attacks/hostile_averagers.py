@@ -22,11 +22,10 @@ from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import WANT_MANIFEST, manifest_request, read_request
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager
+from pipelines.training.swarm_optimizer.hivemind_options import StateAverager, averager_options, make_state_averager
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 Averager = TypeVar("Averager", bound=SwarmGradientAverager)
-State = TypeVar("State", bound=SwarmStateAverager)
 SECONDS_OF_SILENCE = 60.0
 NO_SUCH_MODE = 9
 
@@ -149,7 +148,7 @@ def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     )
 
 
-def zeroed_state(node: HostileNode, kind: type[State] = SwarmStateAverager) -> State:
+def zeroed_state(node: HostileNode, kind: type[StateAverager]) -> StateAverager:
     """Start an averager that offers a training state of zeros."""
     run = node.run
     averager = make_state_averager(

@@ -48,8 +48,9 @@ def samples_of_new_keys(node: "HostileNode") -> Iterator[None]:
 def false_votes(node: "HostileNode") -> Iterator[None]:
     """Votes for a state of zeros, which it serves."""
     from pipelines.chaos.attacks.hostile_averagers import zeroed_state
+    from pipelines.training.state.averager import SwarmStateAverager
 
-    averager = zeroed_state(node)
+    averager = zeroed_state(node, SwarmStateAverager)
     while True:
         if averager.state_epoch != (epoch := node.epoch_of_others()):
             averager.set_epoch(epoch)

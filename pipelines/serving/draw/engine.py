@@ -5,7 +5,6 @@ much gets no more of the machine than who asks for little. Jobs of strangers sha
 decides a tensor's shape is equal, and has been checked.
 """
 
-import itertools
 import logging
 import threading
 import time
@@ -93,8 +92,8 @@ class DrawEngine:
         """Draw no more of a job; nothing is told of it any more."""
         with self._changed:
             job.is_cancelled = True
-            if job in (waiting := self._waiting.get(job.asker, ())):
-                waiting.remove(job)  # type: ignore[union-attr]  # it is in no empty tuple
+            if job in (waiting := self._waiting.get(job.asker, deque())):
+                waiting.remove(job)
             self._changed.notify()
 
     def pause(self, is_paused: bool) -> None:
@@ -173,8 +172,9 @@ class DrawEngine:
 
     def _may_begin(self, asker: Hashable) -> bool:
         """Tell whether a batch of an asker may begin: nobody who has none waits for the many of another."""
-        in_turn = self._active if asker not in self._active else itertools.chain(*self._active.values())
-        return sum(1 for _ in in_turn) < MOST_JOBS_AT_ONCE
+        if asker in self._active:
+            return sum(map(len, self._active.values())) < MOST_JOBS_AT_ONCE
+        return len(self._active) < MOST_JOBS_AT_ONCE
 
 
 def _fits(batch: Sequence[Job], job: Job) -> bool:

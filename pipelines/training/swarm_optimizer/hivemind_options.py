@@ -3,7 +3,7 @@
 Training peers and the auxiliary peer build their averagers with these same functions, so that they are compatible.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import hivemind
 
@@ -18,9 +18,11 @@ from pipelines.training.state.transfer import TransferLimits
 REQUEST_SHARE = 0.4
 """Share of the matchmaking time in which a request must be answered: there is time for two."""
 
+StateAverager = TypeVar("StateAverager", bound=SwarmStateAverager)
+
 
 def make_state_averager(
-    kind: type[SwarmStateAverager],
+    kind: type[StateAverager],
     *,
     dht: hivemind.DHT,
     admission: PeerAdmission | None,
@@ -28,7 +30,7 @@ def make_state_averager(
     matchmaking_seconds: float,
     start: bool = True,
     **kwargs: Any,
-) -> SwarmStateAverager:
+) -> StateAverager:
     """Build, and start, the averager of the training state; trainers and the auxiliary peer must build it alike."""
     return kind(
         dht=dht,
