@@ -49,7 +49,7 @@ class OwnPages:
         self._application, self._environment = application, environment
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else {}
+        headers: Mapping[str, str] = Headers(scope=scope) if scope["type"] in ("http", "websocket") else {}
         if headers and (reason := refusal(headers.get("host", ""), headers.get("origin"), self._environment)):
             await PlainTextResponse(reason, 403)(scope, receive, send)
         else:
