@@ -17,6 +17,7 @@ from pipelines.pages.joining.join_session import JoinSession
 from pipelines.pages.joining.join_settings import JoinSettings, hosts_from
 from pipelines.pages.joining.permissions import control_of, is_on_hub
 from pipelines.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
+from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Contribute this machine to a training run
@@ -150,7 +151,8 @@ def main() -> None:
     prepare_hub_client()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with JoinSession() as session:
-        build_interface(session, os.environ).launch(css=PAGE_STYLE + STYLE + LAYOUT)
+        guarded = own_pages_only(os.environ, has_login=True)
+        build_interface(session, os.environ).launch(css=PAGE_STYLE + STYLE + LAYOUT, app_kwargs=guarded)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pipelines.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOM
 from pipelines.pages.memory_calculator.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
 from pipelines.pages.memory_calculator.fitting import MACHINES
 from pipelines.pages.memory_calculator.presentation import STYLE
+from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Training memory calculator
@@ -105,7 +106,8 @@ def _inputs() -> list[gr.components.Component]:
 def main() -> None:
     """Start the Space with the settings of the environment."""
     prepare_hub_client()
-    build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64).launch(css=PAGE_STYLE + STYLE)
+    interface = build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64)
+    interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=own_pages_only(os.environ))
 
 
 if __name__ == "__main__":

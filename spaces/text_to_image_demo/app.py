@@ -25,6 +25,7 @@ from pipelines.pages.drawing.page_look import CRISP, ON_DRAW, ON_END, ON_STOP, S
 from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
 from pipelines.pages.drawing.settings import DrawingSettings
 from pipelines.pages.drawing.volunteers.volunteers import Volunteers
+from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
 
 GPU_SECONDS = 120
@@ -302,7 +303,10 @@ def main() -> None:
     if settings.training_index is None:  # for the owner's log; visitors need not know
         print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)
-    interface.launch(css=PAGE_STYLE + STYLE, js=CRISP, max_file_size=LARGEST_UPLOAD, mcp_server=True)
+    guarded = own_pages_only(os.environ)
+    interface.launch(
+        css=PAGE_STYLE + STYLE, js=CRISP, max_file_size=LARGEST_UPLOAD, mcp_server=True, app_kwargs=guarded
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pipelines.pages.dashboard.dashboard import Dashboard
 from pipelines.pages.dashboard.page_look import STYLE
 from pipelines.pages.dashboard.programs import SPANS
 from pipelines.pages.dashboard.settings import DashboardSettings
+from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -126,7 +127,8 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     with Dashboard(settings) as dashboard:
         interface = build_interface(dashboard).queue(max_size=512)
-        interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=dict(routes=routes(dashboard)), mcp_server=True)
+        web = dict(routes=routes(dashboard)) | own_pages_only(os.environ)
+        interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=web, mcp_server=True)
 
 
 if __name__ == "__main__":

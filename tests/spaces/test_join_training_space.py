@@ -1,6 +1,7 @@
 """The joining Space starts from its bundle and gives this machine to a run that is alive on the embedded Hub."""
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -136,6 +137,30 @@ def test_who_presses_a_greyed_out_button_is_refused_by_the_server(bundle, enviro
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["nothing_started"] and len(found["answers"]) == 4
     assert all("Only alice may use this machine" in answer for answer in found["answers"])
+
+
+def asked(address, headers, body=None):
+    """Return the status of what a page in the browser may have sent, with a Host and an Origin that are its own."""
+    with contextlib.closing(http.client.HTTPConnection(address.rpartition("/")[2], timeout=60)) as connection:
+        path = "/config" if body is None else "/gradio_api/run/predict"
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        return connection.getresponse().status
+
+
+def test_no_other_page_in_the_browser_starts_the_trainer(bundle, environment):
+    press_stop = json.dumps(dict(fn_index=4, data=[], session_hash="somebody"))
+    json_body = {"Content-Type": "application/json"}
+    with started_space(bundle, environment) as (_, address):
+        port = address.rpartition(":")[2]
+        own, strange = f"127.0.0.1:{port}", f"evil.example:{port}"
+        rebound = {"Host": strange, "Origin": f"http://{strange}"}
+        assert asked(address, dict(Host=own)) == asked(address, dict(Host=f"localhost:{port}")) == 200
+        assert asked(address, dict(Host=own, Origin=f"http://{own}") | json_body, press_stop) == 200
+        assert asked(address, dict(Host=own) | json_body, press_stop) == 200, "programs send no Origin"
+        for headers in (rebound, dict(Host=own, Origin="http://evil.example"), dict(Host=own, Origin="null")):
+            assert asked(address, headers | json_body, press_stop) == 403
+            assert asked(address, headers | {"Content-Type": "text/plain"}, press_stop) == 403
+        assert asked(address, dict(Host=strange)) == 403
 
 
 @needs_browser

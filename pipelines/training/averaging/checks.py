@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import PeerID
@@ -55,7 +56,7 @@ SECONDS_TO_HEAR = 30.0
 """How long an accuser may take to show its evidence, once it is asked for it."""
 
 HEARD_AT_ONCE = 4
-"""Accusations of which the evidence is in memory at the same time."""
+"""Accusations of which the evidence is in memory at the same time, each of another accuser."""
 
 Messages = AsyncIterator[averaging_pb2.AveragingData]
 
@@ -75,6 +76,8 @@ class _Round:
     tokens: Mapping[PeerID, str]
     convicted: set[PeerID] = field(default_factory=set)
     heard: set[tuple[PeerID, PeerID]] = field(default_factory=set)
+    silent: set[PeerID] = field(default_factory=set)
+    """Accusers that have shown nothing in time; they are not waited for again."""
 
 
 class RoundChecks:
@@ -98,6 +101,7 @@ class RoundChecks:
         self._num_unproven: Counter[PeerID] = Counter()
         self._rounds: dict[bytes, _Round] = {}
         self._hearings = asyncio.Semaphore(HEARD_AT_ONCE)
+        self._turns: WeakValueDictionary[PeerID, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def avoids(self, peer: PeerID) -> bool:
@@ -153,11 +157,14 @@ class RoundChecks:
             yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
             return
         yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
-        async with self._hearings:
+        async with self._turns.setdefault(accuser, asyncio.Lock()), self._hearings:
+            if accuser in known.silent:
+                return
             try:
                 async with asyncio.timeout(SECONDS_TO_HEAR):
                     evidence = await _received(hello, messages, len(known.terms.senders))
             except (TimeoutError, StopAsyncIteration):  # it says nothing of anybody
+                known.silent.add(accuser)
                 return
             result = Verdict.INVALID if evidence is None else await self._judged(evidence, known)
         if evidence is not None and result is Verdict.FALSE:

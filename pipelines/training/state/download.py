@@ -139,6 +139,7 @@ class StateDownload:
     ) -> None:
         self._snapshot, self._open_stream, self._limits, self._digest = snapshot, open_stream, limits, digest
         self._epoch, self._swarm_id, self._count_bytes = epoch, swarm_id, count_bytes
+        self._donors = donors
         self._idle = deque(donors)
         self._asked: set[str] = set()
         self._failures: dict[str, str] = {}
@@ -231,7 +232,8 @@ class StateDownload:
                 for task in done:
                     donor, job = running.pop(task)
                     if (error := task.exception()) is None:
-                        self._idle.append(donor)
+                        # Before those who have delivered nothing: however many they are, they hold up few jobs.
+                        self._idle = deque(sorted([*self._idle, donor], key=self._donors.index))
                         continue
                     self._give_up(donor, error)
                     held = self._snapshot.verified

@@ -204,7 +204,7 @@ class StateTransfer:
             verdict = self._settled_verdict(wanted, refused)
             if verdict is None or verdict.epoch < at_least or rest <= 0:
                 break
-            donors = donors_in_turn(verdict, avoided, self._generator)
+            donors = donors_in_turn(verdict, avoided, self._generator, self._witnesses.know)
             if not donors:
                 refused.add(verdict.digest)  # its donors are known to fail; the next best state may have others
                 continue

@@ -140,11 +140,16 @@ def newest_plausible_epoch(epochs: Collection[int]) -> int:
     return sorted(epochs)[(len(epochs) - 1) // 2] + MAX_EPOCHS_AHEAD if epochs else 0
 
 
-def donors_in_turn(verdict: Verdict, avoided: Collection[str], generator: random.Random) -> list[str]:
-    """Return the donors to ask, in random order: newcomers arriving together do not all ask the same one."""
+def donors_in_turn(
+    verdict: Verdict, avoided: Collection[str], generator: random.Random, knows: Callable[[str], bool]
+) -> list[str]:
+    """Return the donors to ask: those that this peer `knows` first, since anybody can name a state and serve nothing.
+
+    Otherwise in random order: newcomers arriving together do not all ask the same one.
+    """
     donors = [donor for donor in verdict.donors if donor not in avoided]
     generator.shuffle(donors)
-    return donors
+    return sorted(donors, key=knows, reverse=True)
 
 
 def cut_into_jobs(sizes: Mapping[int, int], job_bytes: int) -> list[list[int]]:

@@ -221,6 +221,35 @@ def test_an_accusation_that_breaks_off_names_nobody_and_is_heard_once():
     asyncio.run(run())
 
 
+def test_who_accuses_many_and_shows_nothing_keeps_nobody_else_from_being_heard():
+    async def run():
+        evidence, forever = made(terms_with(), lie=torch.zeros_like), asyncio.Event()
+        swarm = Swarm(evidence)
+        swarm.checks["first"]._hearings = asyncio.Semaphore(2)
+        accepted = []
+
+        async def silent(name):
+            async def messages():
+                yield averaging_pb2.AveragingData(group_id=GROUP, peer_id=replace(evidence, reducer=IDS[name]).header())
+                await forever.wait()
+
+            async with aclosing(swarm.checks["first"].hear(IDS["second"], messages())) as answers:
+                async for answer in answers:
+                    accepted.append(answer.code)
+
+        waiting = [asyncio.create_task(silent(name)) for name in ("reducer", "third")]
+        while len(accepted) < len(waiting):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(module.SECONDS_TO_HEAR / 2):
+            assert await accused(swarm, "third", evidence) == [averaging_pb2.ACCEPTED] * 2
+        assert swarm.avoided("first") == {"reducer"}
+        forever.set()
+        await asyncio.gather(*waiting)
+        assert await accused(swarm, "second", evidence) == [averaging_pb2.CANCELLED]
+
+    asyncio.run(run())
+
+
 def test_where_nobody_signs_nobody_is_believed():
     async def run():
         evidence = made(terms_with(), lie=torch.zeros_like)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def is_whole(target):
 
 def test_a_state_comes_from_several_donors_bit_by_bit():
     donors = {"one": honest(), "two": honest(), "three": honest()}
-    target, manifest, report = fetch(donors)
+    target, manifest, report = fetch(donors, limits=replace(LIMITS, num_donors_at_once=3))
     assert is_whole(target)
     assert report.tensors_by_donor.keys() == {"one", "two", "three"}
     assert sum(report.tensors_by_donor.values()) == len(target.layout)
@@ -185,6 +186,13 @@ def test_a_state_of_another_model_is_refused_before_its_tensors_are_asked_for():
     with pytest.raises(StateRefusedError, match="does not fit this peer's: It has 8 tensors; expected 10"):
         fetch({"other": donor})
     assert donor.num_tensors_sent == 0
+
+
+def test_strangers_who_say_that_they_serve_are_not_asked_while_others_deliver():
+    strangers = {f"stranger{number}": honest() for number in range(30)}
+    target, _, report = fetch({"good": honest(), "other": honest(), **strangers})
+    assert is_whole(target) and report.tensors_by_donor.keys() == {"good", "other"}
+    assert not any(donor.wants for donor in strangers.values())
 
 
 def test_a_trickle_holds_nobody_up():

@@ -94,10 +94,18 @@ def test_a_state_that_was_found_unusable_is_left_to_its_voters():
 
 def test_newcomers_spread_over_the_donors():
     verdict = count_votes(claims(*[(5, HONEST)] * 4), trainers=set())
-    first = Counter(donors_in_turn(verdict, (), random.Random(seed))[0] for seed in range(400))
+    nobody = frozenset().__contains__
+    first = Counter(donors_in_turn(verdict, (), random.Random(seed), nobody)[0] for seed in range(400))
     assert set(first) == set(verdict.donors)
     assert all(60 < number < 140 for number in first.values())
-    assert sorted(donors_in_turn(verdict, {"peer1"}, random.Random(0))) == ["peer0", "peer2", "peer3"]
+    assert sorted(donors_in_turn(verdict, {"peer1"}, random.Random(0), nobody)) == ["peer0", "peer2", "peer3"]
+
+
+def test_strangers_are_asked_after_all_whom_a_newcomer_knows():
+    verdict = count_votes(claims(*[(5, HONEST)] * 9), trainers=set())
+    for seed in range(20):
+        asked = donors_in_turn(verdict, {"peer8"}, random.Random(seed), {"peer2", "peer7", "peer8"}.__contains__)
+        assert set(asked[:2]) == {"peer2", "peer7"} and len(asked) == 8
 
 
 @pytest.mark.parametrize(
