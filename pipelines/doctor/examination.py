@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from hub_tools.run_files import PROCESSOR_FILES, WEIGHTS_FILE
+from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
 from pipelines.admission.dht_gate import authorizer_of
 from pipelines.admission.tokens import TokenCheck
@@ -107,7 +107,7 @@ def run_checks(
 
 def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
     """Return the findings that take little more than a second: this machine, the versions, and the Hub's clock."""
-    task = open_task(snapshot.run, str(snapshot.download_signed(*PROCESSOR_FILES)))
+    task = open_task(snapshot.run, str(snapshot.download_signed()))
     examination = Examination(
         repository=snapshot.repository,
         network=network,
@@ -158,7 +158,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         return
     try:
         snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
-        task = open_task(snapshot.run, str(snapshot.download_signed(*PROCESSOR_FILES)))
+        task = open_task(snapshot.run, str(snapshot.download_signed()))
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return

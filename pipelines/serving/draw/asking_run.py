@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.printing.printable import printable
-from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import clip_name
@@ -133,7 +132,7 @@ def open_studio(
     newest = snapshot if revision is None else RunSnapshot.read(repository)
     snapshot = snapshot.trusting(TrustedKeys(newest.run))
     weights = weights_name(snapshot)
-    folder = snapshot.download_signed(*PROCESSOR_FILES)
+    folder = snapshot.download_signed()
     processor, config = medium_of_task(repository, newest.run.task).read(folder)
     book = AuditBook({}, AvoidedServers.of_run(repository))
     with contextlib.ExitStack() as stack:

@@ -339,4 +339,4 @@ def downloaded_model(snapshot: RunSnapshot) -> Path:
             f"The checkpoint of {snapshot.repository} is not signed, but the run has keys to sign with. Somebody has "
             "removed the signature; ask the run's organiser."
         )
-    return snapshot.download_signed(*MODEL_FILES)
+    return snapshot.download_signed(MODEL_FILES)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hub_tools.run_files import PROCESSOR_FILES
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
@@ -62,7 +61,7 @@ def assist_run(
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
-    task = open_task(run, str(snapshot.download_signed(*PROCESSOR_FILES)))
+    task = open_task(run, str(snapshot.download_signed()))
     task.check()  # and reads the processor, which checkpoints need even while the Hub is down
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)

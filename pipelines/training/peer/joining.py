@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from huggingface_hub import get_token, whoami
 
-from hub_tools.run_files import PROCESSOR_FILES
 from pipelines.admission.client import PeerAdmission, seek_admission
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
@@ -171,7 +170,7 @@ def join_run(
             f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
-    task = open_task(run, str(snapshot.download_signed(*PROCESSOR_FILES)))
+    task = open_task(run, str(snapshot.download_signed()))
     task.check()
     compute = with_devices(compute)
     parts.hear("checking", run=run)

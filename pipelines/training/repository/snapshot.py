@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from hub_tools.run_files import (
     CONFIG_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
+    PROCESSOR_FILES,
     PUBLISHER_KEYS_FILE,
     REEL_FOLDER,
     RESULTS_FOLDER,
@@ -189,7 +191,7 @@ class RunSnapshot:
         """
         return fetch_files(self.repository, revision=self.commit, patterns=patterns, cache_dir=cache, tqdm_class=_NoBar)
 
-    def download_signed(self, *patterns: str) -> Path:
+    def download_signed(self, patterns: Sequence[str] = PROCESSOR_FILES) -> Path:
         """Download the matching files of a checkpoint into a folder without others; of an unsigned one, all that match.
 
         Raises:

@@ -11,7 +11,6 @@ from support_files import SUPPORT
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
-from hub_tools.run_files import PROCESSOR_FILES
 from pipelines.training.repository.key_list import read_key_list, unsigned_list
 from pipelines.training.repository.manifest import (
     CheckpointManifest,
@@ -119,11 +118,11 @@ def test_what_is_read_of_a_signed_run_is_what_its_manifest_lists_and_no_other_fi
     api.create_repo("org/signed-processor")
     api.upload_folder(repo_id="org/signed-processor", folder_path=str(folder))
     everything = RunSnapshot.read("org/signed-processor").download_matching("*.json")
-    taken = RunSnapshot.read("org/signed-processor").download_signed(*PROCESSOR_FILES)
+    taken = RunSnapshot.read("org/signed-processor").download_signed()
     assert (everything / "added_tokens.json").exists()
     assert sorted(path.name for path in taken.iterdir()) == sorted(files)
     api.upload_file(
         repo_id="org/signed-processor", path_in_repo="tokenizer_config.json", path_or_fileobj=b'{"auto_map": {}}'
     )
     with pytest.raises(CheckpointRefusedError, match=r"tokenizer_config\.json of org/\S+ at \S+ is not what the run's"):
-        RunSnapshot.read("org/signed-processor").download_signed(*PROCESSOR_FILES)
+        RunSnapshot.read("org/signed-processor").download_signed()
