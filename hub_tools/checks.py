@@ -1,12 +1,18 @@
 """Checks of user settings: one line that names the setting, what was seen and what was expected."""
 
 import difflib
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from typing import TypeGuard
 
 MOST_LAYERS, LARGEST_SIZE = 4096, 10**7
 """Configurations of models come from strangers; a larger number is a mistake or a joke."""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a stranger's value is a number, finite, and one that a float holds: 10**400 of JSON is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -47,7 +53,7 @@ def check_model_sizes(settings: Mapping[str, object]) -> None:
     """
     for name, value in settings.items():
         most = MOST_LAYERS if re.search("layer|expert|block|depth|group", name) else LARGEST_SIZE
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not is_number(value):
             raise ValueError(f"{name} is {value} in the model's settings; expected a number.")
         if type(value) is int and abs(value) > most:
             raise ValueError(f"{name} is {str(value)[:40]} in the model's settings; expected at most {most}.")

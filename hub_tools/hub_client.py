@@ -2,7 +2,6 @@
 addresses that a stranger has named."""
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -11,6 +10,8 @@ import httpx2
 from huggingface_hub import set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import _http
+
+from hub_tools.foreign.json_texts import parse_json
 
 REQUEST_TIMEOUT_SECONDS = 300.0
 """How long a request may wait for the Hub's next bytes: longer than a commit of many files takes to answer."""
@@ -85,7 +86,4 @@ def request_json(
     # A loop of its own, of which the thread knows nothing afterwards: hivemind asks for the thread's.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         status, content = runner.run(ask())
-    try:
-        return status, json.loads(content)
-    except RecursionError:
-        raise ValueError("the answer is nested too deeply") from None
+    return status, parse_json(content)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hub_tools.checks import is_number
+
 from .checks import check_positive
 
 if TYPE_CHECKING:
@@ -70,8 +72,7 @@ def hardware_of(api: "HfApi", flavor: str) -> "JobHardwareInfo":
 def dollars_per_hour(hardware: "JobHardwareInfo") -> float | None:
     """Return what an hour costs in US dollars; None if the Hub says that in a way that is not understood."""
     cost, units = hardware.unit_cost_usd, UNITS_PER_HOUR.get(str(hardware.unit_label))
-    is_price = isinstance(cost, (int, float)) and not isinstance(cost, bool) and math.isfinite(cost) and cost >= 0
-    return cost * units if units is not None and is_price else None
+    return cost * units if units is not None and is_number(cost) and cost >= 0 else None
 
 
 def describe_plan(plan: JobPlan, hardware: "JobHardwareInfo") -> list[str]:

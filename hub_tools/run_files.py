@@ -8,6 +8,12 @@ OPTIMIZER_FILE = "optimizer_state.safetensors"
 MANIFEST_FILE = "checkpoint_manifest.json"
 PUBLISHER_KEYS_FILE = "publisher_keys.json"
 CARD_FILE = "README.md"
+PROCESSOR_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+"""All that a tokenizer or a processor is read from."""
+
+MODEL_FILES = (*PROCESSOR_FILES, "model*.safetensors")
+"""The optimizer state is twice as large as the model and not needed for drawing."""
+
 LOSS_CURVE_FILE = "loss_curve.png"
 
 METRICS_FOLDER = "metrics"

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hub_tools.checks import is_number
+
 MOST_BYTES = 2**20
 """Of the file."""
 
@@ -49,7 +51,7 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} has {len(value)} characters; expected at most {LONGEST_TEXT}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             least, most = RANGES.get(name, (-LARGEST_NUMBER, LARGEST_NUMBER)) if not depth else (-math.inf, math.inf)
-            if not math.isfinite(value) or abs(value) > LARGEST_NUMBER or not least <= value <= most:
+            if not is_number(value) or abs(value) > LARGEST_NUMBER or not least <= value <= most:
                 raise ValueError(f"{name} is {str(value)[:40]}; expected a number from {least:g} to {most:g}.")
         if isinstance(value, Mapping):
             waiting += [(name, part, depth + 1) for pair in value.items() for part in pair]

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     REDUCE: (RUN,),
     f"{AVERAGING}.wire": (RUN, REDUCE),
     f"{AVERAGING}.group": (RUN,),
-    f"{AVERAGING}.bandwidth": (RUN, SWARM),
+    f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
     SPARSE: (),
     AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
@@ -115,7 +115,7 @@ MAY_IMPORT = {
     "pipelines.pages.drawing": ("pipelines.generation", "pipelines.serving.draw.requests", DEVICES, CODES, HUB),
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages": (f"{HUB}.printing",),
-    "pipelines.pages.memory_calculator": (MEMORY,),
+    "pipelines.pages.memory_calculator": (MEMORY, HUB),
     "pipelines.demo.scenes": ("pipelines.evaluation", CODES, HUB),
     "pipelines.demo.emoji": (
         "pipelines.demo",

@@ -1,12 +1,13 @@
 """Publishing this project's Spaces: files, variables, secrets and hardware of one, or all of a run, linked."""
 
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+from hub_tools.foreign.json_texts import read_json
 
 from ..run_files import CARD_FILE, TRAINING_RUN_FILE
 from .folder_publishing import Published, check_visibility, publish_folder
@@ -148,12 +149,14 @@ def missing_parts(run: str) -> list[str]:
     Raises:
         ValueError: there is no such run.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+    from hub_tools.foreign.downloads import fetch_file
 
     api, create = HfApi(), "Create it first: dalle-collab run create"
     try:
-        values = json.loads(Path(hf_hub_download(run, TRAINING_RUN_FILE)).read_text("utf-8"))
+        values = read_json(fetch_file(run, TRAINING_RUN_FILE))
         # Format 1 has all settings side by side, format 2 has them in sections.
         dataset = (values["settings"]["data"] if "settings" in values else values)["dataset_repository"]
         check_repository("the run's dataset", dataset)

@@ -25,6 +25,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from huggingface_hub import HfApi
 
+from hub_tools.checks import is_number
 from hub_tools.hub_client import request_json
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, HubAccount, NoRightsError
 from pipelines.admission.identity import existing_identity_file, read_identity
@@ -207,7 +208,7 @@ class ServiceTokens:
         peer_der, request = der_of(self._peer_key), self._signed_request(old)
         answer = self._admitted(request)
         token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
-        if not isinstance(token, str) or not isinstance(lifetime, (int, float)) or not 0 < lifetime < 1e8:
+        if not isinstance(token, str) or not is_number(lifetime) or not 0 < lifetime < 1e8:
             raise AdmissionUnreachableError(f"What answers at {self._service} is not an admission service.")
         try:
             self._check.check(

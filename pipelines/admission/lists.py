@@ -1,6 +1,5 @@
 """Who may join a run: members of its organisation, with exceptions in the run's `admission.json`."""
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+from hub_tools.foreign.json_texts import parse_json
 from hub_tools.run_files import ADMISSION_LISTS_FILE
 from pipelines.admission.tokens import USERNAME_PATTERN
 
@@ -31,7 +31,7 @@ class AdmissionLists:
         """Read the lists; raises ValueError that says what is wrong with them and shows a correct example."""
         example = 'expected for example {"allow": ["carol"], "ban": ["mallory"]}'
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError as error:
             raise ValueError(f"{ADMISSION_LISTS_FILE} is not JSON ({error}); {example}.") from error
         if not isinstance(values, dict) or not set(values) <= {"allow", "ban"}:

@@ -19,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.checks import check_counts, check_positive
 from hub_tools.counted import counted
+from hub_tools.foreign.json_texts import parse_json
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, is_placed
 from pipelines.admission.lists import ListsOnHub, objection_to
 from pipelines.admission.settings import customer_of
@@ -359,7 +360,7 @@ async def _request_in(request: Request) -> AdmissionRequest:
     except TimeoutError:
         raise Refusal(408, "bad_request", f"The request took longer than {MAX_SECONDS_TO_SEND:.0f} s.") from None
     try:
-        return AdmissionRequest.from_mapping(json.loads(content))
+        return AdmissionRequest.from_mapping(parse_json(content))
     except (ValueError, RecursionError) as error:
         problem = "the body is not JSON" if isinstance(error, (json.JSONDecodeError, RecursionError)) else str(error)
         raise Refusal(400, "bad_request", f"The request is invalid: {problem}. {UPDATE}") from None

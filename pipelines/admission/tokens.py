@@ -13,7 +13,6 @@ import binascii
 import hashlib
 import hmac
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -22,6 +21,9 @@ from typing import Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
+
+from hub_tools.checks import is_number
+from hub_tools.foreign.json_texts import parse_json
 
 TOKEN_DOMAIN = b"dalle-collab admission token 1\0"
 SELF_SIGNED_DOMAIN = b"dalle-collab self-signed token 1\0"
@@ -76,7 +78,7 @@ class Admission:
         times = (self.expires_at, self.confirmed_at)
         if not all(isinstance(text, str) for text in texts) or not re.fullmatch(USERNAME_PATTERN, self.username):
             raise TokenRefusedError("The token names no user.")
-        if not all(isinstance(time, (int, float)) and math.isfinite(time) for time in times):
+        if not all(map(is_number, times)):
             raise TokenRefusedError("The token's times are not numbers.")
 
 
@@ -122,11 +124,8 @@ class AdmissionRequest:
             raise ValueError(f"the body has unknown fields: {', '.join(map(repr, unknown[:3]))}")
         for name, kind in names.items():
             value = values.get(name, OPTIONAL.get(name))
-            if kind is str:
-                fits = isinstance(value, str) and len(value) <= MAX_TOKEN_CHARACTERS
-            else:
-                fits = isinstance(value, (int, float)) and math.isfinite(value)
-            if not fits:
+            is_text = isinstance(value, str) and len(value) <= MAX_TOKEN_CHARACTERS
+            if not (is_text if kind is str else is_number(value)):
                 raise ValueError(f"field {name} is missing, of the wrong type or too long")
         return cls(**values)
 
@@ -304,13 +303,13 @@ def _read_signed(parts: list[bytes], authority_key: str) -> Admission:
     claims, signature = parts
     key = ed25519.Ed25519PublicKey.from_public_bytes(_decode(authority_key))
     key.verify(signature, TOKEN_DOMAIN + claims)
-    return Admission(**json.loads(claims))
+    return Admission(**parse_json(claims))
 
 
 def _read_self_signed(parts: list[bytes]) -> Admission:
     claims, peer_der, signature = parts
     _peer_key(peer_der).verify(signature, SELF_SIGNED_DOMAIN + claims, _pss(), hashes.SHA256())
-    admission = Admission(**json.loads(claims))
+    admission = Admission(**parse_json(claims))
     if admission.peer_id != peer_id_of(peer_der).hex():
         raise InvalidSignature
     return admission

@@ -3,7 +3,6 @@
 Axis names: `n` pictures of one caption, `channel`, `height`, `width`, `embedding`.
 """
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ from open_clip.transform import center_crop_or_pad
 from safetensors import SafetensorError
 
 from hub_tools.counted import counted
+from hub_tools.foreign.downloads import fetch_files
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import local_folder
 
 logger = logging.getLogger(__name__)
@@ -164,10 +165,8 @@ def _local_folder(name: str, revision: str | None) -> Path:
     folder = local_folder(name, expected=known)
     if folder is not None:
         return folder
-    from huggingface_hub import snapshot_download
-
     # Weights in other formats are pickles and are not downloaded.
-    return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.txt", CLIP_WEIGHTS_FILE]))
+    return fetch_files(name, revision=revision, patterns=["*.json", "*.txt", CLIP_WEIGHTS_FILE])
 
 
 def _load_folder(folder: Path, name: str) -> tuple[torch.nn.Module, Tokenize]:
@@ -178,7 +177,7 @@ def _load_folder(folder: Path, name: str) -> tuple[torch.nn.Module, Tokenize]:
                 f"{CLIP_WEIGHTS_FILE}. Train one with: dalle-collab clip train PICTURES --output DIR"
             )
     try:
-        config = json.loads((folder / CLIP_CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json(folder / CLIP_CONFIG_FILE)
         tokenize = folder_tokenizer(folder, config["model_cfg"]["text_cfg"])
         model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True)
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError, OSError) as error:

@@ -107,7 +107,7 @@ def run_checks(
 
 def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
     """Return the findings that take little more than a second: this machine, the versions, and the Hub's clock."""
-    task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
+    task = open_task(snapshot.run, str(snapshot.download_signed()))
     examination = Examination(
         repository=snapshot.repository,
         network=network,
@@ -158,7 +158,7 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         return
     try:
         snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
-        task = open_task(snapshot.run, snapshot.repository, snapshot.commit)
+        task = open_task(snapshot.run, str(snapshot.download_signed()))
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return

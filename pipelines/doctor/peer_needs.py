@@ -1,7 +1,6 @@
 """What a peer of a run needs of its machine."""
 
-from huggingface_hub import HfApi
-
+from hub_tools.foreign.downloads import listed_files
 from pipelines.doctor.machine_checks import PeerNeeds
 from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -64,5 +63,5 @@ def server_needs(weights_bytes: int, device: str) -> PeerNeeds:
 
 def checkpoint_bytes(snapshot: RunSnapshot, name: str | None = None) -> int:
     """Return the bytes of the files in the run's repository: what a newcomer may have to download; or of one file."""
-    info = HfApi().model_info(snapshot.repository, revision=snapshot.commit, files_metadata=True)
-    return sum(sibling.size or 0 for sibling in info.siblings or () if name in (None, sibling.rfilename))
+    files = listed_files(snapshot.repository, snapshot.commit)
+    return sum(file.size for file in files if name in (None, file.path))

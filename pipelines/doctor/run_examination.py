@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfApi, HfFileSystem, ModelCard
 
+from hub_tools.foreign.downloads import listed_files
 from hub_tools.run_files import CARD_FILE
 from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
@@ -81,7 +82,9 @@ def check_course(snapshot: RunSnapshot) -> Iterator[CheckResult]:
 
 def dataset_files(run: TrainingRun) -> list[str]:
     """Return the dataset's shards at the run's revision."""
-    return sorted(HfFileSystem().glob(f"datasets/{run.dataset_repository}@{run.dataset_revision}/**/*.parquet"))
+    place = f"datasets/{run.dataset_repository}@{run.dataset_revision}"
+    found = listed_files(run.dataset_repository, run.dataset_revision, "dataset")
+    return sorted(f"{place}/{file.path}" for file in found if file.path.endswith(".parquet"))
 
 
 def count_records(files: list[str]) -> int:

@@ -12,7 +12,9 @@ import torchvision.transforms.functional as vision
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from transformers import AutoImageProcessor, AutoModel
 
+from hub_tools.foreign.downloads import folder_of
 from hub_tools.places import local_folder
+from hub_tools.run_files import MODEL_FILES
 from pipelines.clip.clip_reranking import ClipReranker
 
 CLIP, INCEPTION, TRANSFORMERS = "clip", "inception", "transformers"
@@ -65,7 +67,8 @@ class TransformersFeatures:
     """The pooled output of a picture model of transformers."""
 
     def __init__(self, place: str, device: torch.device) -> None:
-        folder = local_folder(place, expected="a folder or a Hub repository of a picture model") or place
+        found = local_folder(place, expected="a folder or a Hub repository of a picture model") or place
+        folder = folder_of(found, revision=None, patterns=MODEL_FILES)
         self.name = f"{TRANSFORMERS}:{place}"
         # Untrusted configuration must not be able to run untrusted code.
         self._processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)

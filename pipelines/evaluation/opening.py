@@ -1,6 +1,5 @@
 """Reads what an evaluation needs: the checkpoint, held-out and training records, the CLIP, feature extractors."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 import httpx2
 import torch
 
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.attributes import Judge
@@ -78,7 +78,7 @@ def settings_of(place: str, revision: str | None = None) -> TrainingRun:
                 f"{place} has no {TRAINING_RUN_FILE}, which says what its dataset is. Expected a run's repository, or "
                 "a folder with all files of it. Other weights can be compared: evaluate ORG/RUN --compare FOLDER"
             )
-        return TrainingRun.from_mapping(json.loads(path.read_text(encoding="utf-8")))
+        return TrainingRun.from_mapping(read_json(path))
     return RunSnapshot.read(place, revision).run
 
 

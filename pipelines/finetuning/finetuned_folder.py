@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from hub_tools.foreign.json_texts import read_json
 from pipelines.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.codec_code import copy_codec_code
@@ -74,7 +75,7 @@ def _write_adapter(folder: Path, model: TrainableModel) -> None:
     model.save_pretrained(str(folder))
     # peft records the class of this package, which AutoPeftModel could not import without the package.
     path = folder / "adapter_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     config["auto_mapping"] = {"base_model_class": "AutoModel", "parent_library": "transformers"}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -14,7 +14,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import get_linear_schedule_with_warmup
 
+from hub_tools.foreign.downloads import folder_of
 from hub_tools.places import local_folder
+from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
@@ -90,8 +92,9 @@ def find_source(
         OSError: there is no such model, or it has no processor.
     """
     commit = _model_commit(model_name, revision)
-    processor = DalleCollabProcessor.from_pretrained(model_name, revision=commit or "main", trust_remote_code=False)
-    config = DalleCollabConfig.from_pretrained(model_name, revision=commit or "main")
+    folder = folder_of(model_name, revision=commit, patterns=PROCESSOR_FILES)
+    processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
+    config = DalleCollabConfig.from_pretrained(folder)
     layout = dataset_layout(dataset, dataset_revision or "main")
     _check_dataset_fits(layout, dataset, config, processor, model_name)
     return FinetuningSource(
@@ -148,6 +151,7 @@ def load_trainable_model(source: FinetuningSource, options: FinetuningOptions) -
 
 def _load_base(source: FinetuningSource) -> DalleCollabForConditionalGeneration:
     try:
+        folder_of(source.model_name, revision=source.model_revision, patterns=MODEL_FILES)  # into the cache, bounded
         return DalleCollabForConditionalGeneration.from_pretrained(
             source.model_name, revision=source.model_revision or "main", dtype=torch.float32
         )

@@ -1,25 +1,22 @@
 """Load everything that turns a prompt into pictures: the model, its processor, the codec and the CLIP of a run."""
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 
+from hub_tools.foreign.downloads import fetch_files
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import local_folder
-from hub_tools.run_files import RUN_STATE_FILE, TRAINING_RUN_FILE
+from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES, RUN_STATE_FILE, TRAINING_RUN_FILE
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.clip.clip_reranking import DEFAULT_CLIP, ClipReranker
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 logger = logging.getLogger(__name__)
 
-# The optimizer state is twice as large as the model and not needed for drawing.
-PROCESSOR_FILES = ("*.json", "*.txt", "*.model")
-MODEL_FILES = (*PROCESSOR_FILES, "model*.safetensors")
 WEIGHTS = ("published", "int8")
 
 
@@ -167,7 +164,7 @@ def model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Pat
     if folder is not None:
         return folder
     # One snapshot, so that all files are of one commit even while the run publishes the next one.
-    return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+    return fetch_files(name, revision=revision, patterns=files)
 
 
 def _require_checkpoint(folder: Path, name: str) -> None:
@@ -208,7 +205,7 @@ def clip_name(processor: DalleCollabProcessor) -> str:
 
 def _epoch_of(folder: Path) -> int | None:
     try:
-        epoch = json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8"))["epoch"]
+        epoch = read_json(folder / RUN_STATE_FILE)["epoch"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return epoch if isinstance(epoch, int) else None

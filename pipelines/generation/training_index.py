@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
 from hub_tools.atomic_files import file_digest
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import NoSuchPlaceError, local_folder
 
 INDEX_FILE = "training_index.json"
@@ -188,7 +189,7 @@ def part_chunks(folder: Path, part: IndexPart, name: str, number: int) -> Iterat
 def read_index_file(path: Path) -> tuple[IndexSettings, list[IndexPart], float | None]:
     """Return settings, parts and typical similarity (None: not finished); TrainingIndexError for other files."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         version = values["settings"]["format_version"]
         if version != FORMAT_VERSION:
             raise TrainingIndexError(
@@ -204,7 +205,7 @@ def read_index_file(path: Path) -> tuple[IndexSettings, list[IndexPart], float |
         return settings, parts, values["typical_similarity"]
     except FileNotFoundError as error:
         raise TrainingIndexError(f"{path.parent} has no {path.name}. Make an index: {BUILD_COMMAND}") from error
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise TrainingIndexError(f"{path} is damaged ({error!r}). Make it again: {BUILD_COMMAND}") from error
 
 
@@ -275,7 +276,7 @@ def _local_folder(name: str) -> Path:
         raise TrainingIndexError(str(error)) from error
     if folder is not None:
         return folder
-    from huggingface_hub import snapshot_download
+    from hub_tools.foreign.downloads import fetch_files
 
     patterns = [INDEX_FILE, "part-*.safetensors", "part-*.parquet"]
-    return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
+    return fetch_files(name, repo_type="dataset", patterns=patterns)

@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
+from hub_tools.foreign.downloads import fetch_file, listed_files
 from hub_tools.places import local_folder
 
 
@@ -40,11 +41,7 @@ class ShardedDataset:
             yield Path(self.name) / shard.name
             return
         with tempfile.TemporaryDirectory() as folder:
-            yield Path(
-                HfApi().hf_hub_download(
-                    self.name, shard.name, repo_type="dataset", revision=self.revision, local_dir=folder
-                )
-            )
+            yield fetch_file(self.name, shard.name, repo_type="dataset", revision=self.revision, local_dir=folder)
 
 
 def find_dataset(folder_or_repository: str, revision: str | None = None) -> ShardedDataset:
@@ -67,8 +64,8 @@ def find_dataset(folder_or_repository: str, revision: str | None = None) -> Shar
 def dataset_on_hub(repository: str, revision: str | None = None) -> ShardedDataset:
     """Return a dataset of the Hub with the commit that the revision names now; ValueError if it has no shards."""
     try:
-        found = HfApi().dataset_info(repository, revision=revision, files_metadata=True)
-        files = {file.rfilename: file.size or 0 for file in found.siblings or ()}
+        commit = HfApi().dataset_info(repository, revision=revision, expand=["sha"]).sha
+        files = {file.path: file.size for file in listed_files(repository, commit, "dataset")}
     except (RepositoryNotFoundError, RevisionNotFoundError):
         files = {}
     names = sorted(name for name in files if name.endswith(".parquet"))
@@ -78,4 +75,4 @@ def dataset_on_hub(repository: str, revision: str | None = None) -> ShardedDatas
             f"Hub, or your token has no access to it. Publish one with: hub-tools publish dataset FOLDER {repository}"
         )
     shards = tuple(DatasetShard(name=name, num_bytes=files[name]) for name in names)
-    return ShardedDataset(name=repository, revision=found.sha, shards=shards)
+    return ShardedDataset(name=repository, revision=commit, shards=shards)

@@ -106,7 +106,7 @@ class ShardBlocks:
             self._check_size(shard, footer, piece.group)
         try:
             table = self._whole(shard, footer, piece) if piece.is_whole else self._part(shard, footer, piece)
-        except (ValueError, IndexError, KeyError, StopIteration, TypeError, OSError) as error:
+        except (ValueError, IndexError, KeyError, StopIteration, TypeError, OSError, RecursionError) as error:
             # Arrow's own is of damaged bytes; errors of the network and of files are of subclasses.
             if isinstance(error, OSError) and type(error) is not OSError:
                 raise

@@ -1,12 +1,11 @@
 """Sizes from the config.json of a model on the Hub."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from hub_tools.checks import LARGEST_SIZE, check_model_sizes
+from hub_tools.foreign.json_texts import read_json
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DENSE_MAX_POSITIONS, DalleCollabSizes
 from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
@@ -161,17 +160,16 @@ def _t5(config: Mapping[str, Any]) -> TransformerSizes:
 
 def read_sizes(repository: str) -> ModelSizes:
     """Return the sizes of a model on the Hub from its `config.json`; OSError if it cannot be read."""
-    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 
+    from hub_tools.foreign.downloads import fetch_file
+
     try:
-        path = Path(hf_hub_download(repository, "config.json"))
+        path = fetch_file(repository, "config.json")
     except HFValidationError as error:
         raise ValueError(f"{repository[:80]!r} is not the name of a repository. Write ORG/MODEL.") from error
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise ValueError(f"config.json of {repository} has {path.stat().st_size} bytes; expected a few thousand.")
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = read_json(path, MAX_CONFIG_BYTES)
     except ValueError as error:
         raise ValueError(f"config.json of {repository} is not JSON ({error}).") from error
     if not isinstance(config, dict):

@@ -1,15 +1,28 @@
 """`dalle-collab join` and `run assist` on the embedded Hub: every mistake is one line, and Ctrl-C is in order."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from published_runs import LOOPBACK, family_of, interrupt, run_command, started_command, still_alive, the_line
+from published_runs import (
+    LOOPBACK,
+    command_environment,
+    family_of,
+    interrupt,
+    run_command,
+    started_command,
+    still_alive,
+    the_line,
+)
 from swarm_of_processes import TINY_MODEL, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
@@ -116,6 +129,44 @@ def test_a_run_whose_model_does_not_fit_the_dataset_is_not_trained(commands, tra
     training_material.copy_run("org/other-grid-run", without_address, training_run__json=changed.to_json())
     line = the_line(commands.run("join", "org/other-grid-run", is_worker=True))
     assert "has 4x4 codes out of 32; the run's model expects 8x8 out of 32." in line
+
+
+def run_in_a_terminal(hub, *arguments, answers):
+    """Run `dalle-collab` where it could ask, with answers ready; return the exit code and what the terminal shows."""
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.command_line.main", *arguments],
+        env=command_environment(hub, hub.alice_token), stdin=end, stdout=end, stderr=end, start_new_session=True,
+    )  # fmt: skip
+    os.close(end)
+    os.write(terminal, answers)
+    shown = b""
+    with contextlib.suppress(OSError):  # what a terminal says once nobody holds its other end
+        while content := os.read(terminal, 2**16):
+            shown += content
+    os.close(terminal)
+    return process.wait(60), shown.decode()
+
+
+@pytest.mark.parametrize("kind", ["tokenizer_config__json", "processor_config__json", "config__json"])
+def test_code_in_a_run_is_not_run_and_nobody_is_asked_about_it(training_material, without_address, tmp_path, kind):
+    marker, name = tmp_path / "code has run", f"org/hostile-{kind.partition('_')[0]}"
+    run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
+    snapshot = training_material.snapshot(without_address)
+    path = snapshot / kind.replace("__", ".")
+    values = json.loads(path.read_text()) if path.exists() else {"model_type": "hostile"}
+    maps = {kind: f"evil.Evil{kind[4:]}" for kind in ("AutoProcessor", "AutoConfig", "AutoModel")}
+    values |= {"tokenizer_class": "EvilTokenizer", "processor_class": "EvilProcessor"}
+    values |= {"auto_map": maps | {"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]}}
+    training_material.copy_run(
+        name, without_address, training_run__json=run.to_json(), evil__py=f"open({str(marker)!r}, 'w')",
+        **{kind: json.dumps(values)},
+    )  # fmt: skip
+    arguments = ("join", name, "--host", LOOPBACK, "--startup-timeout", "0.01")
+    code, shown = run_in_a_terminal(training_material.hub, *arguments, answers=b"y\n" * 8)
+    assert code == 1 and "Traceback" not in shown, shown
+    assert "Do you wish" not in shown and "[y/N]" not in shown, shown
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def recompute(
         known = ", ".join(map(str, sorted({gradient.model_epoch for gradient in gradients} & set(commits))))
         raise ValueError(f"No signed gradient fits; there are some with the parameters of epochs {known or '-'}.")
     drawn = sorted(random.Random(seed).sample(chosen, min(most, len(chosen))), key=lambda found: found.model_epoch)
-    task = open_task(snapshot.run, repository, snapshot.commit)
+    task = open_task(snapshot.run, str(snapshot.download_signed()))
     model, model_epoch = task.new_model(), 0
     table = Table("epoch", "parameters of", "peer", "records", "batches", "difference", title=repository)
     num_different = 0

@@ -1,13 +1,12 @@
 """Texts of a language run on the terminal: written here, or by volunteers' servers."""
 
 import contextlib
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.printing.printable import printable_json
 from pipelines.command_line.terminal.worker import become_worker
 
@@ -26,14 +25,14 @@ DEFAULT_TEXTS, DEFAULT_TOKENS = 1, 64
 def writes_texts(repository: str, revision: str | None) -> bool:
     """Whether a repository or folder has a causal language model; False, too, where that cannot be read."""
     import httpx2
-    from huggingface_hub import hf_hub_download
 
+    from hub_tools.foreign.downloads import fetch_file
     from hub_tools.places import local_folder
 
     try:
         folder = local_folder(repository, revision=revision, expected="a folder or a Hub repository ORG/RUN")
-        file = folder / "config.json" if folder else hf_hub_download(repository, "config.json", revision=revision)
-        classes = json.loads(Path(file).read_text(encoding="utf-8")).get("architectures") or ()
+        file = folder / "config.json" if folder else fetch_file(repository, "config.json", revision=revision)
+        classes = read_json(file).get("architectures") or ()
     except (OSError, ValueError, AttributeError, httpx2.HTTPError):
         return False
     return any(str(name).endswith(CAUSAL_CLASSES) for name in classes)
@@ -105,19 +104,19 @@ def _write_here(
             model, recheck = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
         import torch
 
-        from pipelines.generation.image_generation import PROCESSOR_FILES, model_folder
+        from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
+        from pipelines.generation.image_generation import model_folder
         from pipelines.serving.draw.asking_run import drawn_here
         from pipelines.serving.draw.media.texts import EVERY, TEXTS
         from pipelines.serving.draw.requests import Wish
-        from pipelines.serving.draw.serving_run import SERVED_FILES
         from pipelines.torch_devices import torch_device
 
         if model is None:
-            folder = model_folder(repository, revision, SERVED_FILES)
+            folder = model_folder(repository, revision, MODEL_FILES)
             parts = TEXTS.load(folder, precision="float32", device=torch_device(device))
             tokenizer, model, is_here = parts.processor, parts.model, True
         else:
-            folder = model_folder(repository, revision, (*PROCESSOR_FILES, "*.jinja"))
+            folder = model_folder(repository, revision, PROCESSOR_FILES)
             (tokenizer, _), is_here = TEXTS.read(folder), False
         config, written = model.config, []
         for index, prompt in enumerate(prompts):

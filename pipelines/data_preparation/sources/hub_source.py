@@ -8,6 +8,7 @@ from typing import Any, Self
 import datasets
 import huggingface_hub
 
+from hub_tools.foreign.downloads import listed_files
 from hub_tools.hub_client import is_outage
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import LARGEST_PICTURE_BYTES
@@ -68,7 +69,8 @@ def open_hub_dataset(place: HubPlace, reading: ReadingOptions) -> list[HubSource
     ValueError if it has no such split or no column of pictures.
     """
     datasets.config.USE_PARQUET_EXPORT = False  # it is on another host than the Hub in use
-    commit = huggingface_hub.HfApi().dataset_info(place.repository, revision=place.revision).sha
+    commit = huggingface_hub.HfApi().dataset_info(place.repository, revision=place.revision, expand=["sha"]).sha
+    listed_files(place.repository, commit, "dataset")  # bounded, as the next listings are not
     splits = datasets.get_dataset_split_names(place.repository, revision=commit)
     split = place.split or ("train" if "train" in splits else splits[0])
     if split not in splits:

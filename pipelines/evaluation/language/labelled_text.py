@@ -4,11 +4,13 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import datasets
 from datasets.exceptions import DatasetsError
 
+from hub_tools.foreign.downloads import listed_files
 from hub_tools.hub_client import is_outage
 from hub_tools.one_line_errors import explain_error
 from pipelines.evaluation.language.entity_f1 import OUTSIDE, is_tag
@@ -89,6 +91,8 @@ def _read(source: LabelledSource, amounts: Mapping[str, int]) -> LabelledText:
 
 def _open(source: LabelledSource) -> Mapping[str, datasets.IterableDataset]:
     try:
+        if not Path(source.repository).is_dir():
+            listed_files(source.repository, source.revision, "dataset")  # bounded, as the next listing is not
         return datasets.load_dataset(
             source.repository, source.configuration or None, revision=source.revision, streaming=True
         )

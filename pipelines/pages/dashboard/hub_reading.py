@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
+from hub_tools.foreign.downloads import fetch_file
 from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
 from pipelines.pages.dashboard.history_columns import HistoryColumns
@@ -125,7 +126,7 @@ class HubReader:
         """Return the file of a picture of the reel; raises FileNotFoundError for any other name."""
         if not PICTURE_NAME.fullmatch(name) or name not in self._view.pictures.values():
             raise FileNotFoundError(f"There is no picture {name} in the progress reel of {self._repository}.")
-        return Path(hf_hub_download(self._repository, f"{REEL_FOLDER}/{name}", revision=self._view.commit))
+        return fetch_file(self._repository, f"{REEL_FOLDER}/{name}", revision=self._view.commit)
 
     def _keep(self) -> None:
         while not self._stop.is_set():

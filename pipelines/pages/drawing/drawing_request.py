@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 from urllib.parse import urlencode
 
+from hub_tools.checks import is_number
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 
 NEWEST = "newest"
@@ -91,9 +92,9 @@ class DrawingRequest:
 def _number(name: str, value: object, kind: type) -> int | float:
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number) or (kind is int and number != int(number)):
+    if not is_number(number) or (kind is int and number != int(number)):
         words = "a whole number" if kind is int else "a number"
         raise ValueError(f"{name.replace('_', ' ')} is {str(value)[:40]!r}, expected {words}.")
     return int(value) if kind is int and str(value).lstrip("-").isdecimal() else kind(number)  # type: ignore[call-overload]

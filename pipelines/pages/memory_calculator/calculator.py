@@ -1,12 +1,12 @@
 """The calculator behind the Space: the controls' values, and what the page shows for them."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
+from hub_tools.checks import is_number
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.hub_config import read_sizes
 from pipelines.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes
@@ -193,10 +193,8 @@ def _command(model: ModelSizes, settings: MemorySettings, run: str) -> str:
 
 
 def _whole(name: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value) or not 0 <= value <= most or value != int(value):
         raise ValueError(f"{name.replace('_', ' ')} is {str(value)[:40]!r}; expected a whole number up to {most}.")
-    if not 0 <= value <= most or value != int(value):
-        raise ValueError(f"{name.replace('_', ' ')} is {value}; expected a whole number up to {most}.")
     return int(value)
 
 

@@ -4,7 +4,6 @@ A safetensors file is 8 bytes of length, a JSON header, then the tensors at the 
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, HfFileSystem, hf_hub_download
+from huggingface_hub import HfApi, HfFileSystem
 from huggingface_hub.hf_api import RepoFile
 from torch import Tensor
 
 from hub_tools.atomic_files import file_digest
+from hub_tools.foreign.downloads import fetch_file
+from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.places import local_folder
 from hub_tools.run_files import MANIFEST_FILE, TRAINING_RUN_FILE, WEIGHTS_FILE
 from pipelines.training.repository.manifest import CheckpointRefusedError
@@ -102,7 +103,7 @@ def find_model(name: str, revision: str | None = None, *, snapshot: RunSnapshot 
     if folder is not None:
         return _in_folder(folder)
     commit = str(HfApi().model_info(name, revision=revision).sha)
-    config = json.loads(Path(hf_hub_download(name, CONFIG_FILE, revision=commit)).read_text(encoding="utf-8"))
+    config = read_json(fetch_file(name, CONFIG_FILE, revision=commit))
     file = HfFileSystem().open(f"{name}@{commit}/{WEIGHTS_FILE}", "rb", cache_type="none")
 
     def read(start: int, end: int) -> bytes:
@@ -140,7 +141,7 @@ def _in_folder(folder: Path) -> PublishedModel:
             return file.read(end - start)
 
     header, first_byte = _header(read, path.stat().st_size, str(folder))
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = read_json(folder / CONFIG_FILE)
     return PublishedModel(
         name=str(folder),
         revision=file_digest(path),
@@ -155,7 +156,7 @@ def _in_folder(folder: Path) -> PublishedModel:
 def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(read(0, 8), "little")
     try:
-        header: Any = json.loads(read(8, 8 + length)) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else None
+        header: Any = parse_json(read(8, 8 + length)) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else None
         header.pop("__metadata__", None)
         places = {tensor: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for tensor, entry in header.items()}
     except (ValueError, AttributeError, KeyError, TypeError) as error:

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hub_tools.printing.printable import printable
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.image_generation import PROCESSOR_FILES, clip_name
+from pipelines.generation.image_generation import clip_name
 from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
@@ -132,7 +132,7 @@ def open_studio(
     newest = snapshot if revision is None else RunSnapshot.read(repository)
     snapshot = snapshot.trusting(TrustedKeys(newest.run))
     weights = weights_name(snapshot)
-    folder = snapshot.download_matching(*PROCESSOR_FILES, "*.jinja")
+    folder = snapshot.download_signed()
     processor, config = medium_of_task(repository, newest.run.task).read(folder)
     book = AuditBook({}, AvoidedServers.of_run(repository))
     with contextlib.ExitStack() as stack:

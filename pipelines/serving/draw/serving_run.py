@@ -13,7 +13,8 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from pipelines.generation.image_generation import MODEL_FILES, DrawingParts, clip_name, with_clip
+from hub_tools.run_files import MODEL_FILES
+from pipelines.generation.image_generation import DrawingParts, clip_name, with_clip
 from pipelines.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoints, load_served
 from pipelines.serving.draw.engine import DrawEngine
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
@@ -33,14 +34,13 @@ from pipelines.torch_devices import num_cores, torch_device
 from pipelines.training.peer.joining import Hear, hear_nothing, hub_username
 from pipelines.training.peer.pausing import PauseSwitch, stop_on_signals
 from pipelines.training.repository.key_list import TrustedKeys
-from pipelines.training.repository.manifest import CheckpointRefusedError, digest_file
+from pipelines.training.repository.manifest import CheckpointRefusedError
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version
 
 logger = logging.getLogger(__name__)
 
-SERVED_FILES = (*MODEL_FILES, "*.jinja")
 """Of a checkpoint; templates are for chats."""
 
 SECONDS_TO_FINISH = 30.0
@@ -336,19 +336,9 @@ def drawing_room(model: PreTrainedModel, memory: int) -> Quota:
 
 def downloaded_model(snapshot: RunSnapshot) -> Path:
     """Download what is needed for drawing, check it against the signed manifest, and return its folder."""
-    folder = snapshot.download_matching(*SERVED_FILES)
-    manifest = snapshot.manifest
-    if manifest is None and (snapshot.keys.entries or snapshot.run.organiser_key):
+    if snapshot.manifest is None and (snapshot.keys.entries or snapshot.run.organiser_key):
         raise CheckpointRefusedError(
             f"The checkpoint of {snapshot.repository} is not signed, but the run has keys to sign with. Somebody has "
             "removed the signature; ask the run's organiser."
         )
-    for name, expected in ({} if manifest is None else manifest.files).items():
-        path = folder / name
-        is_needed = any(path.match(pattern) for pattern in SERVED_FILES)
-        if is_needed and (not path.is_file() or digest_file(path).sha256 != expected.sha256):
-            raise CheckpointRefusedError(
-                f"{name} of {snapshot.repository} at {snapshot.commit[:12]} is not what the run's publisher signed. "
-                f"Delete {folder} and start again."
-            )
-    return folder
+    return snapshot.download_signed(MODEL_FILES)

@@ -61,7 +61,7 @@ def assist_run(
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
-    task = open_task(run, repository, snapshot.commit)
+    task = open_task(run, str(snapshot.download_signed()))
     task.check()  # and reads the processor, which checkpoints need even while the Hub is down
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)

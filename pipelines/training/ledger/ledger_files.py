@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hub_tools.atomic_files import write_text_whole, written_whole
+from hub_tools.foreign.json_texts import read_json
 from pipelines.training.run.spans import Span
 
 STATE_FILE = "ledger.json"
@@ -83,7 +84,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = read_json(path)
         if state.pop("format") != FILE_FORMAT:
             raise ValueError("another version's format")
         if not all(isinstance(state[name], list) for name in ("passes", "finished_passes", "accounts")):

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import HfApi
+from huggingface_hub.hf_api import RepoFile
 
+from hub_tools.foreign.downloads import listed_files
 from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
 from pipelines.training.ledger.coverage import PassCoverage, coverage
 from pipelines.training.ledger.ledger_files import read_bookings
@@ -76,7 +78,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
     state, published = snapshot.run_state, snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
     ledger = read_contributions(published)
     commits = HfApi().list_repo_commits(repository, revision=snapshot.commit)
-    info = HfApi().model_info(repository, revision=snapshot.commit, files_metadata=True)
+    files = listed_files(repository, snapshot.commit)
     return RunRecord(
         repository=repository,
         run=snapshot.run,
@@ -95,7 +97,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
             for commit in reversed(commits)
             if commit.title.startswith(CHECKPOINT_TITLE)
         ],
-        checkpoint_bytes=_bytes_of(info, WEIGHTS_FILE, OPTIMIZER_FILE),
+        checkpoint_bytes=_bytes_of(files, WEIGHTS_FILE, OPTIMIZER_FILE),
         dataset_bytes=_dataset_bytes(snapshot.run),
         num_commits=len(commits),
     )
@@ -103,12 +105,12 @@ def gather_record(repository: str, now: float) -> RunRecord:
 
 def _dataset_bytes(run: TrainingRun) -> int | None:
     try:
-        info = HfApi().dataset_info(run.dataset_repository, revision=run.dataset_revision, files_metadata=True)
+        files = listed_files(run.dataset_repository, run.dataset_revision, "dataset")
     except OSError:  # the dataset may be gone long after the run; the report is still wanted
         return None
-    return _bytes_of(info, ".parquet")
+    return _bytes_of(files, ".parquet")
 
 
-def _bytes_of(info: Any, *endings: str) -> int | None:
-    sizes = [sibling.size or 0 for sibling in info.siblings or () if sibling.rfilename.endswith(endings)]
+def _bytes_of(files: Sequence[RepoFile], *endings: str) -> int | None:
+    sizes = [file.size for file in files if file.path.endswith(endings)]
     return sum(sizes) if sizes else None

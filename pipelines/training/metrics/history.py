@@ -17,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from hub_tools.checks import is_number
+from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.parquet_rows import read_rows, write_rows
@@ -152,12 +154,12 @@ def _row(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "suspects": json.loads(row["suspects"] or "{}")}
+    return {**row, "suspects": parse_json(row["suspects"] or "{}")}
 
 
 def _is_possible(row: Mapping[str, Any]) -> bool:
     numbers = [value for value in row.values() if not isinstance(value, dict)]
-    return all(isinstance(value, (int, float)) and math.isfinite(value) for value in numbers) and row["epoch"] > 0
+    return all(map(is_number, numbers)) and row["epoch"] > 0
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -200,7 +202,7 @@ def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
 def read_old_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the history of a run older than sharded histories; empty if there is none."""
     path = snapshot.download(OLD_METRICS_FILE)
-    return [] if path is None else json.loads(path.read_text(encoding="utf-8"))
+    return [] if path is None else read_json(path)
 
 
 def _newest_epoch(folder: Path) -> int:

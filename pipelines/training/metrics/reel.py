@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from hub_tools.atomic_files import write_text_whole, written_whole
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import REEL_INDEX_FILE
 from pipelines.training.run.training_run import TrainingRun
 
@@ -50,7 +51,7 @@ class ProgressReel:
 def read_index(folder: Path) -> list[dict[str, Any]]:
     """Return the pictures that an index lists, by epoch; none if there is no index or it is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        pictures = json.loads((folder / REEL_INDEX_FILE).read_text(encoding="utf-8"))["pictures"]
+        pictures = read_json(folder / REEL_INDEX_FILE)["pictures"]
         return [one for one in pictures if isinstance(one["epoch"], int) and PICTURE_NAME.fullmatch(str(one["file"]))]
     return []
 
@@ -58,7 +59,7 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
 def read_prompts(folder: Path) -> list[str]:
     """Return the captions in an index, from top to bottom; none if there is no index or it is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        prompts = json.loads((folder / REEL_INDEX_FILE).read_text(encoding="utf-8"))["prompts"]
+        prompts = read_json(folder / REEL_INDEX_FILE)["prompts"]
         return [prompt for prompt in prompts if isinstance(prompt, str)]
     return []
 

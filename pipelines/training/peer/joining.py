@@ -170,7 +170,7 @@ def join_run(
             f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
-    task = open_task(run, repository, snapshot.commit)
+    task = open_task(run, str(snapshot.download_signed()))
     task.check()
     compute = with_devices(compute)
     parts.hear("checking", run=run)

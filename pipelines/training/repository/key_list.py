@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hub_tools.foreign.json_texts import parse_json
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
 from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
@@ -236,7 +237,7 @@ def utc(seconds: float) -> str:
 def _parsed(text: str, expected: int) -> dict[str, Any]:
     if len(text.encode()) > MAX_BYTES:
         raise ValueError(f"{len(text.encode())} bytes; expected at most {MAX_BYTES}")
-    values = json.loads(text)
+    values = parse_json(text)
     if (seen := values["format_version"]) not in (UNSIGNED_FORMAT, SIGNED_FORMAT):
         raise ValueError(f"format {seen}; this package knows 1 and 2. Update it: pip install -U dalle-collab")
     if seen != expected:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hub_tools.atomic_files import file_digest
+from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, utc
 from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
@@ -104,7 +105,7 @@ def tensor_digests(path: Path) -> dict[str, str]:
     """Return the SHA-256 of every tensor's bytes in a safetensors file; raises ValueError if the header is damaged."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length)) if length < min(path.stat().st_size, MOST_HEADER_BYTES) else {}
+        header = parse_json(file.read(length)) if length < min(path.stat().st_size, MOST_HEADER_BYTES) else {}
         if not isinstance(header, dict) or not header:
             raise ValueError(f"{path.name} has no safetensors header")
         # The format: 8 bytes of length, a JSON header, then the tensors at the offsets in the header.
@@ -131,7 +132,7 @@ def read_manifest(text: str, keys: KeyList, run: TrainingRun) -> CheckpointManif
 
 def _signed_manifest(text: str, keys: KeyList) -> CheckpointManifest:
     try:
-        signed = json.loads(text)
+        signed = parse_json(text)
         values, public_key, signature = signed["manifest"], signed["public_key"], signed["signature"]
         if values["format_version"] != MANIFEST_FORMAT_VERSION:
             raise CheckpointRefusedError(
@@ -159,7 +160,7 @@ def manifest_digest(text: str) -> str:
 def signer_of(text: str) -> str:
     """Return the key with which a manifest says that it is signed; raises CheckpointRefusedError if it is damaged."""
     try:
-        return str(json.loads(text)["public_key"])
+        return str(parse_json(text)["public_key"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}).") from error
 
@@ -248,7 +249,7 @@ def _explain_damage(path: Path, digest: FileDigest, sha256: str, source: str) ->
 
 
 def _check_run_state(folder: Path, manifest: CheckpointManifest) -> None:
-    state = json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8"))
+    state = read_json(folder / RUN_STATE_FILE)
     if (state.get("run_id"), state.get("epoch")) != (manifest.run_id, manifest.epoch):
         raise CheckpointRefusedError(
             f"{RUN_STATE_FILE} is of run {state.get('run_id')} at epoch {state.get('epoch')}, its manifest of run "

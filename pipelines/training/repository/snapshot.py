@@ -1,9 +1,9 @@
 """The run's repository at one commit: everything read is consistent, whatever is published meanwhile."""
 
 import dataclasses
-import json
 import logging
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx2
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils import filter_repo_objects, tqdm
 
+from hub_tools.atomic_files import file_digest
 from hub_tools.endpoint import current_endpoint
+from hub_tools.foreign.downloads import fetch_file, fetch_files, listed_files
+from hub_tools.foreign.json_texts import parse_json
 from hub_tools.hub_client import is_outage
 from hub_tools.run_files import (
     CARD_FILE,
     CONFIG_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
+    PROCESSOR_FILES,
     PUBLISHER_KEYS_FILE,
     REEL_FOLDER,
     RESULTS_FOLDER,
@@ -109,7 +113,7 @@ class RunSnapshot:
     def run_state(self) -> dict[str, Any] | None:
         """State of the newest checkpoint (`epoch`, ...); None while there is none."""
         text = self._text(RUN_STATE_FILE)
-        return None if text is None else json.loads(text)
+        return None if text is None else parse_json(text)
 
     @cached_property
     def keys(self) -> KeyList:
@@ -147,7 +151,7 @@ class RunSnapshot:
     def num_layers(self) -> int | None:
         """Layers of the published model; None while there is none, or if its configuration does not say."""
         text = self._text(CONFIG_FILE)
-        config = {} if text is None else json.loads(text)
+        config = {} if text is None else parse_json(text)
         counts = [config.get(name) for name in NAMES_OF_NUM_LAYERS] if isinstance(config, dict) else []
         return next((count for count in counts if type(count) is int and 0 < count <= MOST_LAYERS), None)
 
@@ -174,7 +178,7 @@ class RunSnapshot:
     @cached_property
     def file_names(self) -> frozenset[str]:
         """Names of all files."""
-        return frozenset(HfApi().list_repo_files(self.repository, revision=self.commit))
+        return frozenset(file.path for file in listed_files(self.repository, self.commit))
 
     def download(self, name: str) -> Path | None:
         """Download one file into the cache; None if the commit has none of that name."""
@@ -185,10 +189,26 @@ class RunSnapshot:
 
         They are small, and there may be none yet: nothing is shown of it.
         """
-        folder = snapshot_download(
-            self.repository, revision=self.commit, allow_patterns=list(patterns), cache_dir=cache, tqdm_class=_NoBar
-        )
-        return Path(folder)
+        return fetch_files(self.repository, revision=self.commit, patterns=patterns, cache_dir=cache, tqdm_class=_NoBar)
+
+    def download_signed(self, patterns: Sequence[str] = PROCESSOR_FILES) -> Path:
+        """Download the matching files of a checkpoint into a folder without others; of an unsigned one, all that match.
+
+        Raises:
+            CheckpointRefusedError: one is not what the manifest says. What it does not list is not read.
+        """
+        if self.manifest is None:
+            return self.download_matching(*patterns)
+        files = self.manifest.files
+        listed = {name: files[name] for name in filter_repo_objects(files, allow_patterns=list(patterns))}
+        folder = self.download_matching(*listed, cache=Path(constants.HF_HOME) / "dalle-collab" / "signed")
+        for name, expected in listed.items():
+            if not (folder / name).is_file() or file_digest(folder / name) != expected.sha256:
+                raise CheckpointRefusedError(
+                    f"{name} of {self.repository} at {self.commit[:12]} is not what the run's publisher signed. "
+                    f"Delete {folder} and start again; if it stays so, ask the run's organiser."
+                )
+        return folder
 
     def download_checkpoint(self) -> Path:
         """Download the newest checkpoint, check it, and return its folder.
@@ -227,10 +247,7 @@ class RunSnapshot:
         ignored, wanted = list(NOT_OF_A_CHECKPOINT), None
         if self.keys.entries or self.run.organiser_key:
             wanted = [MANIFEST_FILE, *self._listed_files()]
-        place = snapshot_download(
-            self.repository, revision=self.commit, allow_patterns=wanted, ignore_patterns=ignored, **options
-        )
-        return Path(place)
+        return fetch_files(self.repository, revision=self.commit, patterns=wanted, ignored=ignored, **options)
 
     def _listed_files(self) -> list[str]:
         """Return what the signed manifest lists, once the Hub has said that the sizes are those of the manifest."""
@@ -273,7 +290,7 @@ def _cache_folder(stack: ExitStack, in_cache: bool) -> str | None:
 
 def _download(repository: str, name: str, revision: str | None, cache: str | None = None) -> Path | None:
     try:
-        return Path(hf_hub_download(repository, name, revision=revision, cache_dir=cache))
+        return fetch_file(repository, name, revision=revision, cache_dir=cache)
     except LocalEntryNotFoundError as error:  # how the client reports a Hub that does not answer
         raise ConnectionError(
             f"The Hub at {current_endpoint()} does not answer, and {name} of {repository} is not in the cache. "

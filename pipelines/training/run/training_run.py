@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import is_repository_name
 from hub_tools.run_files import TRAINING_RUN_FILE
 from hub_tools.setting_ranges import MOST_BYTES, check_ranges
@@ -184,10 +185,8 @@ class TrainingRun(
     def from_file(cls, path: Path) -> Self:
         """Read `training_run.json`; raises ValueError if it is not valid."""
         try:
-            if (size := path.stat().st_size) > MOST_BYTES:
-                raise ValueError(f"{size} bytes, expected at most {MOST_BYTES}")
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
+            values = read_json(path, MOST_BYTES)
+        except ValueError as error:
             raise ValueError(
                 f"{path.name} is not JSON ({error}). Create the run again: dalle-collab run create"
             ) from error

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.optimizers.parameter_groups import in_optimizer_order
 
@@ -61,7 +62,7 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 def run_state_in(folder: Path) -> RunState:
     """Return the run's progress; raises ValueError if the file is missing or damaged."""
     try:
-        return RunState(**json.loads((folder / RUN_STATE_FILE).read_text(encoding="utf-8")))
+        return RunState(**read_json(folder / RUN_STATE_FILE))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{RUN_STATE_FILE} cannot be read ({error}). Download the checkpoint again.") from error
 

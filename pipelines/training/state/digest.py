@@ -22,6 +22,8 @@ from typing import Self
 
 import torch
 
+from hub_tools.foreign.json_texts import parse_json
+
 ALIGNMENT = 64
 """Alignment of tensors in one block of memory, in bytes; it suits every tensor type."""
 
@@ -75,7 +77,7 @@ class StateManifest:
             ValueError: it is invalid.
         """
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             if values["format"] != FORMAT:
                 raise ValueError(f"its format is {values['format']!r}, this package knows {FORMAT}")
             tensors = tuple((str(name), str(kind), str(tensor_hash)) for name, kind, tensor_hash in values["tensors"])

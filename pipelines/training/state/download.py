@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from hub_tools.foreign.json_texts import parse_json
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.state.digest import StateManifest, TensorSpec, check_manifest
 from pipelines.training.state.snapshot import StateSnapshot
@@ -111,7 +112,7 @@ def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
         ValueError: the request is invalid.
     """
     try:
-        values = json.loads(text)
+        values = parse_json(text)
         want, digest, indices = values["want"], str(values["digest"]), values.get("indices", [])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"This is not a request for a state: {error!r}.") from error

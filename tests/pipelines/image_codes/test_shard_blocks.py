@@ -135,6 +135,35 @@ def test_lists_without_an_index_are_read_whole_and_named_if_they_are_too_large(t
         opened(tmp_path).read(0, 0)
 
 
+def test_a_shard_of_kilobytes_that_unpacks_to_gigabytes_is_refused_before_it_has_taken_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_blocks, "LARGE_GROUP_BYTES", 2**22)
+    zeros, place = pa.array(np.zeros(2**20, np.int32)), tmp_path / "train-00000.parquet"
+    columns = dict(caption=["x" * 3000], code=pa.array([bytes(2 * NUM_CODES)]))
+    table = pa.table({name: pa.DictionaryArray.from_arrays(zeros, value) for name, value in columns.items()})
+    pq.write_table(table, place, row_group_size=2**20, store_schema=False, compression="brotli")
+    assert place.stat().st_size < 2**19
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(ValueError, match=r"rows unpack to \d+ bytes, expected 134217728 in all"):
+            opened(tmp_path).read(0, 0)
+        assert 2**26 < pool.max_memory() < 2**28
+    finally:
+        pa.set_memory_pool(before)
+
+
+def test_a_page_header_nested_without_end_is_damage(tmp_path):
+    written(tmp_path, layout="ours")
+    place = tmp_path / "train-00000.parquet"
+    content = bytearray(place.read_bytes())
+    blocks = opened(tmp_path)
+    blocks.sizes(0)
+    content[4:16_000] = b"\x1c" * 15_996  # a struct in a struct in a struct
+    place.write_bytes(content)
+    with pytest.raises(ValueError, match=r"Shard train-00000\.parquet of .* cannot be read"):
+        blocks.read(0, 0)
+
+
 def test_only_captions_and_codes_are_read(tmp_path):
     written(tmp_path, layout="ours", row_group_size=100)
     assert opened(tmp_path).read(0, 3).schema.names == ["caption", "codes"]

@@ -3,11 +3,11 @@
 Figures are the peers' own reports. Impossible ones become None and are counted, so that one liar spoils nothing.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hub_tools.checks import is_number
 from hub_tools.printing.printable import one_line
 
 LARGEST = {"epoch": 1e9, "num_samples": 1e15, "samples_per_second": 1e7, "loss": 1e6, "share_averaged": 1.0}
@@ -150,8 +150,7 @@ class SwarmSnapshot:
 
 def possible(name: str, value: Any) -> float | None:
     """Return a figure if it is possible, else None."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) and 0 <= value <= LARGEST[name] else None
+    return value if is_number(value) and 0 <= value <= LARGEST[name] else None
 
 
 def _peer(values: Mapping[str, Any]) -> SeenPeer:

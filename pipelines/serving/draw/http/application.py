@@ -6,7 +6,6 @@ answers: so every request needs the key, a Host that is this machine's, and no O
 
 import base64
 import hmac
-import json
 import os
 import secrets
 import time
@@ -18,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from hub_tools.foreign.json_texts import parse_json
 from pipelines.admission.service import RateLimit
 from pipelines.serving.draw.http.picture_requests import PictureRequest
 from pipelines.serving.draw.http.refused import RefusedRequestError, bad
@@ -133,8 +133,8 @@ async def _json_of(request: Request) -> Mapping[str, Any]:
         if len(content) > MOST_BODY_BYTES:
             raise RefusedRequestError(413, "invalid_request_error", f"The body has more than {MOST_BODY_BYTES} bytes.")
     try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
+        values = parse_json(content)
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise bad("The body is not a JSON object.")

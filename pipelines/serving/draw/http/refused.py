@@ -1,10 +1,10 @@
 """Requests that are not answered, and the checks that all requests share."""
 
 import contextlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from hub_tools.checks import is_number
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 
 MOST_AT_ONCE_OF_ONE = 16
@@ -56,9 +56,7 @@ def seed_of(values: Mapping[str, Any]) -> int:
 def sampling_of(values: Mapping[str, Any], names: set[str], **fixed: Any) -> SamplingOptions:
     """Return the sampling options out of some of a request's values."""
     sampling = {name: values[name] for name in names if values.get(name) is not None}
-    if any(
-        type(value) not in (int, float) or abs(value) > 2**31 or not math.isfinite(value) for value in sampling.values()
-    ):
+    if not all(is_number(value) and abs(value) <= 2**31 for value in sampling.values()):
         raise bad(f"{', '.join(sorted(sampling))} must be numbers.")
     try:
         return SamplingOptions.from_mapping(sampling | fixed)

@@ -3,7 +3,6 @@
 A candidate has as many places as tokens were wished for; behind the token that ends it, that token is repeated.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import RUN_STATE_FILE
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, choose_codes
 from pipelines.serving.draw.media.medium import Medium
@@ -120,7 +120,7 @@ class Texts:
         model = model.to(device).eval()
         self.rounded(model, precision)
         state = folder / RUN_STATE_FILE
-        epoch = json.loads(state.read_text(encoding="utf-8")).get("epoch") if state.is_file() else None
+        epoch = read_json(state).get("epoch") if state.is_file() else None
         return WritingParts(name=str(folder), model=model, processor=tokenizer, epoch=epoch)
 
     def rounded(self, model: PreTrainedModel, precision: str) -> None:

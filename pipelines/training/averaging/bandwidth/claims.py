@@ -12,11 +12,11 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
+from hub_tools.checks import is_number
 from pipelines.training.averaging.bandwidth.shares import Link, Member, bounded
 
 MIN_ROUNDS = 2
@@ -120,18 +120,14 @@ def read_statement(gathered: bytes) -> Statement:
     except (ValueError, TypeError):
         down, known = None, {}
     peers = {peer: one for peer, one in known.items() if isinstance(peer, bytes) and len(peer) == ID_BYTES and one}
-    is_rate = _is_number(down) and down > 0
+    is_rate = is_number(down) and down > 0
     return Statement(mode=AveragingMode(mode), up=up, down=float(down) if is_rate else None, seen=peers)
 
 
 def _read_seen(num_rounds: object, rate: object) -> Seen | None:
-    if type(num_rounds) is not int or not 0 <= num_rounds <= MOST_ROUNDS or not _is_number(rate):
+    if type(num_rounds) is not int or not 0 <= num_rounds <= MOST_ROUNDS or not is_number(rate):
         return None
     return Seen(num_rounds=num_rounds, mbit=bounded(rate))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # it is a number
 
 
 def members_of(peers: Sequence[bytes], statements: Sequence[Statement]) -> tuple[Member, ...]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hub_tools.atomic_files import write_text_whole, written_whole
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import COUNTERS_FILE
 from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger, days_of_month
 
@@ -45,4 +46,4 @@ def read_contributions(folder: Path) -> ContributionLedger:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return read_json(path) if path.exists() else None

@@ -1,14 +1,13 @@
 """A user's rank among the contributors of a run, from the figures that the run publishes."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 
+from hub_tools.foreign.downloads import fetch_file
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import METRICS_FOLDER, SUMMARY_FILE
 
 
@@ -47,7 +46,7 @@ def read_standing(repository: str, username: str, token: str | None) -> Standing
         OSError, ValueError, httpx2.HTTPError: the Hub does not answer, or what is there is damaged.
     """
     try:
-        path = Path(hf_hub_download(repository, f"{METRICS_FOLDER}/{SUMMARY_FILE}", token=token or False))
+        path = fetch_file(repository, f"{METRICS_FOLDER}/{SUMMARY_FILE}", token=token or False)
     except RemoteEntryNotFoundError:
         return None
-    return standing_in(json.loads(path.read_text(encoding="utf-8")), username)
+    return standing_in(read_json(path), username)

@@ -7,6 +7,7 @@ import datasets
 import pyarrow as pa
 from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
+from hub_tools.foreign.downloads import listed_files
 from hub_tools.one_line_errors import explain_error
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.shard_blocks import ShardBlocks
@@ -35,6 +36,7 @@ def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, d
     prepare_streaming()
     place = f"{run.dataset_repository} at revision {run.dataset_revision}"
     try:
+        listed_files(run.dataset_repository, run.dataset_revision, "dataset")  # bounded, as the next one's are not
         splits = datasets.load_dataset(
             run.dataset_repository,
             settings.dataset_subset or None,
@@ -55,6 +57,7 @@ def training_blocks(run: TrainingRun, settings: LanguageSettings) -> ShardBlocks
     """
     prepare_streaming()
     try:
+        listed_files(run.dataset_repository, run.dataset_revision, "dataset")
         builder = datasets.load_dataset_builder(
             run.dataset_repository, settings.dataset_subset or None, revision=run.dataset_revision
         )

@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from hub_tools.checks import check_known, check_model_sizes
+from hub_tools.foreign.downloads import folder_of
+from hub_tools.hub_client import is_outage
 from hub_tools.one_line_errors import explain_error
+from hub_tools.run_files import CONFIG_FILE, MODEL_FILES
 from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -122,17 +125,16 @@ def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSet
     place = f"{settings.start_from} at {settings.start_from_revision[:12]}"
     try:
         model, found = kind.from_pretrained(
-            settings.start_from,
-            revision=settings.start_from_revision,
+            folder_of(settings.start_from, revision=settings.start_from_revision, patterns=MODEL_FILES),
             trust_remote_code=False,
             config=config,
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
         )
-    except (HfHubHTTPError, ConnectionError, TimeoutError):
-        raise
     except (OSError, RuntimeError, ValueError) as error:
+        if is_outage(error):
+            raise
         raise ValueError(f"The run cannot start from {place}: {explain_error(error)}") from error
     if missing := sorted(found["missing_keys"]):
         raise ValueError(
@@ -150,10 +152,12 @@ def checkpoint_settings(repository: str, revision: str) -> dict[str, Any]:
         ValueError: there is no such model, or it needs custom code.
     """
     try:
-        config = AutoConfig.from_pretrained(repository, revision=revision, trust_remote_code=False)
-    except (HfHubHTTPError, ConnectionError, TimeoutError):
-        raise
+        config = AutoConfig.from_pretrained(
+            folder_of(repository, revision=revision, patterns=[CONFIG_FILE]), trust_remote_code=False
+        )
     except (KeyError, OSError, ValueError) as error:
+        if is_outage(error):
+            raise
         raise ValueError(
             f"The model {repository} at {revision[:12]} cannot be used: {explain_error(error)} Models with "
             "custom code cannot be trained."

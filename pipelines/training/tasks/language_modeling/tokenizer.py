@@ -4,8 +4,10 @@ import itertools
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from hub_tools.foreign.downloads import folder_of
 from hub_tools.hub_client import is_outage
 from hub_tools.one_line_errors import explain_error
+from hub_tools.run_files import PROCESSOR_FILES
 from pipelines.training.tasks.language_modeling.model import num_positions
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 
@@ -20,7 +22,8 @@ def read_tokenizer(place: str, revision: str | None = None) -> PreTrainedTokeniz
         ValueError: there is none, it needs custom code, or it is not one of the Rust library `tokenizers`.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
+        folder = folder_of(place, revision=revision, patterns=PROCESSOR_FILES)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         if is_outage(error):
             raise

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import datasets
 import numpy as np
 import torch
-from huggingface_hub import HfFileSystem
 
+from hub_tools.foreign.downloads import listed_files
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import captions_and_codes
 from pipelines.training.run.task import Batch
@@ -36,7 +36,8 @@ def held_out_records(run: TrainingRun, num_codes: int, number: int) -> tuple[lis
     out no records, or none of these.
     """
     repository, revision = run.dataset_repository, run.dataset_revision
-    split = evaluation_split(HfFileSystem().glob(f"datasets/{repository}@{revision}/**/*.parquet"))
+    files = listed_files(repository, revision, "dataset")
+    split = evaluation_split([file.path for file in files if file.path.endswith(".parquet")])
     if split is not None:
         return _first_records(run, split, num_codes, number, lambda codes: np.ones(len(codes), bool))
     if not run.held_out_share:

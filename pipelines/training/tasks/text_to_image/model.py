@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from hub_tools.checks import check_choice, check_known, check_model_sizes
+from hub_tools.foreign.downloads import folder_of
+from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
@@ -23,7 +25,8 @@ def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
 
 def read_processor(place: str, revision: str | None = None) -> DalleCollabProcessor:
     """Read the run's tokenizer and processor from a folder, or from one commit of its repository."""
-    return DalleCollabProcessor.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
+    folder = folder_of(place, revision=revision, patterns=PROCESSOR_FILES)
+    return DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
 
 
 def model_configuration(run: TrainingRun) -> DalleCollabConfig:

@@ -8,6 +8,8 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hub_tools.checks import check_known
+from hub_tools.foreign.downloads import folder_of
+from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.task import RunRequest
@@ -26,7 +28,8 @@ def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
     check_names(request.settings)  # before the Hub is asked for anything
     layout = dataset_layout(request.dataset, "main")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(request.tokenizer, trust_remote_code=False)
+        folder = folder_of(request.tokenizer, revision=None, patterns=PROCESSOR_FILES)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No fast tokenizer can be loaded from {request.tokenizer!r}: there is no such folder, and no such "

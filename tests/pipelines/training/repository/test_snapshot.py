@@ -6,13 +6,20 @@ import subprocess
 import sys
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from support_files import SUPPORT
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub
-from pipelines.training.repository.key_list import read_key_list
-from pipelines.training.repository.manifest import CheckpointRefusedError, verify_checkpoint
+from pipelines.training.repository.key_list import read_key_list, unsigned_list
+from pipelines.training.repository.manifest import (
+    CheckpointManifest,
+    CheckpointRefusedError,
+    digest_files,
+    verify_checkpoint,
+)
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.repository.snapshot import RunSnapshot
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +92,37 @@ def test_while_the_hub_is_away_the_commit_in_the_cache_is_read_unless_that_is_no
         hub.start()
     assert away["cached"] == upload.oid
     assert away["fresh"].startswith("ConnectError: ")
+
+
+def test_what_is_read_of_a_signed_run_is_what_its_manifest_lists_and_no_other_file(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    run, key = tiny_run(run_id="birds"), PublisherKey.load_or_create(tmp_path / "key.pem")
+    files = {"tokenizer.json": "{}", "tokenizer_config.json": '{"a": 1}', "run_state.json": "{}"}
+    (folder := tmp_path / "checkpoint").mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    manifest = CheckpointManifest(
+        run_id="birds", generation=0, epoch=12, dataset_repository="org/codes", dataset_revision="abc",
+        package_version="0.1.0", parent_commit="def", parent_epoch=9, parent_manifest="0" * 64,
+        contributors={}, files=digest_files(folder),
+    )  # fmt: skip
+    (folder / "checkpoint_manifest.json").write_text(manifest.signed(key))
+    (folder / "publisher_keys.json").write_text(unsigned_list([key.public]).unsigned())
+    (folder / "training_run.json").write_text(run.to_json())
+    (folder / "added_tokens.json").write_text('{"nobody has signed this": 3}')
+    api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
+    api.create_repo("org/signed-processor")
+    api.upload_folder(repo_id="org/signed-processor", folder_path=str(folder))
+    everything = RunSnapshot.read("org/signed-processor").download_matching("*.json")
+    taken = RunSnapshot.read("org/signed-processor").download_signed()
+    assert (everything / "added_tokens.json").exists()
+    assert sorted(path.name for path in taken.iterdir()) == sorted(files)
+    api.upload_file(
+        repo_id="org/signed-processor", path_in_repo="tokenizer_config.json", path_or_fileobj=b'{"auto_map": {}}'
+    )
+    with pytest.raises(CheckpointRefusedError, match=r"tokenizer_config\.json of org/\S+ at \S+ is not what the run's"):
+        RunSnapshot.read("org/signed-processor").download_signed()
