@@ -9,7 +9,7 @@ from typing import Self
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.ledger.statements import gradients_record, lease_in, lease_key, trained_record, valid_leases
-from pipelines.training.state.anchors import SECONDS_FRESH, AnchorKeys
+from pipelines.training.state.anchors import AnchorKeys
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ class LeaseWatch:
         keys = list(self._keys())
         if keys:
             statements = valid_leases(self._records.leases(number), number, self._swarm_id, keys, now)
-            by_rank = [statements[key] for key in keys if key in statements]
-            fresh = [statement for statement in by_rank if statement.time > now - SECONDS_FRESH]
+            fresh = [statements[key] for key in keys if key in statements]
             # The first anchor that is alive decides, as it does about the state. What it said before this process could
             # be seen to train was of a lease that may have ended since then.
             is_news = fresh and fresh[0].time > self._heard_time

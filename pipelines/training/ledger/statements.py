@@ -15,8 +15,9 @@ from pipelines.swarm.records import (
 )
 from pipelines.training.ledger.batch_gradients import BatchGradient
 from pipelines.training.ledger.ledger import Ledger
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
+from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_current, is_signed_by
 from pipelines.training.run.spans import Span
+from pipelines.training.state.anchors import SECONDS_FRESH
 
 LEASE_DOMAIN = b"dalle-collab leases 1\0"
 MOST_LEASE_BYTES = MOST_BYTES - 1024
@@ -24,9 +25,6 @@ MOST_LEASE_BYTES = MOST_BYTES - 1024
 
 MOST_LEASES = 256
 """Peers of one key."""
-
-SECONDS_AHEAD = 30.0
-"""How far in the future a statement may be dated, as an anchor's."""
 
 
 def lease_key(name: str) -> int:
@@ -74,10 +72,10 @@ def _statement(record: LeaseRecord, swarm_id: str, number: int) -> bytes:
 def valid_leases(
     records: Sequence[LeaseRecord], number: int, swarm_id: str, keys: Sequence[str], now: float
 ) -> dict[str, LeaseRecord]:
-    """The newest statement of each of the anchors' keys, of those that it has signed."""
+    """The fresh statement of each of the anchors' keys that is the newest, of those that it has signed."""
     found: dict[str, LeaseRecord] = {}
     for record in sorted(records, key=lambda record: float(record.time)):
-        is_dated = record.publisher_key in keys and record.time < now + SECONDS_AHEAD
+        is_dated = record.publisher_key in keys and is_current(record.time, now, SECONDS_FRESH)
         if is_dated and is_signed_by(record.publisher_key, _statement(record, swarm_id, number), record.signature):
             found[record.publisher_key] = record
     return found

@@ -29,6 +29,7 @@ from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.peer.reports import StepReport
 from pipelines.training.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
 from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.manifest import CheckpointRefusedError
 from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
@@ -183,6 +184,7 @@ def join_run(
         parts=dataclasses.replace(parts, username=parts.username or hub_username()),
         fetch_checkpoint=lambda: newest_checkpoint(snapshot),
         keys=_read_keys(snapshot),
+        reached_epoch=_signed_epoch(snapshot),
         seed=seed,
     ) as membership:
         yield membership
@@ -197,6 +199,14 @@ def _read_keys(snapshot: RunSnapshot) -> TrustedKeys:
     return keys
 
 
+def _signed_epoch(snapshot: RunSnapshot) -> int:
+    try:
+        return snapshot.signed_epoch
+    except (OSError, CheckpointRefusedError) as error:  # the swarm may be there without the Hub, or have a good state
+        logger.warning("The signed epoch of %s cannot be read at the moment: %s", snapshot.repository, error)
+        return 0
+
+
 @contextlib.contextmanager
 def enter_run(
     task: TrainingTask,
@@ -208,13 +218,15 @@ def enter_run(
     fetch_checkpoint: Callable[[], Path | None] = lambda: None,
     keys: TrustedKeys | None = None,
     anchor_keys: AnchorKeys | None = None,
+    reached_epoch: int = 0,
     seed: int | None = None,
 ) -> Iterator[Membership]:
     """Enter the swarm of a task's run and download its newest state; `name` is the run's, for messages.
 
     `keys` are those of a run on the Hub, which is then watched for new keys and generations; None: it is not.
-    `anchor_keys` returns the run's anchors', by default those among `keys`. Without entry addresses in the run's
-    settings the peer is its first one. Raises as `join_run` does.
+    `anchor_keys` returns the run's anchors', by default those among `keys`. Of peers whom no anchor vouches for
+    now no state before `reached_epoch` is taken. Without entry addresses in the run's settings the peer is its first
+    one. Raises as `join_run` does.
     """
     run = task.run
     compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
@@ -256,8 +268,10 @@ def enter_run(
         parts.hear("entered", dht=dht)
         parts.hear("synchronising")
         peer.optimizer.state_transfer.is_to_stop = stop.is_set
+        peer.optimizer.state_transfer.reached_epoch = reached_epoch
         peer.wait_for_word(stop)
         source = peer.synchronise(fetch_checkpoint, parts.show)
+        peer.optimizer.state_transfer.reached_epoch = 0  # from now on those it averages with say where the run is
         if watch is not None and (watch.is_over or (source != "peers" and not watch.look() and watch.is_over)):
             raise RunFinishedError(finished_message(run))  # while this peer was joining
         membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease, username=username)

@@ -16,6 +16,9 @@ from hub_tools.atomic_files import written_whole
 
 KEY_PREFIX = "ed25519:"
 
+SECONDS_AHEAD = 30.0
+"""How far in the future a statement may be dated: clocks of one swarm differ by less."""
+
 
 class PublisherKey:
     """A private key; its file is readable only by its owner."""
@@ -56,6 +59,11 @@ def is_signed_by(public: str, data: bytes, signature: str) -> bool:
     except (InvalidSignature, ValueError, binascii.Error):
         return False
     return public.startswith(KEY_PREFIX)
+
+
+def is_current(time: float, now: float, lifetime_seconds: float) -> bool:
+    """Tell whether a statement counts now, by the time that is signed in it: who shows it says nothing of its age."""
+    return now - lifetime_seconds < time < now + SECONDS_AHEAD
 
 
 def canonical_json(values: Mapping[str, Any]) -> bytes:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from pipelines.swarm.records import MOST_IN_ROSTER, AnchorRecord, sender_name
-from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
+from pipelines.swarm.records import ANCHOR_SECONDS, MOST_IN_ROSTER, AnchorRecord, sender_name
+from pipelines.training.repository.publisher_keys import PublisherKey, is_current, is_signed_by
 from pipelines.training.state.votes import StateClaim, Verdict, differs_from
 
 AnchorKeys = Callable[[], Sequence[str]]
@@ -24,9 +24,6 @@ ANCHOR_DOMAIN = b"dalle-collab anchor 1"
 
 SECONDS_FRESH = 120.0
 """How long an anchor's statement stands for the present; it renews it much more often."""
-
-SECONDS_AHEAD = 30.0
-"""How far in the future a statement may be dated: clocks of one swarm differ by less."""
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -86,7 +83,7 @@ class Anchorage:
     """The fresh statement of the first listed anchor that is alive."""
 
     roster: frozenset[str] = frozenset()
-    """Names of the peers in the newest statement of any anchor; see `sender_name`."""
+    """Names of the peers in the newest statement of any anchor, of the last `ANCHOR_SECONDS`; see `sender_name`."""
 
     newest_epoch: int = 0
     """The newest epoch in the fresh statements of all anchors: another one than `present` may be ahead of it."""
@@ -94,8 +91,8 @@ class Anchorage:
 
 def anchorage(statements: Collection[AnchorRecord], keys: Sequence[str], now: float) -> Anchorage:
     """Return what follows from verified statements; `keys` are the listed anchors' that are not revoked, in order."""
-    dated = [item for item in statements if item.publisher_key in keys and item.time < now + SECONDS_AHEAD]
-    fresh = [item for item in dated if item.time > now - SECONDS_FRESH]
+    dated = [item for item in statements if item.publisher_key in keys and is_current(item.time, now, ANCHOR_SECONDS)]
+    fresh = [item for item in dated if is_current(item.time, now, SECONDS_FRESH)]
     by_rank = sorted(fresh, key=lambda item: (keys.index(item.publisher_key), -float(item.time)))
     newest = max(dated, key=lambda item: (item.time, item.epoch), default=None)
     source = by_rank[0] if by_rank else newest
@@ -224,7 +221,8 @@ class AnchorWatch:
             if keys and now >= self._next_look:
                 self._next_look = now + SECONDS_BETWEEN_LOOKS
                 for record in self._records.anchors():
-                    self._note(record, keys)
+                    if is_current(record.time, now, ANCHOR_SECONDS):  # one of a wrong clock would hide the next ones
+                        self._note(record, keys)
             self._held = {key: record for key, record in self._held.items() if key in keys}
             seen = anchorage(self._held.values(), keys, now)
             if seen.present is not None and self._own_key in keys[: keys.index(seen.present.publisher_key) + 1]:

@@ -144,6 +144,9 @@ class StateTransfer:
         self.is_judged = True
         """Whether this peer knows if the others have the same state as it has now."""
 
+        self.reached_epoch = 0
+        """The epoch that the run has reached for certain: while no anchor speaks, no earlier state counts."""
+
         self.last_taken: TakenState | None = None
         self.is_outvoted = False
         """Whether the others have another state of this trainer's epoch; it then downloads theirs."""
@@ -161,10 +164,12 @@ class StateTransfer:
 
     def look(self) -> StateSurvey:
         """Return what the swarm's records say now about its training state."""
-        claims = {key: claim for key, claim in self._records.states().items() if claim.peer_id != self._peer_id}
         own = self._averager.peer_id.to_bytes()
         epochs = {key: int(held.epoch) for key, held in self._records.progress().items() if held.peer_id != own}
         seen, witnesses = self.look_at_anchors(), self._witnesses
+        oldest = self.reached_epoch if seen.present is None else 0
+        states = self._records.states().items()
+        claims = {key: claim for key, claim in states if claim.peer_id != self._peer_id and claim.epoch >= oldest}
         return StateSurvey(
             claims=claims,
             epochs=epochs,

@@ -91,7 +91,7 @@ def test_more_peers_than_fit_have_shorter_leases_and_all_are_named():
     assert 0 < len(fitted[0].spans) < MOST_SPANS_LEASED and fitting(leases[:5]) == leases[:5]
 
 
-def test_forged_foreign_and_future_statements_do_not_count(keys):
+def test_forged_foreign_old_and_future_statements_do_not_count(keys):
     ledger, names = ledger_of(1)
     number = lease_key(names[0])
     good = signed_leases(keys[0], "swarm", ledger, NOW)[number]
@@ -106,6 +106,7 @@ def test_forged_foreign_and_future_statements_do_not_count(keys):
         (good, number, "swarm", [keys[1].public], NOW),
         (good.copy(update={"publisher_key": keys[1].public}), number, "swarm", [keys[1].public], NOW),
         (good, number, "swarm", listed, NOW - 60),
+        (good, number, "swarm", listed, NOW + 120),
     ):
         assert valid_leases([record], key_number, swarm, known, now) == {}
 

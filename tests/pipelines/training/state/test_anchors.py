@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.swarm.records import sender_name
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.swarm.records import ANCHOR_SECONDS, sender_name
+from pipelines.training.repository.publisher_keys import SECONDS_AHEAD, PublisherKey
 from pipelines.training.state.anchors import (
     EPOCHS_REMEMBERED,
     EPOCHS_TO_ENTER,
     NEW_IN_AN_EPOCH,
-    SECONDS_AHEAD,
     SECONDS_FRESH,
     AnchorWatch,
     Roster,
@@ -75,6 +74,18 @@ def test_while_all_anchors_are_away_the_newest_roster_remains(keys, listed):
     old = [said(keys[0], time=NOW - 5000, roster=["0" * 16]), said(keys[1], time=NOW - 4000)]
     seen = anchorage(old, listed, NOW)
     assert seen.present is None and seen.roster == {FRIEND} and seen.has_anchors
+
+
+def test_a_roster_of_a_week_ago_vouches_for_nobody_whoever_shows_it_anew(keys, listed):
+    seen = watch([said(keys[0], time=NOW - 7 * 86_400)], listed).look()
+    assert seen.present is None and seen.roster == frozenset() and seen.has_anchors
+    held = [said(keys[0], time=NOW - ANCHOR_SECONDS)]
+    assert anchorage(held, listed, NOW).roster == frozenset() and anchorage(held, listed, NOW - 1).roster == {FRIEND}
+
+
+def test_a_statement_that_a_wrong_clock_dated_years_ahead_hides_none_of_now(keys, listed):
+    ahead = said(keys[0], epoch=3, time=NOW + 1e8)
+    assert watch([ahead, said(keys[0])], listed).look().present.epoch == 5
 
 
 def test_what_any_anchor_has_signed_is_known_also_when_another_one_speaks(keys, listed):

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.swarm.records import sender_name
-from pipelines.training.state.anchors import Anchorage
+from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.state.anchors import Anchorage, AnchorWatch, signed_record
 from pipelines.training.state.survey import StateSurvey
+from pipelines.training.state.transfer import StateTransfer
+from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 
 TRAINER, STRANGER = b"trainer", b"stranger"
 
@@ -123,3 +126,43 @@ def test_an_anchor_that_has_died_before_it_signed_the_last_state_does_not_hide_i
     seen = seen_with({TRAINER: claim(300)}, {TRAINER: 300}, voters={TRAINER}, anchor_epoch=299)
     assert seen.verdict() is None, "it may sign in a moment"
     assert seen.verdict(is_overdue=True).epoch == 300
+
+
+class Claims:
+    """The swarm's records, as far as states are concerned."""
+
+    def __init__(self, claims, statements=()):
+        self.claims, self.statements = claims, list(statements)
+        self.admissions = SimpleNamespace(users=lambda owners: {owner: owner.hex() for owner in owners})
+
+    def states(self):
+        return self.claims
+
+    def progress(self):
+        return {key: SimpleNamespace(peer_id=key, epoch=claim.epoch) for key, claim in self.claims.items()}
+
+    def anchors(self):
+        return self.statements
+
+
+def newcomer(records, keys=()):
+    own = SimpleNamespace(to_base58=lambda: "me", to_bytes=lambda: b"me")
+    anchors = AnchorWatch(records, "birds", lambda: keys, clock=lambda: 1000.0)
+    return StateTransfer(SimpleNamespace(peer_id=own), records, None, Acquaintances(), anchors)
+
+
+def test_a_newcomer_takes_no_state_from_before_the_newest_signed_checkpoint_however_many_name_it():
+    old = {bytes([number]): claim(5, "old") for number in range(20)}
+    alone, with_one = newcomer(Claims(old)), newcomer(Claims(old | {TRAINER: claim(101)}))
+    assert (alone.look().newest_epoch, with_one.look().newest_epoch) == (5, 5), "who is told of no checkpoint"
+    alone.reached_epoch = with_one.reached_epoch = 100
+    assert (alone.look().newest_epoch, with_one.look().newest_epoch) == (0, 101)
+
+
+def test_an_anchor_that_speaks_now_may_return_to_before_the_newest_checkpoint(tmp_path):
+    key = PublisherKey.load_or_create(tmp_path / "key.pem")
+    digest = "a" * 64
+    said = signed_record(key, "birds", epoch=98, digest=digest, time=990.0, roster=[], returns=True)
+    seen = newcomer(Claims({TRAINER: claim(98, digest)}, [said]), [key.public])
+    seen.reached_epoch = 100
+    assert (seen.look().verdict().epoch, seen.look().verdict().is_anchored) == (98, True)
