@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.printing.consoles import open_progress
+
 from .counted import counted
 from .endpoint import prepare_hub_client
 from .one_line_errors import run_command_line
@@ -182,11 +184,10 @@ def publish_dataset(
       hub-tools publish dataset shards my-org/birds-codes --private --license cc-by-4.0
       hub-tools publish dataset shards my-org/birds-codes --credits "Photographs: A. Finch"
     """
-    from rich.progress import Progress
 
     from .publishing import dataset_publishing
 
-    with Progress(transient=True) as progress:
+    with open_progress(transient=True) as progress:
         task = progress.add_task("Checking shards", total=None)
         dataset = dataset_publishing.inspect_shards(
             folder, lambda done, total: progress.update(task, completed=done, total=total)
@@ -195,7 +196,7 @@ def publish_dataset(
         f"{counted(len(dataset.shards), 'shard')}, {counted(dataset.num_rows, 'record')}, "
         f"{dataset.num_bytes:,} bytes: all readable"
     )
-    with Progress(transient=True) as progress:
+    with open_progress(transient=True) as progress:
         task = progress.add_task("Publishing shards", total=None)
         published = dataset_publishing.publish_checked_dataset(
             dataset,

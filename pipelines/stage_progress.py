@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from hub_tools.printing.consoles import PrintableConsole
+from hub_tools.printing.consoles import PrintableConsole, open_progress
 
 OnProgress = Callable[[str, int, int | None, str], None]
 """Called with the stage, what is done, what is to do (None: unknown) and a few words for people."""
@@ -30,7 +30,7 @@ def stage_progress(console: Console | None = None) -> Iterator[OnProgress]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[detail]}"),
     )
-    with Progress(*columns, console=console) as progress:
+    with open_progress(*columns, console=console) as progress:
         yield _bar_reporter(progress)
 
 

@@ -2,20 +2,32 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.highlighter import Highlighter
 from rich.segment import Segment
+from rich.status import Status
 from rich.text import Text
 
 from .printable import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 UNWRAPPED = 400
 """Columns of a file or pipe; rich would assume 80, and cut a log's lines at words."""
 
 
 class PrintableConsole(Console):
-    """A console for foreign text."""
+    """A console for foreign text, in which brackets are no markup unless a call says so with `markup=True`."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"markup": False, **how})
+
+    def status(self, status: RenderableType, **how: Any) -> Status:
+        """See `Console.status`."""
+        return PrintableStatus(_literal(status), console=self, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
         """See `Console.render_str`; before the text is measured."""
@@ -26,6 +38,37 @@ class PrintableConsole(Console):
         for segment in super().render(renderable, options):
             style = segment.style.update_link() if segment.style and segment.style.link else segment.style
             yield segment if segment.control else Segment(printable(segment.text, keeps_lines=True), style)
+
+
+class PrintableStatus(Status):
+    """A line of state in which brackets are no markup."""
+
+    def update(self, status: RenderableType | None = None, **how: Any) -> None:
+        """See `Status.update`."""
+        super().update(_literal(status), **how)
+
+
+def _literal(shown: Any) -> Any:
+    return Text(printable(shown)) if isinstance(shown, str) else shown
+
+
+class MakesPrintable(Highlighter):
+    """Makes the text of a bar printable before it is measured."""
+
+    def highlight(self, text: Text) -> None:
+        """See `Highlighter.highlight`."""
+        text.plain = printable(text.plain)
+
+
+def open_progress(*columns: "ProgressColumn", console: Console | None = None, transient: bool = False) -> "Progress":
+    """Return progress bars in whose columns of text brackets are no markup; on the standard output by default."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = columns or (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    for column in columns:
+        if type(column) is TextColumn:
+            column.markup, column.highlighter = False, MakesPrintable()
+    return Progress(*columns, console=console or open_console(), transient=transient)
 
 
 def open_console(*, stderr: bool = False) -> PrintableConsole:

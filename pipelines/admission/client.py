@@ -27,6 +27,7 @@ from huggingface_hub import HfApi
 
 from hub_tools.checks import is_number
 from hub_tools.hub_client import request_json
+from hub_tools.printing.printable import one_line
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, HubAccount, NoRightsError
 from pipelines.admission.identity import existing_identity_file, read_identity
 from pipelines.admission.settings import Door, is_on_this_machine
@@ -250,7 +251,7 @@ class ServiceTokens:
             status, answer = self._ask(request)
         if (status, answer.get("reason")) == (401, "no_token"):
             status, answer = self._ask_with_token(request)
-        said = " ".join(str(answer.get("message", "")).split())[:500] or f"it answers {status}"
+        said = one_line(answer.get("message", ""), 500) or f"it answers {status}"
         if answer.get("reason") == "no_proof":
             said += f" If so, its key is not the run's: dalle-collab run authorize {self._repository}"
         if status == 429 or status >= 500 or answer.get("reason") == "no_proof":

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hub_tools.printing.consoles import open_progress
 from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.chaos_report import ChaosReport, Events, Window, make_report
 from pipelines.chaos.chaos_swarm import ChaosSwarm, SwarmPlan
@@ -64,7 +66,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
 
         def inject(seconds: float) -> None:
             for line in injection.advance(seconds):
-                progress.console.print(f"[dim]{seconds:6.1f} s[/dim] {line}")
+                progress.console.print(f"[dim]{seconds:6.1f} s[/dim] {escape(line)}", markup=True)
 
         memory = _memory(swarm)
         chaos = _let_pass(swarm, plan.duration_seconds, progress, "with faults", inject)
@@ -203,4 +205,4 @@ def _write(
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    return open_progress(*columns, console=console, transient=True)

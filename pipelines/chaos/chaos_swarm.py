@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from hub_tools.local_hub import LocalHub
 from pipelines.chaos.chaos_processes import (
@@ -142,7 +143,9 @@ class ChaosSwarm:
                 continue
             if trainer.name not in self._restarts:
                 trainer.num_unexpected_exits += 1
-                self._console.print(f"[red]{trainer.name} died by itself:[/red] {trainer.last_words()}")
+                self._console.print(
+                    f"[red]{trainer.name} died by itself:[/red] {escape(trainer.last_words())}", markup=True
+                )
                 self._restarts[trainer.name] = time.monotonic() + 1.0
             if time.monotonic() >= self._restarts[trainer.name]:
                 del self._restarts[trainer.name]
@@ -160,7 +163,7 @@ class ChaosSwarm:
         self._restarts[trainer.name] = time.monotonic() + seconds_until_back
         if not trainer.ends_without_a_child():
             trainer.num_unexpected_exits += 1
-            self._console.print(f"[red]{trainer.name} hangs:[/red] one of its processes was killed")
+            self._console.print(f"[red]{trainer.name} hangs:[/red] one of its processes was killed", markup=True)
         self.orphans += trainer.kill()
 
     def start_attack(self, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_console
 from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.faults.fault_script import ServingFault
 from pipelines.command_line.terminal.setting_options import parse_settings
@@ -90,13 +91,12 @@ def chaos(
     if dry_run:
         typer.echo(script_text(planned), nl=False)
         return
-    from rich.console import Console
 
     from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
     from pipelines.chaos.chaos_swarm import SwarmPlan
     from pipelines.chaos.ending import ends_on_signals
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     plan = ChaosPlan(
         swarm=SwarmPlan(
             folder=output.resolve(),
@@ -122,6 +122,7 @@ def chaos(
 
 def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") -> None:  # noqa: F821 - see above
     from rich.table import Table
+    from rich.text import Text
 
     losses = list(report.evaluation_losses.values())
     table = Table("figure", "value", title=counted(report.num_faults, "fault"))
@@ -141,12 +142,13 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     for name, value in report.serving.items():
         table.add_row(name.removeprefix("num_").replace("_", " "), str(value))
     for name, is_met in report.criteria.items():
-        table.add_row(name, "[green]yes[/green]" if is_met else "[red]no[/red]")
+        table.add_row(name, Text("yes", "green") if is_met else Text("no", "red"))
     console.print(table)
     if report.reference_busy_share > MAX_BUSY_SHARE:
         console.print(
             "[yellow]The CPUs were saturated even without faults, so goodput says more about this machine than about "
-            "the training.[/yellow] Stop other programs, or use fewer --peers."
+            "the training.[/yellow] Stop other programs, or use fewer --peers.",
+            markup=True,
         )
     console.print(f"See {output / 'timeline.png'} and {output / 'report.json'}.")
 

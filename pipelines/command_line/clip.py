@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hub_tools.printing.consoles import open_console
 from pipelines.command_line.data.filter_options import CaptionLines
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def _read_picture(path: Path) -> "torch.Tensor":
 
 
 def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table: Any = Table(title="CLIP", show_header=False)
@@ -161,4 +161,4 @@ def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[s
     table.add_row("time", f"{report.seconds:.0f} s")
     for reason, count in dropped.most_common():
         table.add_row("left out", f"{count:,} {reason}")
-    Console().print(table)
+    open_console().print(table)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_progress
 
 if TYPE_CHECKING:
     import torch
@@ -183,13 +184,12 @@ def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "tor
     """
     import numpy as np
     import torch
-    from rich.progress import Progress
 
     from pipelines.data_preparation.sources.finding import find_sources
 
     sources = find_sources(paths)
     pictures = []
-    with Progress(transient=True) as progress:
+    with open_progress(transient=True) as progress:
         task = progress.add_task("reading pictures", total=max_pictures)
         for picture in _decoded_pictures(sources, image_size):
             pictures.append(picture)
@@ -215,7 +215,7 @@ def _decoded_pictures(sources: list, image_size: int) -> Iterator:
 
 
 def _train_with_progress(codec: "VQGANCodec", images: "torch.Tensor", options: object, *, start_anew: bool) -> bool:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from pipelines.image_codes.codec_training import CodecTrainingProgress, random_batches, train_codec
 
@@ -227,7 +227,7 @@ def _train_with_progress(codec: "VQGANCodec", images: "torch.Tensor", options: o
         TextColumn("{task.description}"),
     )
     batches = random_batches(images, options.batch_size, options.seed, codec.codebook.device)
-    with Progress(*columns) as bar:
+    with open_progress(*columns) as bar:
         task = bar.add_task("placing the codebook", total=options.num_steps)
 
         def on_step(progress: CodecTrainingProgress) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -343,6 +344,6 @@ def emoji_tars(
 
 
 def _progress() -> "rich.progress.Progress":  # noqa: F821 - imported below, so that --help stays fast
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return open_progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

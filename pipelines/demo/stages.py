@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 
 from pipelines.demo.running.finished_work import FinishedWork, remove
 from pipelines.demo.running.programs import Program, start_program, stop_all
@@ -57,7 +58,7 @@ class Stages:
             elapsed, inside = time.monotonic() - started, sum(self.seconds.values()) - inside_before
             self.seconds[name] = round(self.seconds.get(name, 0.0) + elapsed - inside, 1)
             self.finished.save()
-        self.lines.say(f"[green]done[/green] {description} [dim]({elapsed:.0f} s)[/dim]", markup=True)
+        self.lines.say(f"[green]done[/green] {escape(description)} [dim]({elapsed:.0f} s)[/dim]", markup=True)
 
     def once(
         self,
@@ -80,7 +81,7 @@ class Stages:
         key = piece or name
         found = self.finished.find(key, inputs)
         if found is not None and is_there():
-            self.lines.say(f"[green]kept[/green] {description}", markup=True)
+            self.lines.say(f"[green]kept[/green] {escape(description)}", markup=True)
             return found.result
         if self.finished.was_done(key) or not continues:
             for path in outputs:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
 from pipelines.demo.running_spaces import read_addresses
@@ -141,7 +142,7 @@ def _score_in_words(score: SceneScore) -> str:
 def show_end(summary: DemoSummary, folder: Path, repository: str, console: Console) -> None:
     """Print the figures, where the pictures are, and one line on how to explore further."""
     for name, value in figure_rows(summary):
-        console.print(f"  [bold]{name}[/bold]: {value}", highlight=False)
+        console.print(Text.assemble("  ", (name, "bold"), f": {value}"), highlight=False)
     console.print(f"Look at {folder / 'grid.png'} and {folder / 'summary.html'}.", highlight=False)
     console.print(f"Open the run's pages again: `dalle-collab demo spaces --output {folder}`.", highlight=False)
     console.print(

@@ -13,6 +13,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from rich.console import Console
+from rich.markup import escape
 
 from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
@@ -138,7 +139,7 @@ def train_to_the_end(line: Line) -> None:
     plan = line.plan
     description = f"Training together: {counted(plan.num_trainers, 'peer')} and an auxiliary peer"
     if published_epoch(line.hub, line.accounts.organiser, plan) >= plan.num_epochs:
-        line.stages.lines.say(f"[green]kept[/green] {description}", markup=True)
+        line.stages.lines.say(f"[green]kept[/green] {escape(description)}", markup=True)
         return
     with line.stages.stage("training", description):
         train_together(line.stages, plan, line.accounts, line.hub)

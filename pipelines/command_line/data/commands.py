@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.data.deduplicate import deduplicate
 from pipelines.command_line.data.download import download
 from pipelines.command_line.data.prepare import prepare
@@ -23,11 +24,10 @@ def verify(
 
       dalle-collab data verify my-dataset
     """
-    from rich.progress import Progress
 
     from pipelines.data_preparation.inspection.verification import verify_folder
 
-    with Progress(transient=True) as bar:
+    with open_progress(transient=True) as bar:
         task = bar.add_task("verifying shards", total=None)
         report = verify_folder(folder, lambda done, total: bar.update(task, completed=done, total=total))
     for problem in report.problems:
@@ -55,11 +55,10 @@ def diff(
 
       dalle-collab data diff my-dataset my-dataset-v2
     """
-    from rich.progress import Progress
 
     from pipelines.data_preparation.inspection.dataset_diff import compare_datasets
 
-    with Progress(transient=True) as bar:
+    with open_progress(transient=True) as bar:
         task = bar.add_task("comparing shards", total=None)
         found = compare_datasets(old, new, lambda done, total: bar.update(task, completed=done, total=total))
     typer.echo(

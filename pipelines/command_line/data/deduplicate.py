@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.data.filter_options import Places, with_filter_options
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def deduplicate(
 
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --leave-out duplicates/duplicates.parquet
     """
-    from rich.progress import Progress
 
     from pipelines.data_preparation.sources.finding import find_sources
 
@@ -37,7 +37,7 @@ def deduplicate(
     from pipelines.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
     from pipelines.torch_devices import num_cores
 
-    with Progress(transient=True) as bar:
+    with open_progress(transient=True) as bar:
         task = bar.add_task("fingerprinting", total=len(found))
         report = find_duplicates(
             found,

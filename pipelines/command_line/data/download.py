@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.data.outcome_table import print_outcomes
 
 
@@ -40,7 +41,7 @@ def download(
 
       dalle-collab data prepare pictures --codec my-codec --output my-dataset --drop-unlabelled
     """
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from pipelines.data_preparation.downloading.download import DownloadOptions, download_list
     from pipelines.data_preparation.downloading.fetching import USER_AGENT, FetchingOptions
@@ -58,7 +59,7 @@ def download(
         ),
     )
     columns = (SpinnerColumn(), TextColumn("downloading {task.description}"), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as bar:
+    with open_progress(*columns, transient=True) as bar:
         task = bar.add_task("")
         report = download_list(
             addresses,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.data.engine_options import EngineChoice, EngineName, PartName
 from pipelines.command_line.data.filter_options import Places, with_filter_options
 from pipelines.command_line.data.outcome_table import print_outcomes
@@ -148,7 +149,6 @@ def _prepare_with_progress(
     """The result, or None if other parts are missing."""
     from rich.progress import (
         BarColumn,
-        Progress,
         TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
@@ -165,7 +165,7 @@ def _prepare_with_progress(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
+    with open_progress(*columns) as bar:
         task = bar.add_task("opening", total=sum(source.num_bytes for source in preparation.sources))
         started = time.monotonic()
 

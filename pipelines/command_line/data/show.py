@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_progress
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,6 @@ def show(
 def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.Tensor") -> "DatasetFacts":
     """Write the dataset's page, return its figures. pictures: (picture, 3, side, side) in [0, 1]."""
     import numpy as np
-    from rich.progress import Progress
 
     from hub_tools.atomic_files import write_text_whole
     from pipelines.data_preparation.inspection.dataset_facts import collect_facts
@@ -58,7 +58,7 @@ def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.
     from pipelines.data_preparation.preparation_manifest import load_manifest, load_report
     from pipelines.pages.dataset.dataset_page import DatasetPage, dataset_page
 
-    with Progress(transient=True) as bar:
+    with open_progress(transient=True) as bar:
         task = bar.add_task("counting", total=None)
         facts = collect_facts(folder, lambda done, total: bar.update(task, completed=done, total=total))
     manifest = load_manifest(folder)

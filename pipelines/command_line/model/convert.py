@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.printing.consoles import open_console
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -46,8 +48,6 @@ def convert(
     from pipelines.conversion.converted_folder import convert_checkpoint, require_paths
 
     require_paths(checkpoint, output)  # before torch is imported, so that a mistyped path is reported at once
-    from rich.console import Console
-    from rich.markup import escape
     from transformers.utils import logging
 
     from pipelines.conversion.checkpoint_sizes import UnseenSettings
@@ -62,14 +62,14 @@ def convert(
         pad_token_id=pad_token_id,
     )
     logging.disable_progress_bar()  # it would be drawn into ours
-    with Console(stderr=True).status("preparing") as status:
+    with open_console(stderr=True).status("preparing") as status:
         fast_tokenizer = None if tokenizer is None else _load_tokenizer(tokenizer)
         conversion = convert_checkpoint(
             checkpoint,
             output,
             unseen,
             tokenizer=fast_tokenizer,
-            on_stage=lambda stage: status.update(escape(stage)),
+            on_stage=lambda stage: status.update(stage),
         )
     _print_result(conversion, output)
 

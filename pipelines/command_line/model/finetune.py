@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hub_tools.printing.consoles import open_progress
 from pipelines.finetuning.finetuning_options import FinetuningOptions as Options
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ def _train(
 
 @contextmanager
 def _progress_bar(num_steps: int) -> "Iterator[Callable[[FinetuningProgress], None]]":
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("fine-tuning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}")) as bar:
+    with open_progress(*columns, TextColumn("{task.description}")) as bar:
         task = bar.add_task("starting", total=num_steps)
 
         def show(progress: "FinetuningProgress") -> None:

@@ -16,7 +16,6 @@ def ledger(
 
       dalle-collab run ledger my-org/birds
     """
-    from rich.console import Console
     from rich.progress import track
     from rich.table import Table
 
@@ -35,7 +34,7 @@ def ledger(
             f"{repository} has no ledger yet: an auxiliary peer publishes it with the metrics, for datasets of Parquet "
             "files. Start one: dalle-collab run assist ORG/RUN"
         )
-    shards = track(range(order.num_shards), "reading footers", console=Console(stderr=True), transient=True)
+    shards = track(range(order.num_shards), "reading footers", console=open_console(stderr=True), transient=True)
     size = sum(sum(order.sizes(shard)) for shard in shards)
     table = Table("pass", "records", "of", "share", "counted twice", "peers", "epochs", title=repository)
     passes = coverage(bookings)

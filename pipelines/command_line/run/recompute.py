@@ -29,7 +29,6 @@ def recompute(
     import random
 
     from huggingface_hub import HfApi
-    from rich.console import Console
     from rich.progress import track
     from rich.table import Table
 
@@ -69,7 +68,7 @@ def recompute(
     model, model_epoch = task.new_model(), 0
     table = Table("epoch", "parameters of", "peer", "records", "batches", "difference", title=repository)
     num_different = 0
-    for gradient in track(drawn, "computing", console=Console(stderr=True), transient=True):
+    for gradient in track(drawn, "computing", console=open_console(stderr=True), transient=True):
         if gradient.model_epoch != model_epoch:
             load_weights(RunSnapshot.read(repository, commits[gradient.model_epoch]).download_weights(), model)
             model_epoch = gradient.model_epoch

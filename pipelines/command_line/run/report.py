@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hub_tools.printing.consoles import open_console
+
 
 def report(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
@@ -20,14 +22,12 @@ def report(
     """
     import time
 
-    from rich.console import Console
-
     from hub_tools.atomic_files import write_text_whole
     from pipelines.training.metrics.course import gather_record
     from pipelines.training.metrics.loss_curve import draw_loss_curve
     from pipelines.training.metrics.report import report_markdown
 
-    with Console(stderr=True).status(f"reading {repository}"):
+    with open_console(stderr=True).status(f"reading {repository}"):
         now = time.time()
         record = gather_record(repository, now)
         picture = output.with_name(f"{output.stem}_loss_curve.png") if record.history else None

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_console
 
 
 def rollback(
@@ -31,11 +32,10 @@ def rollback(
 
       dalle-collab run rollback my-org/birds 12300
     """
-    from rich.console import Console
 
     from pipelines.training.repository.rollback import carry_out, plan_rollback
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     with console.status(f"Downloading and checking the checkpoint of epoch {epoch}"):
         plan = plan_rollback(repository, epoch, organiser_key)
     newest = f"from epoch {plan.newest_epoch} " if plan.newest_epoch else ""

@@ -54,7 +54,7 @@ def show_checks(
         found = [result.as_mapping() for result in results]
         typer.echo(json.dumps(dict(title=title, exit_code=code, results=found), indent=1))
     else:
-        console.print(_summary(results))
+        console.print(_summary(results), markup=True)
     raise typer.Exit(code)
 
 
@@ -74,19 +74,19 @@ def report_obstacles(console: "Console", repository: str, results: "Iterable[Che
 
 
 def _print_result(console: "Console", result: "CheckResult") -> None:
-    from rich.markup import escape
     from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     line = Table.grid(padding=(0, 1))
     line.add_column(width=7)
     line.add_column(overflow="fold")
-    line.add_row(MARKS[result.status], f"[bold]{escape(result.name)}[/bold]: {escape(result.seen)}")
+    line.add_row(Text.from_markup(MARKS[result.status]), Text.assemble((result.name, "bold"), f": {result.seen}"))
     console.print(line)
     if result.status in ("warn", "fail"):
         if result.expected:
-            console.print(Padding(f"expected: {escape(result.expected)}", (0, 0, 0, 8)), highlight=False)
-        console.print(Padding(f"cure: {escape(result.cure)}", (0, 0, 0, 8)), highlight=False)
+            console.print(Padding(f"expected: {result.expected}", (0, 0, 0, 8)), highlight=False)
+        console.print(Padding(f"cure: {result.cure}", (0, 0, 0, 8)), highlight=False)
 
 
 def _summary(results: "list[CheckResult]") -> str:

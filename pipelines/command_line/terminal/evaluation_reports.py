@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from hub_tools.counted import counted
+from hub_tools.printing.consoles import open_console
 from pipelines.evaluation.comparison import compare
 from pipelines.evaluation.report import (
     EvaluationReport,
@@ -25,7 +25,7 @@ def show_report(report: EvaluationReport, output: Path, *, as_json: bool) -> Non
     if as_json:
         typer.echo(path.read_text(encoding="utf-8"))
         return
-    Console().print(figures_table(report))
+    open_console().print(figures_table(report))
     typer.echo(f"{path}: {counted(len(report.measurement.figures), 'figure')}, in {report.seconds:.0f} s.")
 
 
@@ -40,7 +40,7 @@ def show_comparison(
     if as_json:
         typer.echo(path.read_text(encoding="utf-8"))
         return
-    Console().print(differences_table(*names, differences))
+    open_console().print(differences_table(*names, differences))
     for name, reason in (dict(first.left_out, **second.left_out)).items():
         typer.echo(f"{name} is left out: {reason}")
     typer.echo(f"{path} and {page_path}: {counted(len(differences), 'figure')} compared.")

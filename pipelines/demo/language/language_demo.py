@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
 from pipelines.demo.demo_plan import DemoPlan
@@ -194,7 +195,7 @@ def _write_summary(
 def show_language_end(summary: LanguageSummary, folder: Path, console: Console) -> None:
     """Print the figures, samples of the model's text, and where to find more."""
     for name, value in summary.rows:
-        console.print(f"  [bold]{name}[/bold]: {value}", highlight=False)
+        console.print(Text.assemble("  ", (name, "bold"), f": {value}"), highlight=False)
     for prompt, text in summary.continuations.items():
         console.print(f"  {prompt}|{text!r}", markup=False, highlight=False)
     console.print(f"Look at {folder / 'summary.html'}.", highlight=False)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 SECONDS_BETWEEN_LINES = 15.0
 """In a file; people and programs that read along may count on 30, on a busy machine, too."""
@@ -60,7 +59,7 @@ class ProgressLines:
 
     @contextlib.contextmanager
     def _live(self) -> Iterator[None]:
-        with self.console.status(escape(f"{self._text(with_time=False)} ...")) as self._status:
+        with self.console.status(f"{self._text(with_time=False)} ...") as self._status:
             try:
                 yield
             finally:
@@ -101,4 +100,4 @@ class ProgressLines:
 
     def _show(self) -> None:
         if self._status is not None:
-            self._status.update(escape(f"{self._text(with_time=False)} ..."))
+            self._status.update(f"{self._text(with_time=False)} ...")
