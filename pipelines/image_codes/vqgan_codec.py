@@ -22,8 +22,6 @@ from taming.modules.diffusionmodules.model import Decoder, Encoder
 from taming.modules.vqvae.quantize import GumbelQuantize, VectorQuantizer2
 from torch import nn
 
-from hub_tools.foreign.json_texts import read_json
-
 from .vqgan_config import CodecLoadError, VQGANConfig
 
 __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "CodecLoadError", "VQGANCodec", "VQGANConfig"]
@@ -234,20 +232,19 @@ def _locate(path_or_repo: str | os.PathLike, revision: str | None) -> tuple[Path
         raise CodecLoadError(
             f"There is no codec folder {path_or_repo}. Expected a folder or a Hub repository ORG/NAME."
         )
-    from hub_tools.foreign.downloads import fetch_file
+    from huggingface_hub import hf_hub_download
 
-    names = (CONFIG_NAME, WEIGHTS_NAME)
-    config, weights = (fetch_file(str(path_or_repo), name, revision=revision) for name in names)
-    return config, weights
+    paths = [hf_hub_download(str(path_or_repo), name, revision=revision) for name in (CONFIG_NAME, WEIGHTS_NAME)]
+    return Path(paths[0]), Path(paths[1])
 
 
 def _read_config(path: Path) -> VQGANConfig:
     try:
-        values = read_json(path)
+        values = json.loads(path.read_text(encoding="utf-8"))
         if not values.get("linear_shortcut"):  # of older versions, and only then without a meaning
             values.pop("linear_shortcut", None)
         return VQGANConfig(**values)
-    except (TypeError, AttributeError, ValueError) as error:
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise CodecLoadError(f"{path} is not a codec configuration of this version: {error}") from error
 
 

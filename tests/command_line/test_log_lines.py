@@ -49,7 +49,7 @@ def log():
 def test_what_is_printed_for_people_becomes_lines_with_time_and_level(log):
     console = LogLines.console()
     with console.status("training"):
-        console.print("Published [bold]epoch 3[/] as commit abc.", "x" * 300)
+        console.print("Published [bold]epoch 3[/] as commit abc.", "x" * 300, markup=True)
         console.print("one\n\ntwo")
     lines = log.getvalue().splitlines()
     assert [line.split(" ", 3)[2] for line in lines] == ["INFO"] * 3

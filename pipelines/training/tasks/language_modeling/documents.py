@@ -6,6 +6,7 @@ from typing import TypeGuard
 import datasets
 import pyarrow as pa
 from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from hub_tools.foreign.downloads import listed_files
 from hub_tools.one_line_errors import explain_error
@@ -20,7 +21,10 @@ DOCUMENTS_PER_READ = 64
 DOCUMENTS_LOOKED_AT = 1000
 """How many records a check reads to find a document that is not empty."""
 
-UNREADABLE = (DatasetNotFoundError, DataFilesNotFoundError, FileNotFoundError, ValueError)
+UNREADABLE = (
+    DatasetNotFoundError, DataFilesNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, FileNotFoundError,
+    ValueError,
+)  # fmt: skip
 """What `datasets` raises for a dataset that there is not."""
 
 MOST_CHARACTERS = 2**18
