@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 from datasets.exceptions import DatasetsError
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from hub_tools.foreign.downloads import listed_files
 from hub_tools.hub_client import is_outage
@@ -96,7 +97,7 @@ def _open(source: LabelledSource) -> Mapping[str, datasets.IterableDataset]:
         return datasets.load_dataset(
             source.repository, source.configuration or None, revision=source.revision, streaming=True
         )
-    except (DatasetsError, FileNotFoundError, ValueError) as error:
+    except (DatasetsError, RepositoryNotFoundError, RevisionNotFoundError, FileNotFoundError, ValueError) as error:
         if is_outage(error):
             raise
         raise ValueError(f"The dataset {source.name} cannot be read: {explain_error(error)}") from error
