@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hub_tools.checks import is_number
-
-from .checks import check_positive
+from .checks import check_positive, is_number
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, JobInfo

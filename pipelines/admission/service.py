@@ -361,6 +361,6 @@ async def _request_in(request: Request) -> AdmissionRequest:
         raise Refusal(408, "bad_request", f"The request took longer than {MAX_SECONDS_TO_SEND:.0f} s.") from None
     try:
         return AdmissionRequest.from_mapping(parse_json(content))
-    except (ValueError, RecursionError) as error:
-        problem = "the body is not JSON" if isinstance(error, (json.JSONDecodeError, RecursionError)) else str(error)
+    except ValueError as error:
+        problem = "the body is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
         raise Refusal(400, "bad_request", f"The request is invalid: {problem}. {UPDATE}") from None

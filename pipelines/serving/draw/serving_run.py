@@ -41,8 +41,6 @@ from pipelines.training.run.versions import package_version
 
 logger = logging.getLogger(__name__)
 
-"""Of a checkpoint; templates are for chats."""
-
 SECONDS_TO_FINISH = 30.0
 """What those who are being served get when a server leaves."""
 
