@@ -148,7 +148,14 @@ def run_in_a_terminal(hub, *arguments, answers):
     return process.wait(60), shown.decode()
 
 
-@pytest.mark.parametrize("kind", ["tokenizer_config__json", "processor_config__json", "config__json"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tokenizer_config__json",
+        pytest.param("processor_config__json", marks=pytest.mark.long),
+        pytest.param("config__json", marks=pytest.mark.long),
+    ],
+)
 def test_code_in_a_run_is_not_run_and_nobody_is_asked_about_it(training_material, without_address, tmp_path, kind):
     marker, name = tmp_path / "code has run", f"org/hostile-{kind.partition('_')[0]}"
     run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))

@@ -246,6 +246,7 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     assert written and [path for path in written if token_of_alice.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.long
 @needs_browser
 def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):
     with started_space(bundle, environment) as (space, address):

@@ -141,6 +141,7 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
     assert "needs --swarm or --blocks." in the_line(generate(commands, run, tmp_path, "--audit"))
 
 
+@pytest.mark.long
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
     from drawn_runs import tiny_model
 
@@ -265,6 +266,7 @@ def test_a_machine_that_the_run_does_not_fit_reads_so_before_anything_is_downloa
         run.change(required_versions={})
 
 
+@pytest.mark.long
 def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, commands, tmp_path):
     """All trainers have left, and so has the entry that the run's settings name."""
     with drawn_run(hub, tmp_path, "orphaned-run") as run:

@@ -205,6 +205,7 @@ def test_a_request_for_something_else_reads_what_there_is(run, changes, code, sa
     assert refusal.value.code == code
 
 
+@pytest.mark.long
 def test_where_an_authority_admits_nobody_else_is_answered(hub, commands, tmp_path):
     with drawn_run(hub, tmp_path, "closed-run") as run, running_service(hub, run.name, tmp_path) as service:
         address, key = service.address, public_text(service.key)
@@ -230,6 +231,7 @@ def test_where_an_authority_admits_nobody_else_is_answered(hub, commands, tmp_pa
         assert refusal.value.code == "not admitted"
 
 
+@pytest.mark.long
 def test_many_peers_at_one_address_have_no_more_room_than_an_address_may_have(hub, tmp_path):
     """Peer ids cost nothing: what the organiser grants an address is all that they get, and they are refused typed."""
     with drawn_run(hub, tmp_path, "crowded-run") as run:
@@ -267,6 +269,7 @@ def test_many_peers_at_one_address_have_no_more_room_than_an_address_may_have(hu
         asyncio.run(crowd())
 
 
+@pytest.mark.long
 def test_where_everybody_may_draw_strangers_do_and_members_alone_serve(hub, commands, tmp_path):
     with drawn_run(hub, tmp_path, "generous-run") as run, running_service(hub, run.name, tmp_path) as service:
         address, key = service.address, public_text(service.key)

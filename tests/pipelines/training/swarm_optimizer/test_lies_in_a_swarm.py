@@ -8,6 +8,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 TARGET = 300
 
 
+@pytest.mark.long
 def test_three_trainers_go_on_while_one_process_lies_about_epochs_samples_and_states(
     tmp_path,
 ):

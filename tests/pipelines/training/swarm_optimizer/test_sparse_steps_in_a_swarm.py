@@ -69,6 +69,7 @@ def test_four_peers_train_and_end_with_equal_parameters_for_a_few_bytes(tmp_path
     assert sent <= run.num_epochs * 4 * 3 * size_of_a_contribution(run)
 
 
+@pytest.mark.long
 def test_contributions_larger_than_a_sockets_buffer_are_averaged_by_their_samples(tmp_path):
     log = tmp_path / "pair.log"
     pair = ForkedProcess(fork_server(), str(SUPPORT / "contribution_pair.py"), [], log)
@@ -89,6 +90,7 @@ def test_contributions_travel_while_the_next_epoch_is_computed(tmp_path):
     assert_equal_bits(*final_parameters(swarm, *peers))
 
 
+@pytest.mark.long
 def test_members_of_a_run_with_an_authority_contribute(hub, tmp_path):
     run, names = sparse_run(run_id="sparse", num_epochs=3), ("anna", "bert", "client")
     tokens = {name: hub.create_user(f"{name}-of-sparse") for name in names}
