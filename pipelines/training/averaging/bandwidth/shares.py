@@ -127,11 +127,11 @@ def seen_in_time(members: Sequence[Member], num_mbit: float, most_seconds: float
 def seconds_needed(members: Sequence[Member], num_mbit: float, most_seconds: float) -> float | None:
     """Return how long a round of a vector of so many Mbit takes by the links of all that are `seen_in_time`.
 
-    What others announce makes nobody wait. None: too little has been seen to tell.
+    What others announce makes nobody wait. One that alone was seen sends its own vector, at least. None: nobody was.
     """
     seen = [member for member in seen_in_time(members, num_mbit, most_seconds) if member.sends or member.reduces]
     if len(seen) < 2 or not any(member.reduces for member in seen):
-        return None
+        return max((num_mbit / bounded(member.link.up) for member in seen if member.sends), default=None)
     return num_mbit * duration_of(seen, shares_of(seen))
 
 

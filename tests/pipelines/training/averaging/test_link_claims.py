@@ -206,5 +206,13 @@ def test_who_says_nothing_of_a_link_is_waited_for_at_what_it_has_delivered():
     assert seconds_needed(members, 60.0, MOST_SECONDS) == pytest.approx(60.0 * (4 / 3) / 40.0)
 
 
+def test_of_two_the_one_that_was_late_has_the_time_for_its_own_vector():
+    """In a round that failed, only the slower one's rate was seen: the next one lasts as long as that takes."""
+    late = {named(PEERS[1]): Seen(num_rounds=0, mbit=3.0)}
+    members = members_of(PEERS[:2], [statement(40.0, seen=late), statement(None)])
+    assert seconds_needed(members, 60.0, MOST_SECONDS) == pytest.approx(60.0 / 3.0)
+    assert seconds_needed(members, 60.0, 19.0) is None, "who needs longer than a round may take"
+
+
 def test_nothing_is_known_of_a_group_of_strangers():
     assert seconds_needed(members_of(PEERS, [statement(0.01), *[statement(100.0)] * 4]), 1000.0, MOST_SECONDS) is None
