@@ -124,8 +124,10 @@ class Anchor:
         self._next_look = time.monotonic() + (SECONDS_BETWEEN_LOOKS if is_signed else SECONDS_BETWEEN_LOOKS_TO_SIGN)
         self._survey = seen = self._optimizer.state_transfer.look()
         self._returns |= self._has_come_back_to_strangers(seen)
-        if self._optimizer.is_out_of_step or seen.newest_epoch > self._held_epoch + 1:
-            self._catch_up(seen.newest_epoch)
+        # After the last epoch no round follows in which it would see that its own word is out of date.
+        newest = seen.newest_epoch(is_overdue=self._optimizer.tracker.global_epoch >= self._optimizer.run.num_epochs)
+        if self._optimizer.is_out_of_step or newest > self._held_epoch + 1:
+            self._catch_up(newest)
 
     def _has_come_back_to_strangers(self, seen: StateSurvey) -> bool:
         """Return whether the run has long gone on without this anchor, and there is nobody in it to believe."""

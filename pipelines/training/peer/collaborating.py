@@ -115,7 +115,7 @@ def collaboration(
             children=dht.children,
         )
         stack.callback(optimizer.shutdown)
-        if optimizer.state_transfer.look().newest_epoch > 0:
+        if optimizer.state_transfer.look().newest_epoch() > 0:
             optimizer.load_state_from_peers()
         optimizer.share_state()
         with _ended_by_ctrl_c():  # said before leaving, which takes seconds

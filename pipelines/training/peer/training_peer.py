@@ -192,7 +192,7 @@ class TrainingPeer:
             RunFinishedError: the run is at its last epoch.
         """
         source = "start"
-        if self.optimizer.state_transfer.look().newest_epoch > 0:
+        if self.optimizer.state_transfer.look().newest_epoch() > 0:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state_averager.state_epoch > 0:
             source = "peers"

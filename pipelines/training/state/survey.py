@@ -52,10 +52,9 @@ class StateSurvey:
         votes = one_vote_each((voice, vote) for voice, vote in claimed if vote[0] >= epoch)
         return 2 * len(present) >= len(set(voices.values())) and 2 * votes.count((epoch, digest)) > len(votes)
 
-    @property
-    def newest_epoch(self) -> int:
-        """The epoch that the run's state has reached; 0 if there is none that this peer believes in."""
-        if (verdict := self.verdict()) is not None:
+    def newest_epoch(self, *, is_overdue: bool = False) -> int:
+        """Return the epoch that the run's state has reached; 0 if there is none that this peer believes in."""
+        if (verdict := self.verdict(is_overdue=is_overdue)) is not None:
             return verdict.epoch
         return int(self.anchorage.present.epoch) if self.anchorage.present else 0
 

@@ -248,8 +248,8 @@ def have_others_moved_on(parts: EpochParts) -> bool:
     if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
         return True
     if parts.run.delay_gradient_averaging:
-        return parts.transfer.look().newest_epoch >= parts.epoch
+        return parts.transfer.look().newest_epoch() >= parts.epoch
     anchor = parts.transfer.look_at_anchors().present
     if anchor is not None and anchor.epoch > parts.epoch:
         return True
-    return not parts.acquaintances.know_somebody and parts.transfer.look().newest_epoch > parts.epoch
+    return not parts.acquaintances.know_somebody and parts.transfer.look().newest_epoch() > parts.epoch

@@ -8,7 +8,7 @@ import time
 import pytest
 from assistants import assistant
 from ledger_runs import Trainer
-from published_runs import kill_family
+from published_runs import family_of, kill_family
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -57,7 +57,7 @@ def seconds_to_leave(trainers, *others, seconds=300.0):
     return [ended[number] - over for number in range(len(processes))]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_everybody_leaves_within_seconds_of_the_last_epoch(training_material, tmp_path):
     with short_run(training_material, tmp_path, f"ending-run-{tmp_path.name[-1]}") as (repository, auxiliary, trainers):
         seconds = seconds_to_leave(trainers, auxiliary)
@@ -74,16 +74,37 @@ def test_everybody_leaves_within_seconds_of_the_last_epoch(training_material, tm
     assert training_material.commands.run_program(program, repository).stdout.split() == ["True", "False"]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_trainers_whose_anchor_is_killed_in_the_last_epoch_leave_and_say_what_is_missing(training_material, tmp_path):
     with short_run(training_material, tmp_path, f"orphaned-run-{tmp_path.name[-1]}") as (
         repository,
         auxiliary,
         trainers,
     ):
-        auxiliary.wait_until(lambda look: look["swarm_epoch"] >= NUM_EPOCHS - 1, "in the last epoch", seconds=120)
+        auxiliary.wait_until(lambda look: look["swarm_epoch"] >= NUM_EPOCHS - 1, "in the last epoch", seconds=240)
         kill_family(auxiliary.process.pid)
         seconds = seconds_to_leave(trainers)
     assert max(seconds) < SECONDS_TO_LEAVE + SECONDS_TO_CLOSE, f"{seconds}"
     said = (tmp_path / "first.log").read_text()
     assert "Waited 20 s in vain until an anchor has signed" in said and f"run assist {repository}" in said
+
+
+@pytest.mark.timeout(600)
+def test_an_anchor_that_has_slept_through_the_last_round_signs_the_state_that_the_others_have(
+    training_material, tmp_path
+):
+    """Seen before: its own statement of the epoch before hid the last state from it, and everybody waited in vain."""
+    with short_run(training_material, tmp_path, f"slept-run-{tmp_path.name[-1]}") as (repository, auxiliary, trainers):
+        auxiliary.wait_until(lambda look: look["swarm_epoch"] >= NUM_EPOCHS - 1, "in the last epoch", seconds=240)
+        family = family_of(auxiliary.process.pid)
+        for process in family:
+            process.suspend()
+        deadline = time.monotonic() + 120
+        while not all(NUM_EPOCHS - 1 in trainer.epochs() for trainer in trainers):
+            assert time.monotonic() < deadline, "the trainers have not ended the last epoch without their anchor"
+            time.sleep(0.05)
+        for process in family:
+            process.resume()
+        seconds = seconds_to_leave(trainers, auxiliary)
+    state = json.loads(training_material.file(repository, "run_state.json").read_text(encoding="utf-8"))
+    assert state["epoch"] == NUM_EPOCHS and max(seconds) < 2 * SECONDS_TO_LEAVE, f"{seconds}"

@@ -35,26 +35,32 @@ def seen_with(claims=None, epochs=None, voters=(), *, has_anchors=True, anchor_e
 
 def test_in_a_run_with_anchors_claims_of_strangers_say_nothing():
     seen = seen_with({STRANGER: claim(9, "wrong")}, {STRANGER: 9})
-    assert seen.verdict() is None and seen.newest_epoch == 0
+    assert seen.verdict() is None and seen.newest_epoch() == 0
     assert seen.is_without_word and seen.is_among_strangers
 
 
 def test_known_voters_are_believed_while_no_anchor_is_there():
     seen = seen_with({TRAINER: claim(5), STRANGER: claim(9, "wrong")}, {TRAINER: 5, STRANGER: 9}, voters={TRAINER})
-    assert (seen.newest_epoch, seen.verdict().digest) == (5, "right")
+    assert (seen.newest_epoch(), seen.verdict().digest) == (5, "right")
     assert not seen.is_without_word and not seen.is_among_strangers
 
 
 def test_an_anchor_whose_state_nobody_serves_yet_still_says_which_epoch_it_is():
     seen = seen_with({STRANGER: claim(4, "wrong")}, {STRANGER: 4}, anchor_epoch=4)
-    assert seen.verdict() is None and seen.newest_epoch == 4
+    assert seen.verdict() is None and seen.newest_epoch() == 4
     assert seen.is_without_word and not seen.is_among_strangers
+
+
+def test_an_anchors_word_hides_a_state_one_epoch_ahead_until_it_is_overdue():
+    ahead = {TRAINER: claim(5), STRANGER: claim(9, "wrong")}
+    seen = seen_with(ahead, {TRAINER: 5, STRANGER: 9}, voters={TRAINER}, anchor_epoch=4)
+    assert (seen.newest_epoch(), seen.newest_epoch(is_overdue=True)) == (4, 5)
 
 
 @pytest.mark.parametrize("believes_strangers", [True, False])
 def test_without_anchors_all_claims_count_for_who_knows_nobody(believes_strangers):
     seen = seen_with({STRANGER: claim(3)}, {STRANGER: 3}, has_anchors=False, believes_strangers=believes_strangers)
-    assert seen.newest_epoch == (3 if believes_strangers else 0)
+    assert seen.newest_epoch() == (3 if believes_strangers else 0)
     assert not seen.is_without_word and not seen.is_among_strangers
 
 
@@ -154,9 +160,9 @@ def newcomer(records, keys=()):
 def test_a_newcomer_takes_no_state_from_before_the_newest_signed_checkpoint_however_many_name_it():
     old = {bytes([number]): claim(5, "old") for number in range(20)}
     alone, with_one = newcomer(Claims(old)), newcomer(Claims(old | {TRAINER: claim(101)}))
-    assert (alone.look().newest_epoch, with_one.look().newest_epoch) == (5, 5), "who is told of no checkpoint"
+    assert (alone.look().newest_epoch(), with_one.look().newest_epoch()) == (5, 5), "who is told of no checkpoint"
     alone.reached_epoch = with_one.reached_epoch = 100
-    assert (alone.look().newest_epoch, with_one.look().newest_epoch) == (0, 101)
+    assert (alone.look().newest_epoch(), with_one.look().newest_epoch()) == (0, 101)
 
 
 def test_an_anchor_that_speaks_now_may_return_to_before_the_newest_checkpoint(tmp_path):
