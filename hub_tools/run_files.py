@@ -7,6 +7,7 @@ CONFIG_FILE = "config.json"
 OPTIMIZER_FILE = "optimizer_state.safetensors"
 MANIFEST_FILE = "checkpoint_manifest.json"
 PUBLISHER_KEYS_FILE = "publisher_keys.json"
+ENTRIES_FILE = "entries.json"
 CARD_FILE = "README.md"
 PROCESSOR_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 """All that a tokenizer or a processor is read from."""

@@ -25,7 +25,7 @@ MOST_FILE_BYTES, MOST_BYTES = 2**26, 2**30
 """Of one file, and of all that are taken at once, besides weights and shards."""
 
 MOST_WEIGHTS_BYTES = 2**36
-"""Of weights and shards; those of a signed run are bounded by its manifest."""
+"""Of weights and shards; those of a signed run are bounded by its manifest, others by the model's parameters."""
 
 WEIGHTS_AND_SHARDS = (".safetensors", ".parquet")
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -49,11 +49,13 @@ def listed_files(repository: str, revision: str | None, repo_type: str | None = 
     return [entry for entry in entries if isinstance(entry, RepoFile)]
 
 
-def fetch_file(repository: str, name: str, *, revision: str | None = None, **options: Any) -> Path:
+def fetch_file(
+    repository: str, name: str, *, revision: str | None = None, most_weights_bytes: int | None = None, **options: Any
+) -> Path:
     """Do what `hf_hub_download` does with these options, unless the file is too large: TooLargeError."""
     found = hf_hub_download(repository, name, revision=revision, dry_run=True, **options)
     if not found.is_cached:
-        _check_sizes(repository, {name: found.file_size or 0})
+        _check_sizes(repository, {name: found.file_size or 0}, most_weights_bytes)
     path = Path(hf_hub_download(repository, name, revision=found.commit_hash, **options))
     if "local_dir" not in options:
         _remember(path.parents[name.count("/")], revision)
@@ -67,11 +69,13 @@ def fetch_files(
     repo_type: str | None = None,
     patterns: Sequence[str] | None = None,
     ignored: Sequence[str] | None = None,
+    most_weights_bytes: int | None = None,
     **options: Any,
 ) -> Path:
     """Do what `snapshot_download` does, unless too much matches: TooLargeError, and nothing is taken.
 
-    While the Hub is down, what is in the cache is returned.
+    `most_weights_bytes` is what weights and shards may have where that is less than `MOST_WEIGHTS_BYTES`. While the Hub
+    is down, what is in the cache is returned.
     """
     allowed, refused = (None if names is None else list(names) for names in (patterns, ignored))
     kind: dict[str, Any] = dict(repo_type=repo_type, allow_patterns=allowed, ignore_patterns=refused) | options
@@ -89,7 +93,7 @@ def fetch_files(
         except LocalEntryNotFoundError:
             raise error from None
     matching = filter_repo_objects(sizes, allow_patterns=allowed, ignore_patterns=refused)
-    _check_sizes(repository, {name: sizes[name] for name in matching})
+    _check_sizes(repository, {name: sizes[name] for name in matching}, most_weights_bytes)
     folder = Path(snapshot_download(repository, revision=commit, **kind))
     if "local_dir" not in options:
         _remember(folder, revision)
@@ -101,12 +105,13 @@ def folder_of(place: str | Path, *, revision: str | None, patterns: Sequence[str
     return Path(place) if Path(place).is_dir() else fetch_files(str(place), revision=revision, patterns=patterns)
 
 
-def _check_sizes(repository: str, sizes: dict[str, int]) -> None:
+def _check_sizes(repository: str, sizes: dict[str, int], most_weights_bytes: int | None) -> None:
+    most_weights = min(most_weights_bytes or MOST_WEIGHTS_BYTES, MOST_WEIGHTS_BYTES)
     for name, size in sizes.items():
-        most = MOST_WEIGHTS_BYTES if name.endswith(WEIGHTS_AND_SHARDS) else MOST_FILE_BYTES
+        most = most_weights if name.endswith(WEIGHTS_AND_SHARDS) else MOST_FILE_BYTES
         if size > most:
             raise TooLargeError(f"{name} of {repository} has {size} bytes, expected at most {most}; it is not taken.")
-    for are_large, most in ((True, MOST_WEIGHTS_BYTES), (False, MOST_BYTES)):
+    for are_large, most in ((True, most_weights), (False, MOST_BYTES)):
         total = sum(size for name, size in sizes.items() if name.endswith(WEIGHTS_AND_SHARDS) == are_large)
         if total > most:
             raise TooLargeError(

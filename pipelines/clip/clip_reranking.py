@@ -27,6 +27,9 @@ DEFAULT_CLIP = "ViT-B-32/openai"
 CLIP_CONFIG_FILE = "open_clip_config.json"
 CLIP_WEIGHTS_FILE = "open_clip_model.safetensors"
 
+MOST_CLIP_BYTES = 2**34
+"""Of a CLIP's weights: the largest published ones have two thirds of it."""
+
 Tokenize = Callable[[Sequence[str]], torch.Tensor]
 
 
@@ -166,7 +169,8 @@ def _local_folder(name: str, revision: str | None) -> Path:
     if folder is not None:
         return folder
     # Weights in other formats are pickles and are not downloaded.
-    return fetch_files(name, revision=revision, patterns=["*.json", "*.txt", CLIP_WEIGHTS_FILE])
+    patterns = ["*.json", "*.txt", CLIP_WEIGHTS_FILE]
+    return fetch_files(name, revision=revision, patterns=patterns, most_weights_bytes=MOST_CLIP_BYTES)
 
 
 def _load_folder(folder: Path, name: str) -> tuple[torch.nn.Module, Tokenize]:

@@ -53,7 +53,7 @@ def train(
     import torch
 
     from pipelines.clip.clip_training import ClipTrainingConfig, train_clip
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.image_codes.codec_code import open_codec
     from pipelines.stage_progress import stage_progress
 
     config = ClipTrainingConfig(
@@ -69,7 +69,7 @@ def train(
     )
     if cpu_threads is not None:
         torch.set_num_threads(cpu_threads)
-    image_codec = VQGANCodec.from_pretrained(codec) if codec else None
+    image_codec = open_codec(codec) if codec else None
     dropped: Counter[str] = Counter()
     pairs = captioned_pictures(pictures, dropped, image_size, limit=max_pictures, caption_lines=caption_lines)
     with stage_progress() as on_progress:

@@ -57,6 +57,7 @@ def train(
     find_sources(pictures)  # before torch is imported, so that a mistyped path is reported at once
     import torch
 
+    from pipelines.image_codes.codec_code import open_codec
     from pipelines.image_codes.codec_training import CodecTrainingOptions
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -71,7 +72,7 @@ def train(
         torch.set_num_threads(cpu_threads)
     torch.manual_seed(seed)
     if resume:
-        codec = VQGANCodec.from_pretrained(output, device=device)
+        codec = open_codec(output, device=device)
     else:
         codec = VQGANCodec(small_codec_config(image_size, grid, codebook_size, channels)).to(device)
     images = read_pictures(pictures, codec.config.image_size, max_pictures)
@@ -100,10 +101,10 @@ def show(
     """
     import torch
 
+    from pipelines.image_codes.codec_code import open_codec
     from pipelines.image_codes.picture_grid import picture_grid
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-    loaded = VQGANCodec.from_pretrained(codec)
+    loaded = open_codec(codec)
     images = read_pictures(pictures, loaded.config.image_size, num_pictures).float() / 255
     pairs = torch.stack([images, loaded.decode(loaded.encode(images))], dim=1).flatten(0, 1)
     picture_grid(pairs, columns=8 if len(images) > 1 else 2).save(output)

@@ -26,12 +26,10 @@ def captions_of(folder_or_dataset: str) -> Iterator[str]:
         return
     import datasets
 
-    from hub_tools.foreign.downloads import listed_files
+    from hub_tools.foreign.dataset_opening import opening_dataset
 
-    listed_files(folder_or_dataset, None, "dataset")  # bounded, as the next listing is not
-    # The anonymous Parquet export is on another host than the Hub in use.
-    datasets.config.USE_PARQUET_EXPORT = False
-    rows = datasets.load_dataset(folder_or_dataset, split="train", streaming=True).select_columns(["caption"])
+    with opening_dataset(folder_or_dataset, None):
+        rows = datasets.load_dataset(folder_or_dataset, split="train", streaming=True).select_columns(["caption"])
     yield from (row["caption"] for row in rows if row["caption"])
 
 

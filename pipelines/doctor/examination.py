@@ -52,8 +52,8 @@ class OpenedRun:
 
     @property
     def run(self) -> TrainingRun:
-        """The run's settings."""
-        return self.snapshot.run
+        """The run's settings, with the entry addresses that count."""
+        return self.snapshot.run_to_enter
 
 
 @dataclass(kw_only=True)
@@ -158,11 +158,11 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         return
     try:
         snapshot = hub_checks.retried(lambda: RunSnapshot.read(examination.repository))
-        task = open_task(snapshot.run, str(snapshot.download_signed()))
+        task, run = open_task(snapshot.run, str(snapshot.download_signed())), snapshot.run_to_enter
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("training run", error)
         return
-    examination.opened, run = OpenedRun(snapshot=snapshot, task=task), snapshot.run
+    examination.opened = OpenedRun(snapshot=snapshot, task=task)
     yield ok("training run", f"{run.run_id}, created with {PACKAGE} {run.package_version}")
     yield from check_admission(examination.repository, run, examination.caller)
 

@@ -137,7 +137,7 @@ def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
             cure = f"The auxiliary peer publishes it: dalle-collab run assist {snapshot.repository}"
             return unknown(name, "none yet", cure)
         started = time.monotonic()
-        epoch, not_finite = restore(snapshot.download_checkpoint(), task)
+        epoch, not_finite = restore(snapshot.download_checkpoint(task), task)
     except hub_checks.USER_ERRORS as error:
         return hub_checks.failure(name, error, "a checkpoint that can be restored")
     if not_finite:

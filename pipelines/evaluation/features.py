@@ -12,10 +12,10 @@ import torchvision.transforms.functional as vision
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from transformers import AutoImageProcessor, AutoModel
 
-from hub_tools.foreign.downloads import folder_of
 from hub_tools.places import local_folder
 from hub_tools.run_files import MODEL_FILES
 from pipelines.clip.clip_reranking import ClipReranker
+from pipelines.memory_estimate.hub_config import fetch_model
 
 CLIP, INCEPTION, TRANSFORMERS = "clip", "inception", "transformers"
 SPECIFICATIONS = f"{CLIP}, {INCEPTION}, {INCEPTION}:FILE or {TRANSFORMERS}:FOLDER_OR_REPOSITORY"
@@ -68,7 +68,7 @@ class TransformersFeatures:
 
     def __init__(self, place: str, device: torch.device) -> None:
         found = local_folder(place, expected="a folder or a Hub repository of a picture model") or place
-        folder = folder_of(found, revision=None, patterns=MODEL_FILES)
+        folder = fetch_model(found, revision=None, patterns=MODEL_FILES)
         self.name = f"{TRANSFORMERS}:{place}"
         # Untrusted configuration must not be able to run untrusted code.
         self._processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)

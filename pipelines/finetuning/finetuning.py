@@ -20,6 +20,7 @@ from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.image_code_record import ImageCodeLayout
+from pipelines.memory_estimate.hub_config import fetch_model
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.task import Batch
@@ -151,7 +152,7 @@ def load_trainable_model(source: FinetuningSource, options: FinetuningOptions) -
 
 def _load_base(source: FinetuningSource) -> DalleCollabForConditionalGeneration:
     try:
-        folder_of(source.model_name, revision=source.model_revision, patterns=MODEL_FILES)  # into the cache, bounded
+        fetch_model(source.model_name, revision=source.model_revision, patterns=MODEL_FILES)  # into the cache, bounded
         return DalleCollabForConditionalGeneration.from_pretrained(
             source.model_name, revision=source.model_revision or "main", dtype=torch.float32
         )

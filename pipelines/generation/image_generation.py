@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from hub_tools.foreign.downloads import fetch_files
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import local_folder
 from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES, RUN_STATE_FILE, TRAINING_RUN_FILE
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.clip.clip_reranking import DEFAULT_CLIP, ClipReranker
+from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.memory_estimate.hub_config import fetch_model
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ def model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Pat
     if folder is not None:
         return folder
     # One snapshot, so that all files are of one commit even while the run publishes the next one.
-    return fetch_files(name, revision=revision, patterns=files)
+    return fetch_model(name, revision=revision, patterns=files)
 
 
 def _require_checkpoint(folder: Path, name: str) -> None:
@@ -219,7 +220,7 @@ def load_codec(
     if source is None:
         raise ValueError(f"{name} does not say which codec made its image codes. Name it: --codec FOLDER_OR_REPOSITORY")
     revision = None if replacement else processor.image_codec_revision
-    codec = VQGANCodec.from_pretrained(source, revision=revision, device=device)
+    codec = open_codec(source, revision=revision, device=device)
     expected = processor.image_codec_fingerprint
     if expected is not None and codec.fingerprint != expected:
         home = processor.image_codec_repository or "the run's dataset"

@@ -4,7 +4,11 @@ Example:
     pipeline("text-to-image", model="ORG/RUN", pipeline_class=InstalledTextToImagePipeline)
 """
 
+import os
+from typing import Any
+
 from modeling_dalle_collab.pipeline_dalle_collab import TextToImagePipeline
+from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 
@@ -13,4 +17,10 @@ class InstalledTextToImagePipeline(TextToImagePipeline):
 
     def codec_class(self) -> type[VQGANCodec]:
         """Return the installed codec's class."""
-        return VQGANCodec
+        return _BoundedCodec
+
+
+class _BoundedCodec(VQGANCodec):
+    @classmethod
+    def from_pretrained(cls, path_or_repo: str | os.PathLike, **options: Any) -> VQGANCodec:  # type: ignore[override]
+        return open_codec(path_or_repo, **options)

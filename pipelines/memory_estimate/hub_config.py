@@ -1,18 +1,25 @@
 """Sizes from the config.json of a model on the Hub."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hub_tools.checks import LARGEST_SIZE, check_model_sizes
 from hub_tools.foreign.json_texts import read_json
+from hub_tools.run_files import CONFIG_FILE, PROCESSOR_FILES
+from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DENSE_MAX_POSITIONS, DalleCollabSizes
 from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.settings import MemorySettings
 
 KNOWN_MODEL_TYPES = ("albert", "bert", "dalle_collab", "gpt2", "gptj", "llama", "mt5", "roberta", "t5")
 SLOW_GELUS = ("gelu_new", "gelu_fast")
 MAX_CONFIG_BYTES = 10**6
+
+BYTES_OF_A_PARAMETER, SPARE_BYTES = 32, 2**24
+"""What a checkpoint has at most: weights and an optimizer's statistics in float32, and as much again; headers."""
 
 
 def sizes_from_config(config: Mapping[str, Any]) -> ModelSizes:
@@ -175,3 +182,31 @@ def read_sizes(repository: str) -> ModelSizes:
     if not isinstance(config, dict):
         raise ValueError(f"config.json of {repository} is not an object of settings.")
     return sizes_from_config(config)
+
+
+def fetch_model(
+    place: str | Path,
+    *,
+    revision: str | None,
+    patterns: Sequence[str],
+    num_parameters: int | None = None,
+    **options: Any,
+) -> Path:
+    """Return the folder that is named, or one with the matching files of a repository; raises as `fetch_files`.
+
+    Weights are taken as large as so many parameters can be, with an optimizer's state; None: as the `config.json` there
+    says, where it is of a known kind. Raises ValueError, too, for sizes that no model has.
+    """
+    from hub_tools.foreign.downloads import fetch_files
+
+    repository = str(place)
+    if Path(place).is_dir():
+        return Path(place)
+    if num_parameters is None and not set(patterns) <= set(PROCESSOR_FILES):
+        folder = fetch_files(repository, revision=revision, patterns=[CONFIG_FILE], **options)
+        config = read_json(folder / CONFIG_FILE, MAX_CONFIG_BYTES) if (folder / CONFIG_FILE).is_file() else {}
+        if isinstance(config, dict) and config.get("model_type") in KNOWN_MODEL_TYPES:
+            num_parameters = estimate_training_memory(_sizes(config), MemorySettings()).num_parameters
+        revision = folder.name
+    most = None if num_parameters is None else BYTES_OF_A_PARAMETER * num_parameters + SPARE_BYTES
+    return fetch_files(repository, revision=revision, patterns=patterns, most_weights_bytes=most, **options)

@@ -31,6 +31,7 @@ MASK = "(varies)"
 VARYING_FIELDS = {
     "training_run.json": ("dataset_revision", "organiser_key", "package_version", "required_versions"),
     "publisher_keys.json": ("added_at", "signature"),
+    "entries.json": ("time", "signature"),
     "checkpoint_manifest.json": (
         *("dataset_revision", "package_version", "parent_commit", "parent_manifest", "sha256", "size", "tensors"),
         "signature",

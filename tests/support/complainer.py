@@ -18,7 +18,7 @@ def main(repository: str, peer: str, revision: str) -> None:
         server=peer, revision=revision, precision="float32", num_audited=10**6, mean_excess=1.0, limit=1e-5, seed=0,
         prompt=0, candidate=0, excess=1.0,
     )  # fmt: skip
-    with place_to_ask(RunSnapshot.read(repository).run, repository, network) as place:
+    with place_to_ask(RunSnapshot.read(repository).run_to_enter, repository, network) as place:
         place.complain([lie] * (2 * MOST_COMPLAINTS))
 
 

@@ -71,11 +71,11 @@ def compute_again_and_again(repository: str, events: Any) -> None:
 
 def own_model(repository: str) -> Any:
     """Return the run's model as this machine has it."""
+    from hub_tools.run_files import MODEL_FILES
     from pipelines.generation.image_generation import load_drawing_parts
-    from pipelines.serving.draw.serving_run import downloaded_model
     from pipelines.training.repository.snapshot import RunSnapshot
 
-    return load_drawing_parts(downloaded_model(RunSnapshot.read(repository)), device="cpu").model
+    return load_drawing_parts(RunSnapshot.read(repository).download_signed(MODEL_FILES), device="cpu").model
 
 
 WHAT = {"drawings": draw_again_and_again, "layers": compute_again_and_again}

@@ -103,7 +103,7 @@ def prepare(
     how = EngineChoice.parse(engine, part, device)
     found = _find_sources(sources, policy, leave_out)
     from pipelines.data_preparation.shard_writing import Preparation, PreparationOptions
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.image_codes.codec_code import open_codec
     from pipelines.torch_devices import num_cores, torch_devices
 
     # What hands out work to a cluster needs no GPU.
@@ -118,7 +118,7 @@ def prepare(
         policy=policy,
     )
     device_here = devices[0] if how.name == "local" else "cpu"
-    loaded = VQGANCodec.from_pretrained(codec, revision=codec_revision, device=device_here)
+    loaded = open_codec(codec, revision=codec_revision, device=device_here)
     preparation = Preparation(sources=found, codec=loaded, output=output.absolute(), options=options)
     result = _prepare_with_progress(preparation, how, workers)
     if result is None:

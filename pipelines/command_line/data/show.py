@@ -33,10 +33,10 @@ def show(
     import torch
 
     from pipelines.data_preparation.inspection.record_sampling import spread_records
+    from pipelines.image_codes.codec_code import open_codec
     from pipelines.image_codes.picture_grid import picture_grid
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-    loaded = VQGANCodec.from_pretrained(codec)
+    loaded = open_codec(codec)
     captions, image_codes = spread_records(folder, num_records, codec_fingerprint=loaded.fingerprint)
     pictures = loaded.decode(torch.from_numpy(image_codes).long())
     output.parent.mkdir(parents=True, exist_ok=True)

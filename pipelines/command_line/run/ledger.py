@@ -28,7 +28,7 @@ def ledger(
 
     snapshot = RunSnapshot.read(repository)
     bookings = read_bookings(snapshot.download_matching(f"{METRICS_FOLDER}/ledger*") / METRICS_FOLDER)
-    order = open_task(snapshot.run, repository, snapshot.commit).block_order()
+    order = open_task(snapshot.run, str(snapshot.download_signed())).block_order()
     if not bookings or order is None:
         raise ValueError(
             f"{repository} has no ledger yet: an auxiliary peer publishes it with the metrics, for datasets of Parquet "

@@ -53,7 +53,7 @@ def run_auxiliary_peer(
         if not stays:
             raise
         folder = options.folder / "serving-audits"
-        _keep_entry(console, repository, network, events, None if audits is None else (audits, folder))
+        _keep_entry(console, repository, network, options, events, None if audits is None else (audits, folder))
         return
     if stays and not was_stopped:
         raise typer.Exit(START_AGAIN_EXIT_CODE)  # from a fresh process: hivemind forks
@@ -117,13 +117,16 @@ def _keep_entry(
     console: Console,
     repository: str,
     network: NetworkOptions,
+    options: "AuxiliaryOptions",
     events: EventFile,
     audits: "tuple[ServingAuditOptions, Path] | None",
 ) -> None:
     """Keep the entry of a run that is over until a signal asks to stop; `audits` has their folder, too."""
     from pipelines.training.auxiliary.entry_keeping import kept_entry
     from pipelines.training.auxiliary.serving_audits import ServingAudits
+    from pipelines.training.repository.publisher_keys import PublisherKey
 
+    key = PublisherKey.load_or_create(options.key_file)
     with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
 
         def hear(event: str, **values: Any) -> None:
@@ -132,7 +135,7 @@ def _keep_entry(
             else:
                 console.print("None of the announced entry addresses answers: starting a new swarm from here.")
 
-        with kept_entry(repository, network=network, hear=hear, takes_signals=True) as entry:
+        with kept_entry(repository, key=key, network=network, hear=hear, takes_signals=True) as entry:
             console.print(
                 f"{repository} is over; this is its entry for servers (dalle-collab serve {repository}) and their "
                 f"clients (dalle-collab generate {repository} ... --swarm): {', '.join(entry.addresses)}",

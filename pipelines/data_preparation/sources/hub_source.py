@@ -8,7 +8,7 @@ from typing import Any, Self
 import datasets
 import huggingface_hub
 
-from hub_tools.foreign.downloads import listed_files
+from hub_tools.foreign.dataset_opening import opening_dataset
 from hub_tools.hub_client import is_outage
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import LARGEST_PICTURE_BYTES
@@ -68,14 +68,13 @@ def open_hub_dataset(place: HubPlace, reading: ReadingOptions) -> list[HubSource
 
     ValueError if it has no such split or no column of pictures.
     """
-    datasets.config.USE_PARQUET_EXPORT = False  # it is on another host than the Hub in use
     commit = huggingface_hub.HfApi().dataset_info(place.repository, revision=place.revision, expand=["sha"]).sha
-    listed_files(place.repository, commit, "dataset")  # bounded, as the next listings are not
-    splits = datasets.get_dataset_split_names(place.repository, revision=commit)
-    split = place.split or ("train" if "train" in splits else splits[0])
-    if split not in splits:
-        raise ValueError(f"{place.repository} has no split {split!r}. It has: {', '.join(splits)}.")
-    rows = datasets.load_dataset(place.repository, split=split, revision=commit, streaming=True).decode(False)
+    with opening_dataset(place.repository, commit):
+        found = datasets.load_dataset(place.repository, revision=commit, streaming=True)
+    split = place.split or ("train" if "train" in found else next(iter(found)))
+    if split not in found:
+        raise ValueError(f"{place.repository} has no split {split!r}. It has: {', '.join(found)}.")
+    rows = found[split].decode(False)
     features = rows.features or {name: _kind_of(value) for name, value in next(iter(rows), {}).items()}
     image_column = find_image_column(
         list(features), [name for name, kind in features.items() if _can_hold_pictures(kind)], reading, place.repository

@@ -24,6 +24,7 @@ from pipelines.demo.running.progress_lines import ProgressLines
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import LineResult, run_whole_line
+from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.thumbnails import to_picture
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
@@ -89,7 +90,7 @@ def run_emoji_demo(output: Path, console: Console, *, source: Path | None = None
         train_models=lambda stages: train_codec_and_clip(stages, plan, codec_steps=1500, clip_steps=500),
     )
     with ProgressLines(console).doing("Judging the pictures"):
-        judgements = _judge(output, _prompts(work / "pictures"), result, VQGANCodec.from_pretrained(plan.codec_folder))
+        judgements = _judge(output, _prompts(work / "pictures"), result, open_codec(plan.codec_folder))
         summary = summarise_demo(
             result, picture_bytes=mean_picture_bytes(split_folder(work / "pictures", TRAIN).glob("*.tar"))
         )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from hub_tools.foreign.downloads import folder_of
 from hub_tools.run_files import MODEL_FILES
 from pipelines.evaluation.figures import LOWER, FigureKind
 from pipelines.evaluation.measurement import Measurement
 from pipelines.evaluation.opening import PRECISIONS, Subject, nothing_held_out
+from pipelines.memory_estimate.hub_config import fetch_model
 from pipelines.stage_progress import OnProgress
 from pipelines.training.metrics.evaluation.held_out_losses import perplexity
 from pipelines.training.run.held_out_loss import sample_losses, weights_digest
@@ -32,7 +32,7 @@ def open_language_model(subject: Subject, run: TrainingRun, device: str) -> PreT
         ValueError: the weights are damaged, or of another kind of model.
         OSError: a file or the Hub cannot be read.
     """
-    folder = folder_of(subject.place, revision=subject.revision, patterns=MODEL_FILES)
+    folder = fetch_model(subject.place, revision=subject.revision, patterns=MODEL_FILES)
     model = MODELS[run.task].from_pretrained(folder, trust_remote_code=False)
     return model.to(device, PRECISIONS[subject.precision]).eval()
 

@@ -4,16 +4,11 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets.exceptions import DatasetsError
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-from hub_tools.foreign.downloads import listed_files
-from hub_tools.hub_client import is_outage
-from hub_tools.one_line_errors import explain_error
+from hub_tools.foreign.dataset_opening import opening_dataset
 from pipelines.evaluation.language.entity_f1 import OUTSIDE, is_tag
 from pipelines.evaluation.language.labelled_source import TOKENS, LabelledSource
 from pipelines.training.run.training_run import stable_seed
@@ -91,16 +86,10 @@ def _read(source: LabelledSource, amounts: Mapping[str, int]) -> LabelledText:
 
 
 def _open(source: LabelledSource) -> Mapping[str, datasets.IterableDataset]:
-    try:
-        if not Path(source.repository).is_dir():
-            listed_files(source.repository, source.revision, "dataset")  # bounded, as the next listing is not
+    with opening_dataset(source.repository, source.revision, source.name):
         return datasets.load_dataset(
             source.repository, source.configuration or None, revision=source.revision, streaming=True
         )
-    except (DatasetsError, RepositoryNotFoundError, RevisionNotFoundError, FileNotFoundError, ValueError) as error:
-        if is_outage(error):
-            raise
-        raise ValueError(f"The dataset {source.name} cannot be read: {explain_error(error)}") from error
 
 
 def _divided(examples: Sequence[Example], parts: Sequence[str]) -> dict[str, list[Example]]:

@@ -155,9 +155,10 @@ def read_hub(repository: str, before: HubView) -> HubView:
     served_files = served_file("*")  # an entry commits them, also where the other metrics are in a bucket
     folder = snapshot.download_matching(f"{REEL_FOLDER}/{REEL_INDEX_FILE}", f"{METRICS_FOLDER}/{served_files}")
     reel = read_index(folder / REEL_FOLDER)
+    run, problem = _run_of(snapshot)
     with published_metrics(snapshot) as metrics:
         return HubView(
-            run=snapshot.run,
+            run=run,
             commit=snapshot.commit,
             history=HistoryColumns.from_points(read_history_files(metrics) or read_old_history(snapshot), now),
             evaluations=read_evaluations(metrics),
@@ -172,8 +173,16 @@ def read_hub(repository: str, before: HubView) -> HubView:
             prompts=read_prompts(folder / REEL_FOLDER),
             read_at=now,
             metrics_at=now,
-            problem="",
+            problem=problem,
         )
+
+
+def _run_of(snapshot: RunSnapshot) -> tuple[TrainingRun, str]:
+    """Return a run's settings and what is wrong with its entries, of which there are none then."""
+    try:
+        return snapshot.run_to_enter, ""
+    except ValueError as error:
+        return snapshot.run.replace(entry_addresses=()), explain_error(error)
 
 
 def _weights(snapshot: RunSnapshot) -> str | None:

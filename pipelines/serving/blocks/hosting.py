@@ -275,7 +275,7 @@ def serve_blocks(
     check(snapshot, device)
     with contextlib.ExitStack() as stack:
         hear("asking", run=snapshot.run)
-        place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
+        place = stack.enter_context(entered_swarm(snapshot.run_to_enter, repository, network))
         if layers is None:
             hear("choosing")
             seen = served_spans(place.records.servers())

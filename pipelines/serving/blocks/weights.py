@@ -19,7 +19,7 @@ from hub_tools.atomic_files import file_digest
 from hub_tools.foreign.downloads import fetch_file
 from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.places import local_folder
-from hub_tools.run_files import MANIFEST_FILE, TRAINING_RUN_FILE, WEIGHTS_FILE
+from hub_tools.run_files import TRAINING_RUN_FILE, WEIGHTS_FILE
 from pipelines.training.repository.manifest import CheckpointRefusedError
 from pipelines.training.repository.snapshot import RunSnapshot
 
@@ -173,15 +173,8 @@ def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]
 def _signed_digests(name: str, commit: str, snapshot: RunSnapshot | None) -> Mapping[str, str] | None:
     if snapshot is None and not HfApi().file_exists(name, TRAINING_RUN_FILE, revision=commit):
         return None
-    snapshot = snapshot or RunSnapshot.read(name, commit)
-    if snapshot.manifest is not None:
-        return snapshot.manifest.files[WEIGHTS_FILE].tensors
-    if snapshot.keys.entries or snapshot.run.organiser_key:
-        raise CheckpointRefusedError(
-            f"{name} at {commit[:12]} has no {MANIFEST_FILE}, but the run has keys to sign checkpoints with. "
-            "Wait for its first checkpoint, or ask the run's organiser."
-        )
-    return None
+    files = (snapshot or RunSnapshot.read(name, commit)).signed_files
+    return None if files is None else files[WEIGHTS_FILE].tensors
 
 
 def _neighbours(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[list[str], int, int]]:

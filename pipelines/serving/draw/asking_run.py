@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.printing.printable import printable
+from hub_tools.run_files import MODEL_FILES
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import clip_name
@@ -137,7 +138,7 @@ def open_studio(
     book = AuditBook({}, AvoidedServers.of_run(repository))
     with contextlib.ExitStack() as stack:
         hear("asking", run=newest.run)
-        place = stack.enter_context(place_to_ask(newest.run, repository, network))
+        place = stack.enter_context(place_to_ask(newest.run_to_enter, repository, network))
         auditor = None
         if audits:
             hear("loading")
@@ -255,7 +256,5 @@ def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_o
 
 
 def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> PreTrainedModel:
-    from pipelines.serving.draw.serving_run import downloaded_model
-
     medium = medium_of_task(repository, snapshot.run.task)
-    return medium.load(downloaded_model(snapshot), precision="float32", device=device).model
+    return medium.load(snapshot.download_signed(MODEL_FILES), precision="float32", device=device).model

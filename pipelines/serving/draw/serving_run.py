@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -34,7 +33,6 @@ from pipelines.torch_devices import num_cores, torch_device
 from pipelines.training.peer.joining import Hear, hear_nothing, hub_username
 from pipelines.training.peer.pausing import PauseSwitch, stop_on_signals
 from pipelines.training.repository.key_list import TrustedKeys
-from pipelines.training.repository.manifest import CheckpointRefusedError
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version
@@ -198,7 +196,7 @@ class Fetch:
         """
         snapshot = snapshot.trusting(self._keys)
         weights_name(snapshot)  # refuses what is not signed, or not there, before it is downloaded
-        folder, medium = downloaded_model(snapshot), medium_of_task(self._repository, self._run.task)
+        folder, medium = snapshot.download_signed(MODEL_FILES), medium_of_task(self._repository, self._run.task)
         return load_served(folder, self._repository, medium, precision=self._options.precision, device=self._device)
 
     def newer(self, current: ServedCheckpoint) -> ServedCheckpoint | None:
@@ -243,7 +241,7 @@ def serve_run(
     check(snapshot, device)
     with contextlib.ExitStack() as stack:
         hear("asking", run=snapshot.run)
-        place = stack.enter_context(entered_swarm(snapshot.run, repository, network))
+        place = stack.enter_context(entered_swarm(snapshot.run_to_enter, repository, network))
         hear("loading")
         place.records.publish_server(
             ServerRecord(
@@ -330,13 +328,3 @@ def drawing_room(model: PreTrainedModel, memory: int) -> Quota:
             f"{least / 1e9:.2g}. Give more: --memory {8 * least / 1e9:.2g}"
         )
     return Quota("bytes for drawings", per_peer=max(memory // 2, least), in_all=memory)
-
-
-def downloaded_model(snapshot: RunSnapshot) -> Path:
-    """Download what is needed for drawing, check it against the signed manifest, and return its folder."""
-    if snapshot.manifest is None and (snapshot.keys.entries or snapshot.run.organiser_key):
-        raise CheckpointRefusedError(
-            f"The checkpoint of {snapshot.repository} is not signed, but the run has keys to sign with. Somebody has "
-            "removed the signature; ask the run's organiser."
-        )
-    return snapshot.download_signed(MODEL_FILES)

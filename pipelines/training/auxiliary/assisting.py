@@ -14,9 +14,9 @@ from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.training.auxiliary.assembly import assembled_auxiliary_peer
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
-from pipelines.training.auxiliary.entry_keeping import tell_strangers
+from pipelines.training.auxiliary.entry_keeping import entered_run, tell_strangers
 from pipelines.training.metrics.trackers import Trackers
-from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing
+from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing, signed_epoch
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.training_peer import RunFinishedError, finished_message
 from pipelines.training.repository.run_bucket import newest_checkpoint
@@ -61,6 +61,7 @@ def assist_run(
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
+    run = entered_run(snapshot)
     task = open_task(run, str(snapshot.download_signed()))
     task.check()  # and reads the processor, which checkpoints need even while the Hub is down
     with contextlib.ExitStack() as stack:
@@ -81,7 +82,8 @@ def assist_run(
         )
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
         admission.on_refusal(stop.set)
-        epoch = peer.restore(newest_checkpoint(snapshot))
+        peer.optimizer.state_transfer.reached_epoch = signed_epoch(snapshot)
+        epoch = peer.restore(newest_checkpoint(snapshot, task))
         hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
         if not peer.publisher.is_listed:
             hear("unlisted", key=peer.publisher.key.public, entry=peer.publisher.keys.find(peer.publisher.key.public))

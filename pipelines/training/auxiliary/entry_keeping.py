@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,11 @@ from pipelines.swarm.servers.server_list import offer_server_list
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.joining import Hear, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
+from pipelines.training.peer.repeating import repeated
 from pipelines.training.repository.announcements import announce_entry
-from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.entries import RENEWAL_SECONDS, EntriesRefusedError
+from pipelines.training.repository.key_list import PUBLISHER, TrustedKeys
+from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -44,11 +48,12 @@ class Entry:
 def kept_entry(
     repository: str,
     *,
+    key: PublisherKey,
     network: NetworkOptions = NetworkOptions(),
     hear: Hear = hear_nothing,
     takes_signals: bool = False,
 ) -> Iterator[Entry]:
-    """Be an entry of a run's swarm, announced in its repository, for the duration of the block.
+    """Be an entry of a run's swarm, announced in its repository with the signature of `key`, for the block's duration.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`, and
     `starting anew` where no other entry answers.
@@ -57,7 +62,7 @@ def kept_entry(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         OSError: the Hub, the authority or the swarm cannot be reached, or the Hub does not let this user announce.
     """
-    run = RunSnapshot.read(repository).run
+    run = entered_run(snapshot := RunSnapshot.read(repository))
     with contextlib.ExitStack() as stack:
         hear("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
@@ -74,12 +79,37 @@ def kept_entry(
             dht = stack.enter_context(open_dht(repository, (), network, **how))
         tell_strangers(dht, run, admission)
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
-        addresses = with_others(visible_addresses(dht), others)
-        announce_entry(repository, addresses)
+        own = visible_addresses(dht)
+        if run.organiser_key and not snapshot.keys.has_role(key.public, PUBLISHER, at=time.time()):
+            logger.warning(
+                "Newcomers do not believe these entry addresses: this machine's key is no publisher's. The organiser "
+                "lists it with: dalle-collab run keys %s --add %s",
+                *(repository, key.public),
+            )
+
+        def announce(others_answer: bool = True) -> tuple[str, ...]:
+            return announce_entry(
+                repository, lambda found: with_others(own, found if others_answer else ()), key, time.time()
+            )
+
+        addresses = announce(bool(others))
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
         admission.on_refusal(stop.set)
         watch = stack.enter_context(watching_generation(repository, run, stop, TrustedKeys(run)))
+        stack.enter_context(repeated(announce, RENEWAL_SECONDS, "entries"))
         yield Entry(addresses=addresses, records=records, stop=stop, watch=watch)
+
+
+def entered_run(snapshot: RunSnapshot) -> TrainingRun:
+    """Return a run's settings for who signs its next entries; with those that are not signed, if no others count.
+
+    Raises KeysRefusedError.
+    """
+    try:
+        return snapshot.run_to_enter
+    except EntriesRefusedError as error:
+        logger.warning("%s", error)
+        return snapshot.run
 
 
 def tell_strangers(dht: SwarmDHT, run: TrainingRun, admission: PeerAdmission) -> None:

@@ -158,7 +158,8 @@ def join_run(
 
     Raises:
         RunFinishedError: the run is at its last epoch.
-        ValueError: run, dataset and package do not match, the run has no entry address, or its list of keys is refused.
+        ValueError: run, dataset and package do not match, the run has no entry address, or its list of keys or of
+            entries is refused.
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
@@ -166,6 +167,7 @@ def join_run(
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run))
+    run = snapshot.run_to_enter
     if not run.entry_addresses:
         raise ValueError(
             f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
@@ -182,9 +184,9 @@ def join_run(
         network=network,
         compute=compute,
         parts=dataclasses.replace(parts, username=parts.username or hub_username()),
-        fetch_checkpoint=lambda: newest_checkpoint(snapshot),
+        fetch_checkpoint=lambda: newest_checkpoint(snapshot, task),
         keys=_read_keys(snapshot),
-        reached_epoch=_signed_epoch(snapshot),
+        reached_epoch=signed_epoch(snapshot),
         seed=seed,
     ) as membership:
         yield membership
@@ -199,7 +201,8 @@ def _read_keys(snapshot: RunSnapshot) -> TrustedKeys:
     return keys
 
 
-def _signed_epoch(snapshot: RunSnapshot) -> int:
+def signed_epoch(snapshot: RunSnapshot) -> int:
+    """Return the epoch of the newest signed checkpoint: the run has reached it for certain; 0 if that is unknown."""
     try:
         return snapshot.signed_epoch
     except (OSError, CheckpointRefusedError) as error:  # the swarm may be there without the Hub, or have a good state

@@ -20,6 +20,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hub_tools.run_files import (
     COUNTERS_FILE,
+    ENTRIES_FILE,
     METRICS_FOLDER,
     OPTIMIZER_FILE,
     PUBLISHER_KEYS_FILE,
@@ -32,9 +33,11 @@ from pipelines.training.repository.manifest import CheckpointManifest, Checkpoin
 from pipelines.training.repository.organiser import Organiser, organiser_here
 from pipelines.training.repository.snapshot import NOT_OF_A_CHECKPOINT, RunSnapshot
 
-KEPT_FILES = (TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes")
+KEPT_FILES = (
+    *(TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, ENTRIES_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes"),
+)
 KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
-"""Contributions stay counted, and the publishers' keys stay known."""
+"""Contributions stay counted, and the publishers' keys and the entries stay known."""
 
 
 @dataclass(frozen=True, kw_only=True)

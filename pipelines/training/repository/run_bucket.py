@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx2
 from huggingface_hub import BucketFile, HfApi
@@ -35,6 +36,9 @@ from pipelines.training.repository.manifest import (
 from pipelines.training.repository.organiser import local_folder
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    from pipelines.training.run.task import TrainingTask
 
 logger = logging.getLogger(__name__)
 
@@ -218,11 +222,11 @@ def outdated_files(
     ]
 
 
-def newest_checkpoint(snapshot: RunSnapshot) -> Path | None:
+def newest_checkpoint(snapshot: RunSnapshot, task: "TrainingTask | None" = None) -> Path | None:
     """Download the run's newest checkpoint, check it, and return its folder; None if there is none yet.
 
     The run's bucket may have a newer one than its repository. Where it has none that can be used, or does not answer,
-    the repository's is taken.
+    the repository's is taken; for `task` see `RunSnapshot.download_checkpoint`.
 
     Raises:
         CheckpointRefusedError: the repository's was needed and is not what its manifest says.
@@ -236,7 +240,7 @@ def newest_checkpoint(snapshot: RunSnapshot) -> Path | None:
                 return folder
         except OSError as error:
             logger.warning("The run's bucket cannot be used, its repository is: %s", error)
-    return snapshot.download_checkpoint() if published else None
+    return snapshot.download_checkpoint(task) if published or snapshot.signed_files else None
 
 
 def _name(file: BucketFile) -> str:

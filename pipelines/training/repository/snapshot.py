@@ -3,12 +3,12 @@
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 from huggingface_hub import HfApi, constants
@@ -23,6 +23,7 @@ from hub_tools.hub_client import is_outage
 from hub_tools.run_files import (
     CARD_FILE,
     CONFIG_FILE,
+    ENTRIES_FILE,
     MANIFEST_FILE,
     METRICS_FOLDER,
     PROCESSOR_FILES,
@@ -33,10 +34,15 @@ from hub_tools.run_files import (
     TRAINING_RUN_FILE,
     WEIGHTS_FILE,
 )
-from pipelines.training.repository.key_list import KeyList, TrustedKeys, read_key_list
+from pipelines.memory_estimate.hub_config import fetch_model
+from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.swarm_time import SWARM_TIME
+from pipelines.training.repository.entries import CURE, EntriesRefusedError, SignedEntries
+from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys, read_key_list
 from pipelines.training.repository.manifest import (
     CheckpointManifest,
     CheckpointRefusedError,
+    FileDigest,
     digest_file,
     manifest_digest,
     read_manifest,
@@ -44,6 +50,9 @@ from pipelines.training.repository.manifest import (
     verify_checkpoint,
 )
 from pipelines.training.run.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    from pipelines.training.run.task import TrainingTask
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +121,15 @@ class RunSnapshot:
     @cached_property
     def run_state(self) -> dict[str, Any] | None:
         """State of the newest checkpoint (`epoch`, ...); None while there is none."""
-        text = self._text(RUN_STATE_FILE)
-        return None if text is None else parse_json(text)
+        if (text := self._text(RUN_STATE_FILE)) is None:
+            return None
+        state = parse_json(text)
+        epoch = state.get("epoch") if isinstance(state, dict) else None
+        if type(epoch) is not int or not 0 <= epoch < 2**53:
+            raise ValueError(
+                f"{RUN_STATE_FILE} of {self.repository} has the epoch {str(epoch)[:40]}; expected a count."
+            )
+        return state
 
     @cached_property
     def keys(self) -> KeyList:
@@ -121,6 +137,29 @@ class RunSnapshot:
         if self.trusted is not None:
             return self.trusted.newest()
         return read_key_list(self._text(PUBLISHER_KEYS_FILE), self.run)
+
+    @cached_property
+    def signed_entries(self) -> SignedEntries | None:
+        """Where newcomers find the swarm, as a publisher has signed it; None in a run that has none, or no organiser.
+
+        Raises EntriesRefusedError if nobody of the run has signed it lately, and KeysRefusedError.
+        """
+        if not self.run.organiser_key:
+            return None
+        if (text := self._text(ENTRIES_FILE)) is not None:
+            return SignedEntries.read(text, self.keys, self.run, SWARM_TIME())
+        if self.run.entry_addresses and self.keys.holders(PUBLISHER, at=SWARM_TIME()):
+            raise EntriesRefusedError(
+                f"{self.repository} has no {ENTRIES_FILE}, but publishers to sign it: somebody has removed it, or they "
+                f"are of an older version. {CURE}"
+            )
+        return None
+
+    @property
+    def run_to_enter(self) -> TrainingRun:
+        """The run's settings, with the entry addresses that count; raises what `signed_entries` raises."""
+        signed = self.signed_entries
+        return self.run if signed is None else self.run.replace(entry_addresses=signed.addresses)
 
     @cached_property
     def manifest(self) -> CheckpointManifest | None:
@@ -135,13 +174,29 @@ class RunSnapshot:
         return None if self._manifest_text is None else read_manifest(self._manifest_text, keys, self.run)
 
     @cached_property
+    def signed_files(self) -> Mapping[str, FileDigest] | None:
+        """What the manifest of the newest checkpoint lists; None in a run without keys, or without a checkpoint.
+
+        Raises CheckpointRefusedError as `manifest` does, and if that of a checkpoint was removed.
+        """
+        if self.manifest is not None:
+            return self.manifest.files
+        has_keys = self.keys.entries or self.run.organiser_key
+        if has_keys and any(name == RUN_STATE_FILE or name.endswith(".safetensors") for name in self.file_names):
+            raise CheckpointRefusedError(
+                f"{self.repository} at {self.commit[:12]} has no {MANIFEST_FILE}, but the run has keys to sign "
+                "checkpoints with. Somebody has removed it; load an older epoch, or ask the run's organiser."
+            )
+        return None
+
+    @cached_property
     def weights_sha256(self) -> str | None:
         """SHA-256 of the newest weights, which are not downloaded for it; None while there are none.
 
         Raises CheckpointRefusedError if no publisher of the run has signed them.
         """
-        if self.manifest is not None:
-            return self.manifest.files[WEIGHTS_FILE].sha256
+        if self.signed_files is not None:
+            return self.signed_files[WEIGHTS_FILE].sha256
         for entry in HfApi().get_paths_info(self.repository, [WEIGHTS_FILE], revision=self.commit):
             if (stored := getattr(entry, "lfs", None)) is not None:
                 return str(stored.sha256)
@@ -195,11 +250,11 @@ class RunSnapshot:
         """Download the matching files of a checkpoint into a folder without others; of an unsigned one, all that match.
 
         Raises:
-            CheckpointRefusedError: one is not what the manifest says. What it does not list is not read.
+            CheckpointRefusedError: one is not what the manifest says, or the manifest was removed. What it does not
+                list is not read.
         """
-        if self.manifest is None:
-            return self.download_matching(*patterns)
-        files = self.manifest.files
+        if (files := self.signed_files) is None:
+            return fetch_model(self.repository, revision=self.commit, patterns=patterns, tqdm_class=_NoBar)
         listed = {name: files[name] for name in filter_repo_objects(files, allow_patterns=list(patterns))}
         folder = self.download_matching(*listed, cache=Path(constants.HF_HOME) / "dalle-collab" / "signed")
         for name, expected in listed.items():
@@ -210,21 +265,22 @@ class RunSnapshot:
                 )
         return folder
 
-    def download_checkpoint(self) -> Path:
+    def download_checkpoint(self, task: "TrainingTask | None" = None) -> Path:
         """Download the newest checkpoint, check it, and return its folder.
 
-        A copy damaged on this machine's disk is downloaded once more.
+        A copy damaged on this machine's disk is downloaded once more. Of an unsigned one no more weights are taken than
+        the task's model has; None: than the repository's own `config.json` says.
 
         Raises:
             CheckpointRefusedError: a file does not match the signed manifest: names the file and the tensor;
                 or the checkpoint is not of this run and generation.
         """
-        folder = self._download_checkpoint()
+        folder = self._download_checkpoint(task)
         try:
             verify_checkpoint(folder, self.keys, self.run)
         except CheckpointRefusedError as error:
             logger.warning("%s Downloading it again.", error)
-            folder = self._download_checkpoint(force_download=True)
+            folder = self._download_checkpoint(task, force_download=True)
             verify_checkpoint(folder, self.keys, self.run)
         return folder
 
@@ -243,17 +299,16 @@ class RunSnapshot:
             )
         return path
 
-    def _download_checkpoint(self, **options: bool) -> Path:
-        ignored, wanted = list(NOT_OF_A_CHECKPOINT), None
-        if self.keys.entries or self.run.organiser_key:
-            wanted = [MANIFEST_FILE, *self._listed_files()]
-        return fetch_files(self.repository, revision=self.commit, patterns=wanted, ignored=ignored, **options)
+    def _download_checkpoint(self, task: "TrainingTask | None", **options: bool) -> Path:
+        if (files := self.signed_files) is not None:
+            wanted = [MANIFEST_FILE, *self._sized_as(files)]
+            return fetch_files(self.repository, revision=self.commit, patterns=wanted, **options)
+        number = None if task is None else task.memory(MemorySettings()).num_parameters
+        where: dict[str, Any] = dict(revision=self.commit, ignored=NOT_OF_A_CHECKPOINT)
+        return fetch_model(self.repository, patterns=["*"], num_parameters=number, **where, **options)
 
-    def _listed_files(self) -> list[str]:
-        """Return what the signed manifest lists, once the Hub has said that the sizes are those of the manifest."""
-        listed = {} if self.manifest is None else self.manifest.files
-        if not listed:
-            return []
+    def _sized_as(self, listed: Mapping[str, FileDigest]) -> list[str]:
+        """Return what a signed manifest lists, once the Hub has said that the sizes are those of the manifest."""
         try:
             found = HfApi().get_paths_info(self.repository, list(listed), revision=self.commit)
         except (OSError, httpx2.HTTPError) as error:

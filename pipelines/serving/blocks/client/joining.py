@@ -22,7 +22,7 @@ def join_as_client(
         AdmissionRefusedError: the run's authority does not admit this user.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    run = RunSnapshot.read(repository).run
+    run = RunSnapshot.read(repository).run_to_enter
     with place_to_ask(run, repository, network) as place:
         swarm = StreamSwarm(
             place.loop,

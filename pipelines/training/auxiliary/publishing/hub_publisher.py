@@ -23,7 +23,7 @@ from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
 from pipelines.training.auxiliary.publishing.shown_files import Additions, ShownFiles, outdated
 from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
-from pipelines.training.repository.announcements import announce_auxiliary
+from pipelines.training.repository.announcements import announce_auxiliary, announced_entries
 from pipelines.training.repository.commits import HeadMovedError, commit_on
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys
@@ -186,13 +186,14 @@ class HubPublisher:
                 f"{self.repository} was rolled back to epoch {head.signed_epoch}: it continues as generation "
                 f"{head.run.generation}, this peer is of generation {self.run.generation}."
             )
-        self._announced = head.run.entry_addresses
+        self._announced = announced_entries(head, time.time())
         self.published_epoch = max(self.published_epoch, head.signed_epoch)
 
     def _announce(self, addresses: Sequence[str]) -> RunSnapshot:
         announce_auxiliary(
             self.repository,
-            public_key=self.key.public,
+            key=self.key,
+            keys=self.keys,
             addresses=addresses,
             organiser=self._organiser,
             now=time.time(),

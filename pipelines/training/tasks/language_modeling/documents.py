@@ -5,11 +5,8 @@ from typing import TypeGuard
 
 import datasets
 import pyarrow as pa
-from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-from hub_tools.foreign.downloads import listed_files
-from hub_tools.one_line_errors import explain_error
+from hub_tools.foreign.dataset_opening import opening_dataset
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.training_run import TrainingRun, stable_seed
@@ -20,12 +17,6 @@ EVALUATION_SPLITS = ("validation", "test")
 DOCUMENTS_PER_READ = 64
 DOCUMENTS_LOOKED_AT = 1000
 """How many records a check reads to find a document that is not empty."""
-
-UNREADABLE = (
-    DatasetNotFoundError, DataFilesNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, FileNotFoundError,
-    ValueError,
-)  # fmt: skip
-"""What `datasets` raises for a dataset that there is not."""
 
 MOST_CHARACTERS = 2**18
 """Longest piece of a document tokenised at once, which bounds the memory for gigantic ones."""
@@ -38,19 +29,11 @@ def open_dataset(run: TrainingRun, settings: LanguageSettings) -> Mapping[str, d
         ValueError: there is no such dataset, or it has no split `train`.
     """
     prepare_streaming()
-    place = f"{run.dataset_repository} at revision {run.dataset_revision}"
-    try:
-        listed_files(run.dataset_repository, run.dataset_revision, "dataset")  # bounded, as the next one's are not
-        splits = datasets.load_dataset(
-            run.dataset_repository,
-            settings.dataset_subset or None,
-            revision=run.dataset_revision,
-            streaming=True,
-        )
-    except UNREADABLE as error:
-        raise ValueError(f"The text dataset {place} cannot be read: {explain_error(error)}") from error
+    repository, revision = run.dataset_repository, run.dataset_revision
+    with opening_dataset(repository, revision):
+        splits = datasets.load_dataset(repository, settings.dataset_subset or None, revision=revision, streaming=True)
     if "train" not in splits:
-        raise ValueError(f"Dataset {place} has no split train; it has {', '.join(splits)}.")
+        raise ValueError(f"Dataset {repository} at revision {revision} has no split train; it has {', '.join(splits)}.")
     return splits
 
 
@@ -61,11 +44,11 @@ def training_blocks(run: TrainingRun, settings: LanguageSettings) -> ShardBlocks
     """
     prepare_streaming()
     try:
-        listed_files(run.dataset_repository, run.dataset_revision, "dataset")
-        builder = datasets.load_dataset_builder(
-            run.dataset_repository, settings.dataset_subset or None, revision=run.dataset_revision
-        )
-    except UNREADABLE:
+        with opening_dataset(run.dataset_repository, run.dataset_revision):
+            builder = datasets.load_dataset_builder(
+                run.dataset_repository, settings.dataset_subset or None, revision=run.dataset_revision
+            )
+    except ValueError:
         return None
     files = [file.partition(f"{run.dataset_repository}@")[2].partition("/")[2] for file in _files(builder, "train")]
     if not files or not all(name.endswith(".parquet") for name in files):

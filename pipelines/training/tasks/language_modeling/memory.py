@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import torch
 from transformers import PretrainedConfig
 
 from pipelines.memory_estimate.estimate import estimate_training_memory
@@ -10,7 +9,7 @@ from pipelines.memory_estimate.hub_config import KNOWN_MODEL_TYPES, sizes_from_c
 from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings, MemorySplit
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.language_modeling.model import MODELS, model_configuration, num_positions
+from pipelines.training.tasks.language_modeling.model import model_configuration, num_parameters, num_positions
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 
 OF_PARAMETERS = ("weights", "gradients", "optimizer", "buffers")
@@ -24,7 +23,7 @@ def language_memory(run: TrainingRun, language: LanguageSettings, settings: Memo
     if config.model_type in KNOWN_MODEL_TYPES:
         return estimate_training_memory(sizes_from_config(config.to_dict()), settings)
     estimate = estimate_training_memory(_nearest_sizes(config, run.task, settings), settings)
-    number = _num_parameters(config, run.task)
+    number = num_parameters(config, run.task)
     factor = number / estimate.num_parameters
     return MemoryEstimate(
         gpu=_rescaled(estimate.gpu, factor), ram=_rescaled(estimate.ram, factor), num_parameters=number
@@ -46,12 +45,6 @@ def _nearest_sizes(config: PretrainedConfig, task: str, settings: MemorySettings
         has_slow_gelu=False,
         has_tied_table=bool(config.tie_word_embeddings),
     )
-
-
-def _num_parameters(config: PretrainedConfig, task: str) -> int:
-    kind, _ = MODELS[task == FILL_MASK]
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in kind.from_config(config, trust_remote_code=False).parameters())
 
 
 def _rescaled(split: MemorySplit, factor: float) -> MemorySplit:

@@ -14,6 +14,7 @@ from hub_tools.foreign.downloads import folder_of
 from hub_tools.hub_client import is_outage
 from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import CONFIG_FILE, MODEL_FILES
+from pipelines.memory_estimate.hub_config import fetch_model
 from pipelines.training.run.setting_list import Setting, settings_in
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -114,18 +115,30 @@ def initial_model(run: TrainingRun, settings: LanguageSettings) -> PreTrainedMod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stable_seed(run.run_id, run.seed) % 2**63)
         if settings.start_from:
-            return _from_checkpoint(kind, config, settings)
+            return _from_checkpoint(kind, config, settings, run.task)
         try:
             return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except (RuntimeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"The sizes of the model do not fit together: {explain_error(error)}") from error
 
 
-def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSettings) -> PreTrainedModel:
+def num_parameters(config: PretrainedConfig, task: str) -> int:
+    """Return how many a model of this configuration has; none is allocated."""
+    kind, _ = MODELS[task == FILL_MASK]
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in kind.from_config(config, trust_remote_code=False).parameters())
+
+
+def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSettings, task: str) -> PreTrainedModel:
     place = f"{settings.start_from} at {settings.start_from_revision[:12]}"
     try:
         model, found = kind.from_pretrained(
-            folder_of(settings.start_from, revision=settings.start_from_revision, patterns=MODEL_FILES),
+            fetch_model(
+                settings.start_from,
+                revision=settings.start_from_revision,
+                patterns=MODEL_FILES,
+                num_parameters=num_parameters(config, task),
+            ),
             trust_remote_code=False,
             config=config,
             use_safetensors=True,

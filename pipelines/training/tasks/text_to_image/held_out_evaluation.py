@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import torch
 
+from hub_tools.foreign.dataset_opening import opening_dataset
 from hub_tools.foreign.downloads import listed_files
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.image_code_record import captions_and_codes
@@ -66,6 +67,8 @@ def _first_records(
 
 def _records(run: TrainingRun, split: str, num_codes: int) -> Iterator[tuple[list[str | None], np.ndarray]]:
     prepare_streaming()
-    source = datasets.load_dataset(run.dataset_repository, revision=run.dataset_revision, split=split, streaming=True)
+    repository, revision = run.dataset_repository, run.dataset_revision
+    with opening_dataset(repository, revision):
+        source = datasets.load_dataset(repository, revision=revision, split=split, streaming=True)
     for table in source.with_format("arrow").iter(RECORDS_PER_READ):
         yield captions_and_codes(table, num_codes=num_codes, shard_name=run.dataset_repository)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from modeling_dalle_collab import DalleCollabProcessor
+from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.thumbnails import draw_thumbnails, to_picture
 from pipelines.training.metrics.reel import REEL_SEED
 
@@ -27,10 +28,8 @@ class ReelDrawer:
 
     @cached_property
     def _codec(self) -> "VQGANCodec":
-        from pipelines.image_codes.vqgan_codec import VQGANCodec  # training peers need no taming
-
         revision = self._processor.image_codec_revision
-        return VQGANCodec.from_pretrained(self._processor.image_codec_repository, revision=revision)
+        return open_codec(self._processor.image_codec_repository, revision=revision)
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image.Image:
         """Return the pictures of all prompts as one."""

@@ -11,6 +11,7 @@ from hub_tools.checks import check_known
 from hub_tools.foreign.downloads import folder_of
 from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
+from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
@@ -21,8 +22,6 @@ from pipelines.training.tasks.text_to_image.model import known_settings, model_c
 
 def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
     """Return a new run and its processor; see `tasks.choice`."""
-    from pipelines.image_codes.vqgan_codec import VQGANCodec  # peers, which need no taming, use the checks below
-
     if request.codec is None:
         raise ValueError("A text-to-image run needs the codec that made its image codes: --codec ORG/CODEC")
     check_names(request.settings)  # before the Hub is asked for anything
@@ -48,7 +47,7 @@ def compose(request: RunRequest) -> tuple[TrainingRun, DalleCollabProcessor]:
         run,
         layout,
         codec_repository=request.codec,
-        codec_fingerprint=VQGANCodec.from_pretrained(request.codec).fingerprint,
+        codec_fingerprint=open_codec(request.codec).fingerprint,
         clip_repository=request.clip,
     )
     return run, processor

@@ -145,7 +145,7 @@ def test_a_dataset_that_cannot_be_trained_on_is_one_line(ask, publish, tmp_path)
     empty = publish("empty-text", write_texts(tmp_path / "empty", {"text": ["", None, "\n"]}))
     with pytest.raises(ValueError, match=r"org/empty-text has no text in column text"):
         ask(language_run(FILL, ALBERT, dataset_repository=empty), check=True)
-    with pytest.raises(ValueError, match=r"text dataset org/nowhere at revision main cannot be read"):
+    with pytest.raises(ValueError, match=r"The dataset org/nowhere at revision main cannot be read"):
         ask(language_run(FILL, ALBERT, dataset_repository="org/nowhere"), check=True)
     (tmp_path / "few").mkdir()
     (tmp_path / "few" / "train.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
