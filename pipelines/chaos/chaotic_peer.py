@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_tools.atomic_files import written_whole
+from pipelines.chaos.faults.fault_script import FaultKind
 from pipelines.chaos.faults.skewed_clock import CLOCK
 
 CONTROL_INTERVAL_SECONDS = 0.2
@@ -163,9 +164,15 @@ class ObservedTraining:
             limit = self._control.finish_at_epoch
             if limit and self.peer.optimizer.local_epoch >= limit:
                 return
-            yield batch
+            yield self._noise_like(batch) if self._control.attack == FaultKind.NOISE else batch
             ready_at = max(ready_at + self._settings.seconds_per_batch, time.monotonic())
             time.sleep(max(0.0, ready_at - time.monotonic()))
+
+    def _noise_like(self, batch: Any) -> Any:
+        import torch
+
+        size = self.peer.task.layout.codebook_size
+        return dict(batch, image_codes=torch.randint_like(batch["image_codes"], size))
 
     def _watch(self, stop: threading.Event) -> None:
         from pipelines.chaos.faults.hostile_peers import Attack

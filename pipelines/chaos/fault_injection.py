@@ -55,6 +55,7 @@ class FaultInjection:
             FaultKind.SLOW_LINK: self._limit,
             FaultKind.NAN: self._attack,
             FaultKind.LIAR: self._attack,
+            FaultKind.NOISE: self._attack,
             FaultKind.HUB_OUTAGE: self._hub,
             FaultKind.CLOCK_SKEW: self._skew,
             FaultKind.CHILD: self._kill_child,

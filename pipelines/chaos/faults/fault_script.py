@@ -52,6 +52,9 @@ class FaultKind(StrEnum):
     """SIGKILL to one of hivemind's processes of a peer, each time another one: the peer ends by itself, and its
     volunteer restarts it after the duration. Never drawn: each seed would mean something else."""
 
+    NOISE = "noise"
+    """A peer trains on image codes that are drawn by lot. Never drawn, either."""
+
 
 class ServingFault(StrEnum):
     """What can go wrong with those who serve the model; never drawn, because what serves is started for them alone."""
@@ -77,13 +80,14 @@ DURATIONS: dict[str, tuple[float, float]] = {
     FaultKind.CLOCK_SKEW: (6.0, 12.0),
     FaultKind.DISK_FULL: (8.0, 20.0),
     FaultKind.CHILD: (6.0, 12.0),
+    FaultKind.NOISE: (20.0, 30.0),
     ServingFault.SERVER: (10.0, 15.0),
     ServingFault.HOLE: (45.0, 50.0),
     ServingFault.FALSE_SERVER: (40.0, 45.0),
 }
 """Range of a fault's duration in seconds; all outlast several rounds of the chaos run, and records of who is gone."""
 
-DRAWN_KINDS = tuple(kind for kind in FaultKind if kind != FaultKind.CHILD)
+DRAWN_KINDS = tuple(kind for kind in FaultKind if kind not in (FaultKind.CHILD, FaultKind.NOISE))
 KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ServingFault, *ATTACKS)
 DURATION_OF_AN_ATTACK = (20.0, 30.0)
 SECONDS_BETWEEN_SERVING_FAULTS = 5.0

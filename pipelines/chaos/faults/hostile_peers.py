@@ -55,6 +55,9 @@ class Attack(StrEnum):
     UNEVEN_REDUCER = "uneven_reducer"
     """Honest parts, but answers for one member only."""
 
+    NOISE = "noise"
+    """True gradients of image codes that are drawn by lot."""
+
 
 VALUE_ATTACKS = {
     Attack.NAN: lambda own, earlier: torch.full_like(own, float("nan")),

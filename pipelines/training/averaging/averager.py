@@ -342,7 +342,7 @@ class RobustAverager(AnsweringAverager):
     def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
         return self.runner_type(
             p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
-            rule=self._rule, recorded_weights=self._weights_on_record(ordered_peer_ids), memory=self._memory,
+            rule=self._rule, recorded_weights=self._recorded_weights, memory=self._memory,
             count_bytes=self._figures.count_bytes, pass_bytes=self._pass_bytes,
             is_last_attempt=self._num_attempts_left == 0, **kwargs,
         )  # fmt: skip
@@ -387,9 +387,6 @@ class RobustAverager(AnsweringAverager):
             for tensor in tensors:
                 tensor.zero_()
         return 1.0 if weight is None else weight
-
-    def _weights_on_record(self, peer_ids: Iterable[PeerID]) -> Mapping[PeerID, float]:
-        return self._recorded_weights
 
     def _distrust(self, peer: PeerID | None) -> None:
         if self._checks is not None and peer is not None:

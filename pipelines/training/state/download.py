@@ -34,7 +34,8 @@ class DownloadLimits:
     """Time-outs of a state download."""
 
     chunk_seconds: float
-    """A donor that sends nothing for this long is dropped. Increase if healthy donors are dropped on slow links."""
+    """A donor that sends nothing for this long, or has not sent all hashes, is dropped. Increase if healthy donors are
+    dropped on slow links."""
 
     job_seconds: float
     """A donor that takes longer for one job is dropped, so that a trickle blocks nobody."""
@@ -213,7 +214,8 @@ class StateDownload:
     async def _fetch_manifest_text(self, donor: str) -> bytes:
         most, text = FIRST_MANIFEST_BYTES + MANIFEST_BYTES_PER_TENSOR * len(self._snapshot.layout), bytearray()
         chunks = self._timed(donor, manifest_request(self._digest))
-        async with asyncio.timeout(self._limits.job_seconds), contextlib.aclosing(chunks):
+        # As long as for one chunk: it is small, and donors are asked for it one after the other.
+        async with asyncio.timeout(self._limits.chunk_seconds), contextlib.aclosing(chunks):
             async for chunk in chunks:
                 text += chunk
                 if len(text) > most:

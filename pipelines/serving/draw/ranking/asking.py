@@ -1,5 +1,6 @@
 """Having candidates ranked by a server that holds the run's CLIP; its word is not checked."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 USUAL_STEP_SECONDS = 1.0
 """Between two frames of a server, whose heartbeats come as often."""
+
+SCORED_IN_PATIENCE = 16
+"""Candidates that a server scores at least while one is as patient as with a silent one, or the next one is asked."""
 
 
 class NobodyRanksError(ConnectionError):
@@ -66,13 +70,15 @@ async def ranking_of(
             continue
         before = len(scores)
         try:
-            async with aclosing(
-                _scored_by(server, open_stream, clip, caption, codes[before:], patience_seconds)
-            ) as new:
+            new = _scored_by(server, open_stream, clip, caption, codes[before:], patience_seconds)
+            longest = patience_seconds * (1 + len(codes[before:]) / SCORED_IN_PATIENCE)
+            async with asyncio.timeout(longest), aclosing(new):
                 async for some in new:
                     scores = torch.cat([scores, some])
                     if on_progress is not None:
                         on_progress(len(scores), len(codes))
+        except TimeoutError:
+            failures.append(f"{server.name} is too slow.")
         except (PeerGoneError, Refusal) as error:
             logger.debug("%s does not rank: %s", server.peer, error)
             failures.append(

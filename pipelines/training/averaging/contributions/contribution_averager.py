@@ -25,6 +25,7 @@ from pipelines.admission.averaging_gate import GroupSignatures
 from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.contributions.announcement import (
     Announcement,
+    agreed_records,
     announced_in,
     drawn_order,
     receipt_statement,
@@ -135,7 +136,7 @@ class ContributionAverager(RobustAverager):
         if not num_bytes:
             return
         content = self._offered[:num_bytes].numpy().tobytes()
-        announcement = Announcement.of(content)
+        announcement = Announcement.of(content, self._recorded_weights)
         self._shelf.put(announcement.digest, content, epoch)
         now = time.monotonic()
         known = [peer for peer in self._fan_outs if not self._avoided.avoids(peer, now)]
@@ -173,14 +174,15 @@ class ContributionAverager(RobustAverager):
             peer: announced_in(data, self._shelf.sizes) for peer, data in zip(ordered_peer_ids, gathered, strict=True)
         }
         seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
+        announced = {peer: announcement for peer, announcement in found.items() if announcement is not None}
         terms = RoundTerms(
             peer_id=self.peer_id,
             epoch=self._shelf.epoch,
             modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),
-            announced={peer: announcement for peer, announcement in found.items() if announcement is not None},
+            announced=announced,
             seconds=self._longest_attempt if is_last or seconds is None else seconds,
             max_weight_ratio=self._rule.max_weight_ratio,
-            recorded=self._weights_on_record(ordered_peer_ids),
+            recorded=agreed_records(announced),
             is_last_attempt=is_last,
         )
         self._fan_outs = [peer for peer in terms.answering if terms.modes[peer] == AveragingMode.AUX]

@@ -59,8 +59,8 @@ class RoundTerms:
     """Nobody's samples count for more than this multiple of the group's median."""
 
     recorded: Mapping[PeerID, float]
-    """The most samples that members' signed records make plausible, as this peer has read them: they say whom to name.
-    They bound no weight, for which all members would have to have read the same."""
+    """The most samples that members' records make plausible, as the members have read and announced them: for all of
+    them alike; see `agreed_records`."""
 
     is_last_attempt: bool
     """Whether a contribution that nobody has given until then counts as not made, instead of another attempt."""
@@ -237,9 +237,9 @@ class ContributionRound:
         used = [(owner, update) for owner, update in updates.values() if update.norm > 0]
         if not used:
             raise AllreduceException("no member of the group has contributed anything")
-        # What all have the same bytes of alone decides; from other weights every member would come to another mean.
+        # What all have the same bytes of alone decides, announcements among it: all members come to the same mean.
         claimed = {owner: float(update.num_samples) for owner, update in used}
-        weights = list(bounded_weights(claimed, {}, self.terms.max_weight_ratio).values())
+        weights = list(bounded_weights(claimed, self.terms.recorded, self.terms.max_weight_ratio).values())
         norms, own = [update.norm for _, update in used], self.terms.announced.get(self.terms.peer_id)
         for (_, update), scale in zip(used, norm_scales(norms, weights), strict=True):
             if own is not None and update.digest == own.digest:

@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import math
 import statistics
 import struct
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -16,11 +18,18 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import as_aiter
 
 from pipelines.admission.averaging_gate import GroupSignatures
-from pipelines.training.averaging.contributions.announcement import Announcement, announced_in, drawn_order
+from pipelines.training.averaging.contributions.announcement import (
+    MOST_RECORDED,
+    Announcement,
+    agreed_records,
+    announced_in,
+    drawn_order,
+)
 from pipelines.training.averaging.contributions.deliveries import AlteredError, Deliveries, NotHeldError
 from pipelines.training.averaging.contributions.round import ContributionRound, RoundTerms
 from pipelines.training.averaging.contributions.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
 from pipelines.training.averaging.group.avoidance import Avoidance
+from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES, SparseCodec
 from pipelines.training.sparse.mean import mean
@@ -47,7 +56,7 @@ def gathered(message):
 
 @pytest.mark.parametrize("fan_out", [None, peer(9)])
 def test_an_announcement_is_read_as_it_was_made(fan_out):
-    announcement = Announcement.of(content(1), fan_out)
+    announcement = replace(Announcement.of(content(1), {peer(2): 7.5}), fan_out=fan_out)
     assert announced_in(gathered(announcement.encode()), SIZES) == announcement
     assert announcement.digest == hashlib.sha256(content(1)).digest()
 
@@ -61,14 +70,20 @@ def test_who_contributes_nothing_announces_nothing():
     [
         b"x",
         [b"0" * 32, SIZES.start],
-        [b"0" * 31, SIZES.start, b""],
-        ["0" * 32, SIZES.start, b""],
-        [b"0" * 32, SIZES.stop, b""],
-        [b"0" * 32, SIZES.start - 1, b""],
-        [b"0" * 32, float(SIZES.start), b""],
-        [b"0" * 32, True, b""],
-        [b"0" * 32, SIZES.start, b"0" * 65],
-        [b"0" * 32, SIZES.start, None],
+        [b"0" * 32, SIZES.start, b""],
+        [b"0" * 31, SIZES.start, b"", []],
+        ["0" * 32, SIZES.start, b"", []],
+        [b"0" * 32, SIZES.stop, b"", []],
+        [b"0" * 32, SIZES.start - 1, b"", []],
+        [b"0" * 32, float(SIZES.start), b"", []],
+        [b"0" * 32, True, b"", []],
+        [b"0" * 32, SIZES.start, b"0" * 65, []],
+        [b"0" * 32, SIZES.start, None, []],
+        [b"0" * 32, SIZES.start, b"", None],
+        [b"0" * 32, SIZES.start, b"", [[b"0" * 7, 1.0]]],
+        [b"0" * 32, SIZES.start, b"", [[b"0" * 8, -1.0]]],
+        [b"0" * 32, SIZES.start, b"", [[b"0" * 8, math.inf]]],
+        [b"0" * 32, SIZES.start, b"", [[b"0" * 8, 1.0]] * (MOST_RECORDED + 1)],
     ],
 )
 def test_what_no_honest_member_announces_is_refused(fields):
@@ -182,7 +197,7 @@ def test_a_gift_can_be_taken_from_who_has_it_and_its_owner_shows_the_receipt():
     async def travel():
         wire = Wire()
         owner, _, other = (wire.add(peer(number)) for number in (1, 2, 3))
-        announcement = Announcement.of(content(1), peer(2))
+        announcement = replace(Announcement.of(content(1), {}), fan_out=peer(2))
         owner.shelf.put(announcement.digest, content(1), EPOCH)
         with pytest.raises(NotHeldError):
             await other.take(peer(2), announcement, 5.0, is_patient=False)
@@ -200,7 +215,7 @@ def test_other_bytes_than_those_asked_for_are_noticed():
     async def travel():
         wire = Wire()
         liar, other = wire.add(peer(1), Altering), wire.add(peer(2))
-        announcement = Announcement.of(content(1))
+        announcement = Announcement.of(content(1), {})
         liar.shelf.put(announcement.digest, content(1), EPOCH)
         with pytest.raises(AlteredError):
             await other.take(peer(1), announcement, 5.0, is_patient=False)
@@ -233,7 +248,7 @@ class Group:
             if member not in absent:
                 self.wire.add(member, kinds.get(member, Deliveries))
             if own is not None:
-                self.announced[member] = Announcement.of(own, fan_out)
+                self.announced[member] = replace(Announcement.of(own, {}), fan_out=fan_out)
                 if member not in absent:
                     self.wire.deliveries[member].shelf.put(self.announced[member].digest, own, EPOCH)
         self.modes = dict.fromkeys(members, AveragingMode.NODE)
@@ -406,16 +421,33 @@ def test_samples_that_nobody_can_have_make_a_contribution_unreadable(number):
     assert all(round_.offences == {(peer(5), Offence.UNREADABLE)} for round_ in rounds.values())
 
 
-def test_records_say_who_is_named_and_move_no_mean():
+def test_samples_beyond_a_members_records_count_for_nobody_and_it_is_named():
     contents = {peer(number): content(number) for number in range(1, 4)} | {peer(5): content(5, 10.0, 160)}
-    recorded = dict.fromkeys(contents, 32.0)
-    means = {}
-    for known in ({}, recorded):
-        rounds, results = Group(contents, recorded=known).collect()
-        means[len(known)] = results[peer(1)]
-        named = {(peer(5), Offence.EXCESS_WEIGHT)} if known else set()
-        assert all(round_.offences == named for round_ in rounds.values())
-    assert all(map(torch.equal, means[0], means[4]))
+    rounds, results = Group(contents, recorded=dict.fromkeys(contents, 32.0)).collect()
+    assert all(round_.offences == {(peer(5), Offence.EXCESS_WEIGHT)} for round_ in rounds.values())
+    updates = [CODEC.decode(own) for own in contents.values()]
+    assert_all_have(results, mean(CODEC, updates, [16.0, 16.0, 16.0, 32.0]))
+
+
+def test_a_stranger_counts_as_the_median_member_whatever_a_minority_says_of_it():
+    known, stranger = [peer(number) for number in range(1, 4)], peer(5)
+    contents = {member: content(number) for number, member in enumerate(known)} | {stranger: content(5, 10.0, 160)}
+    seen = dict.fromkeys(known, 40.0)
+    read = dict.fromkeys(known, seen) | {known[0]: seen | {stranger: 1e9}, stranger: {stranger: 1e9}}
+    announced = {member: Announcement.of(own, read[member]) for member, own in contents.items()}
+    recorded = agreed_records(announced)
+    assert recorded == seen
+    assert agreed_records({member: Announcement.of(own, {}) for member, own in contents.items()}) == {}
+    _, results = Group(contents, recorded=recorded).collect()
+    updates = [CODEC.decode(own) for own in contents.values()]
+    assert_all_have(results, mean(CODEC, updates, [16.0] * 4))
+
+
+def test_a_member_tells_of_as_many_records_as_are_read():
+    many = {PeerID(b"\x12\x20" + number.to_bytes(32, "big")): 1.0 for number in range(MOST_RECORDED + 1)}
+    message = Announcement.of(content(1), many).encode()
+    assert len(announced_in(gathered(message), SIZES).recorded) == MOST_RECORDED
+    mode_of(gathered(message))  # small enough
 
 
 def test_a_contribution_announced_twice_counts_once():

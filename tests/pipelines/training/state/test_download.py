@@ -207,6 +207,25 @@ def test_a_trickle_holds_nobody_up():
     assert time.monotonic() - started < 5
 
 
+def test_hashes_that_trickle_cost_no_more_than_silence():
+    good, limits = honest(), DownloadLimits(chunk_seconds=0.5, job_seconds=3600.0)
+    target = StateSnapshot(made_up_state(seed=1), "birds")
+
+    async def open_stream(name, request):
+        while name != "good":
+            await asyncio.sleep(0.1)
+            yield b" "
+        async for chunk in good.answer(request):
+            yield chunk
+
+    download = StateDownload(
+        target, ["slow", "slower", "good"], open_stream, limits,
+        digest=good.snapshot.manifest().digest, epoch=3, swarm_id="birds",
+    )  # fmt: skip
+    asyncio.run(asyncio.wait_for(download.run(), 60))
+    assert is_whole(target) and download.report().failures.keys() == {"slow", "slower"}
+
+
 def test_requests_of_others_are_checked():
     assert read_request(manifest_request("d"), 3) == ("manifest", "d", [])
     assert read_request(tensors_request("d", [0, 2]), 3) == ("tensors", "d", [0, 2])

@@ -112,6 +112,36 @@ def test_who_does_not_rank_as_he_should_is_left_and_the_next_one_goes_on(parts):
     honest.close()
 
 
+class Scores:
+    """A conversation with a server that scores one candidate after the other, in this share of the patience."""
+
+    def __init__(self, share):
+        self._share = share
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exception):
+        return None
+
+    async def send(self, body, tensors):
+        """Any request."""
+
+    async def receive_answer(self, patience_seconds, usual_step_seconds):
+        await asyncio.sleep(self._share * patience_seconds)
+        return SimpleNamespace(tensors=dict(scores=torch.zeros(1)))
+
+
+def test_who_scores_one_candidate_after_the_other_for_ever_is_left():
+    async def open_stream(name):
+        return Scores(0.25 if name == "trickle" else 0), dict(clip=CLIP)
+
+    servers = [a_server("trickle", rate=1e9), a_server("honest")]
+    codes = torch.zeros(32, 4, dtype=torch.int64)
+    ranking = asyncio.run(ranking_of(servers, open_stream, CLIP, CAPTION, codes, patience_seconds=0.2))
+    assert ranking.servers == ("trickle", "honest") and len(ranking.scores) == len(codes)
+
+
 def test_where_nobody_is_left_the_error_tells_what_was_answered(parts):
     codes = torch.zeros(4, parts.codec.config.num_codes, dtype=torch.int64)
     paused = RankService(CLIP, parts, Quota("candidates", per_peer=64, in_all=64), is_paused=lambda: True)
