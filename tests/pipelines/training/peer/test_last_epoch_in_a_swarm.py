@@ -13,7 +13,7 @@ from published_runs import family_of, kill_family
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 NUM_EPOCHS = 4
-SLOW = 4096
+SLOW = 1024
 """Samples of an epoch that lasts until an anchor has signed the one before."""
 
 SECONDS_TO_LEAVE, SECONDS_TO_CLOSE = 20.0, 10.0
