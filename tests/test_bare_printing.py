@@ -204,6 +204,7 @@ def test_foreign_text_in_markdown_is_shown_and_not_obeyed() -> None:
 
 def test_what_a_renderer_links_by_itself_is_broken_up() -> None:
     assert not re.search(r"https?://|www\.|\w@", plain("https://e.example http://e.example WWW.e.example q@e.example"))
+    assert [plain(number) for number in (2.5, "2026-11-27")] == ["2.5", "2026-11-27"]
     assert plain("3. birds, 2 * 3") == r"3\. birds, 2 \* 3"
 
 

@@ -13,7 +13,7 @@ _MARKS = re.compile(r"([\\`*_\[\]|!#~$])")
 _ADDRESSES = re.compile(r"(?i)(?=://)|(?<=\bwww)(?=\.)|(?=@)")
 """Where an invisible mark keeps a renderer from making a link of what stands there; escapes do not."""
 
-_STARTS_A_BLOCK = re.compile(r"^(\d*)([-+=>.)])")
+_STARTS_A_BLOCK = re.compile(r"^(?:\d+(?=[.)](?:\s|$))|(?=[-+=>]))")
 
 
 def escaped(text: object) -> str:
@@ -24,7 +24,7 @@ def escaped(text: object) -> str:
 def plain(text: object) -> str:
     """Return any text on one line as Markdown that shows it, without links, pictures, formulas, blocks or HTML."""
     line = " ".join(printable(str(text)).split()).replace("&", "&amp;").replace("<", "&lt;")
-    return _ADDRESSES.sub("&#8203;", _STARTS_A_BLOCK.sub(r"\1\\\2", _MARKS.sub(r"\\\1", line)))
+    return _ADDRESSES.sub("&#8203;", _STARTS_A_BLOCK.sub(r"\g<0>\\", _MARKS.sub(r"\\\1", line)))
 
 
 def code(text: object) -> str:

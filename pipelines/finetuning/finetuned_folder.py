@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import yaml
+
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.printing.marked_up import code, markdown_table, plain
 from pipelines.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
@@ -143,13 +145,11 @@ The model knows what its training data shows and no more; it repeats the data's 
 
 
 def _front_matter(source: FinetuningSource, library: str, relation: str) -> str:
-    # The Hub refuses cards whose base model is not a repository.
-    name = json.dumps(source.model_name)
-    base = f"base_model: {name}\nbase_model_relation: {relation}\n" if source.model_revision else ""
-    return (
-        f"---\nlibrary_name: {library}\npipeline_tag: text-to-image\n{base}"
-        f"tags: [dalle]\ndatasets: [{json.dumps(source.dataset)}]\n---\n"
-    )
+    values: dict[str, object] = dict(library_name=library, pipeline_tag="text-to-image")
+    if source.model_revision:  # the Hub refuses cards whose base model is not a repository
+        values |= dict(base_model=source.model_name, base_model_relation=relation)
+    values |= dict(tags=["dalle"], datasets=[source.dataset])
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, default_flow_style=None)}---\n"
 
 
 def _settings_table(settings: dict[str, object]) -> str:
